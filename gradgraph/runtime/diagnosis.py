@@ -133,8 +133,7 @@ class Diagnosis:
         """
         executor = self._executor
         limit = limit_of("auto" if memory is None else f"auto:{memory}")
-        with executor.turns.trained("find_batch_size"):
-            executor.turns.refuse_within_fit("find_batch_size")
+        with executor.turns.trained("find_batch_size", in_callbacks=False):
             source = executor.source(data, executor.order(None, shuffle=False, drop_last=False))
             return find_batch_size(executor, source, limit, drop_last)
 
@@ -156,9 +155,8 @@ class Diagnosis:
         """
         check_counts(steps=steps)
         executor = self._executor
-        part, batch = self._executor.named_batch(name, batch)
-        with self._executor.turns.trained("profile"):
-            self._executor.turns.refuse_within_fit("profile")
+        part, batch = executor.named_batch(name, batch)
+        with executor.turns.trained("profile", in_callbacks=False):
             part.rates.check_names(hyperparameters)
             feeds = executor.batch_of(part, batch)
             with undone(executor):
@@ -170,16 +168,15 @@ class Diagnosis:
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)
         order = data.order if prepared else executor.order(batch_size, shuffle, drop_last=False)
-        if step is None and self._executor.manifest.steps:
-            names = list(self._executor.manifest.steps)
+        if step is None and executor.manifest.steps:
+            names = list(executor.manifest.steps)
             raise BuildError(
                 f"{what} tries one step, and this step folder has several ({listed(names)})",
                 remedy=f"say which: step={names[0]!r}",
                 shell="try it in Python, which can name one",
             )
         part = executor.named(step)
-        with executor.turns.trained(what):
-            executor.turns.refuse_within_fit(what)
+        with executor.turns.trained(what, in_callbacks=False):
             yield Trial(executor, executor.source(data, order, (part.name,)), part)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)

@@ -495,8 +495,7 @@ class Trainer(Diagnosis):
             BusyError: ``fit`` runs in another thread, or this is called in a callback of it.
         """
         values, progress = load_newest(path, self.manifest.state)
-        with self.turns.trained("load"):
-            self.turns.refuse_within_fit("load")
+        with self.turns.trained("load", in_callbacks=False):
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
 
@@ -536,7 +535,7 @@ class Trainer(Diagnosis):
         return model
 
     def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
-        """What :meth:`export` gives, as an onnx-ir model whose large frozen weights stay in their files."""
+        """Export as :meth:`export` does, to an onnx-ir model whose large frozen weights stay in their files."""
         return self.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:

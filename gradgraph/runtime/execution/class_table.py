@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.finishes import f1, precision, recall
 
 COLUMNS = ("class", "precision", "recall", "f1", "samples")
@@ -30,7 +30,7 @@ class ClassTable:
 
     @classmethod
     def of(cls, matrix: Array, names: Sequence[object] | None = None) -> ClassTable:
-        """That of a confusion matrix; classes without names are numbers.
+        """Make the table of a confusion matrix; classes without names are numbers.
 
         Raises:
             DataError: there are not as many names as classes.
@@ -42,12 +42,12 @@ class ClassTable:
 
     @property
     def precision(self) -> Array:
-        """Of what was called a class, the share that is one; 0 where nothing was."""
+        """The share that is right of what was called a class; 0 where nothing was."""
         return np.asarray(precision(self.matrix, "none"))
 
     @property
     def recall(self) -> Array:
-        """Of what is a class, the share that was called so; 0 where nothing is."""
+        """The share of each class that was called so; 0 where nothing is of it."""
         return np.asarray(recall(self.matrix, "none"))
 
     @property
@@ -84,18 +84,8 @@ class ClassTable:
         return [[shown(name), *(f"{x:.4f}" for x in shares), f"{int(samples):,}"] for name, *shares, samples in rows]
 
     def __str__(self) -> str:
-        lines = [list(COLUMNS), *self._texts()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join([name.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))])
-            for name, *cells in lines
-        ]
-        table += [f"accuracy {self.accuracy:.4f}"]
-        table += [f"called {shown(b)}, and is {shown(a)}: {count:,}" for a, b, count in self.confused()]
-        return "\n".join(table)
+        confused = [f"called {shown(b)}, and is {shown(a)}: {count:,}" for a, b, count in self.confused()]
+        return "\n".join([*text_table([COLUMNS, *self._texts()]), f"accuracy {self.accuracy:.4f}", *confused])
 
     def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._texts())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(COLUMNS, self._texts())

@@ -22,6 +22,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,9 +36,8 @@ VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "
 
 OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0, 1) for name in ("Add", "Sub", "Mul", "Div")},  # element by element
-    **{
-        ("", name): (0,) for name in ("ScatterND", "ScatterElements")
-    },  # the data are copied first, if they lie elsewhere
+    # the data are copied first, if they lie elsewhere
+    **{("", name): (0,) for name in ("ScatterND", "ScatterElements")},
     (native.DOMAIN, "AdamUpdate"): (0, 1, 2, 3),  # likewise element by element
     (native.DOMAIN, "MomentumUpdate"): (0, 1, 2),
 }
@@ -55,7 +55,8 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         model: a train graph in topological order.
         next_of: as for ``overwritable``.
     """
-    large = [x.name for x in model.graph.input if x.name in next_of and _numbers(x) >= LARGE]
+    sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
+    large = [name for name, size in sizes.items() if name in next_of and size >= LARGE]
     waits = _Readers(model.graph).not_waiting(next_of, large)
     if not waits:
         return model
@@ -64,69 +65,46 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
     while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # by the model itself
         scope += "_"
     for name, (updates, others) in waits.items():
-        places = [place for i in updates if (place := _beside(nodes[i], name)) is not None]
-        if len(places) == len(updates):
-            turn = _turn(model.graph, f"{scope}/{name}", [nodes[i].output[0] for i in others])
-            for i, place in zip(updates, places, strict=True):
-                _wait(model.graph, nodes[i], place, turn)
-    _sort(model.graph)
+        # of each update the last input that is not the tensor itself: of operators, mostly the smallest
+        last = {i: [k for k, x in enumerate(nodes[i].input) if x not in ("", name)][-1:] for i in updates}
+        if all(last.values()):
+            turn = _write_turn(model.graph, f"{scope}/{name}", [nodes[i].output[0] for i in others])
+            for i, (place,) in last.items():
+                _let_wait(model.graph, nodes[i], place, turn)
+    _sort_nodes(model.graph)
     return model
 
 
-def _beside(node: onnx.NodeProto, name: str) -> int | None:
-    """The last input of ``node`` that is not ``name``: of operators, mostly the smallest."""
-    return next((i for i in reversed(range(len(node.input))) if node.input[i] not in ("", name)), None)
+def _append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+    graph.node.append(helper.make_node(op_type, inputs, [output], **attributes))
+    return output
 
 
-def _numbers(x: onnx.ValueInfoProto) -> int:
-    return math.prod(sizes_or(shape_of_type(x.type), 0))
-
-
-def _turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:
-    """An int64 vector of one zero, computed from the first element of each of ``tensors``; its name is returned."""
+def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:
+    """Write an int64 vector of one zero, computed from the first element of each of ``tensors``; return its name."""
     numbers = {"flat": [-1], "from": [0], "to": [1]}
     graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{scope}/{k}") for k, v in numbers.items())
     firsts = []
     for i, tensor in enumerate(tensors):
-        row, first = f"{scope}/row{i}", f"{scope}/first{i}"
-        firsts.append(f"{scope}/float{i}")
-        graph.node.extend(
-            [
-                helper.make_node("Reshape", [tensor, f"{scope}/flat"], [row]),
-                helper.make_node("Slice", [row, f"{scope}/from", f"{scope}/to"], [first]),
-                helper.make_node("Cast", [first], firsts[-1:], to=onnx.TensorProto.FLOAT),
-            ]
-        )
-    least, no, zero = (f"{scope}/{k}" for k in ("least", "no", "zero"))
-    graph.node.extend(
-        [
-            helper.make_node("Min", firsts, [least]),
-            helper.make_node("Less", [least, least], [no]),  # false, of NaN too
-            helper.make_node("Cast", [no], [zero], to=onnx.TensorProto.INT64),
-        ]
-    )
-    return zero
+        row = _append(graph, "Reshape", [tensor, f"{scope}/flat"], f"{scope}/row{i}")
+        first = _append(graph, "Slice", [row, f"{scope}/from", f"{scope}/to"], f"{scope}/first{i}")
+        firsts.append(_append(graph, "Cast", [first], f"{scope}/float{i}", to=onnx.TensorProto.FLOAT))
+    least = _append(graph, "Min", firsts, f"{scope}/least")
+    no = _append(graph, "Less", [least, least], f"{scope}/no")  # false, of NaN too
+    return _append(graph, "Cast", [no], f"{scope}/zero", to=onnx.TensorProto.INT64)
 
 
-def _wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
+def _let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
     """Let ``node`` have an input only after ``turn``: by a Reshape to zeros, each of which copies a size."""
-    shape, rank, zeros, copied, late = (
-        f"{turn}/{node.output[0]}/{k}" for k in ("shape", "rank", "zeros", "copied", "late")
-    )
-    zero = numpy_helper.from_array(np.array([0]))
-    graph.node.extend(
-        [
-            helper.make_node("Shape", [node.input[place]], [shape]),
-            helper.make_node("Shape", [shape], [rank]),
-            helper.make_node("ConstantOfShape", [rank], [zeros], value=zero),
-            helper.make_node("Add", [zeros, turn], [copied]),
-            helper.make_node("Reshape", [node.input[place], copied], [late]),
-        ]
-    )
-    node.input[place] = late
+    x, scope, zero = node.input[place], f"{turn}/{node.output[0]}", numpy_helper.from_array(np.array([0]))
+    shape = _append(graph, "Shape", [x], f"{scope}/shape")
+    rank = _append(graph, "Shape", [shape], f"{scope}/rank")
+    zeros = _append(graph, "ConstantOfShape", [rank], f"{scope}/zeros", value=zero)
+    copied = _append(graph, "Add", [zeros, turn], f"{scope}/copied")
+    node.input[place] = _append(graph, "Reshape", [x, copied], f"{scope}/late")
 
 
-def _sort(graph: onnx.GraphProto) -> None:
+def _sort_nodes(graph: onnx.GraphProto) -> None:
     """Put nodes in topological order, in place: of those that are ready, the one that came first.
 
     Those that nobody reads stand behind all others, in their order: onnxruntime begins with what the last one needs.
@@ -158,7 +136,7 @@ def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str]) -> frozense
         model: as onnxruntime executes it: nodes in topological order, functions inlined.
         next_of: state tensor → the output that holds its next value, of the same shape and type.
     """
-    return _Readers(model.graph).proven(next_of)
+    return _Readers(model.graph).overwritable(next_of)
 
 
 class _Readers:
@@ -176,16 +154,23 @@ class _Readers:
             for name in {*node.input, *inner} - {""}:
                 self._readers.setdefault(name, []).append(i)
 
-    def proven(self, next_of: Mapping[str, str]) -> frozenset[str]:
+    def overwritable(self, next_of: Mapping[str, str]) -> frozenset[str]:
+        """The tensors whose next value is written by a node that comes after all others that read them."""
         reading = {name: self._memory(name) for name in next_of}
         bits = {i: 1 << k for k, i in enumerate(sorted({i for _, nodes in reading.values() for i in nodes}))}
         ancestors = self._ancestors(bits)
-        return frozenset(
-            name
-            for name, (views, nodes) in reading.items()
-            if not views & (self._outputs | self._inner)
-            and self._is_last(name, next_of[name], views, nodes, bits, ancestors)
-        )
+        found = set[str]()
+        for name, (views, nodes) in reading.items():
+            if views & (self._outputs | self._inner) or next_of[name] not in self._writer:
+                continue
+            last = self._writer[next_of[name]]
+            node, others = self._nodes[last], sum(bits[i] for i in nodes if i != last)
+            allowed = OVERWRITING.get((node.domain, node.op_type), ())
+            if ancestors[last] & others == others and all(
+                place in allowed and x == name for place, x in enumerate(node.input) if x in views
+            ):
+                found.add(name)
+        return frozenset(found)
 
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
         """For these state tensors: the nodes that read them for their next values alone, and others that may run later.
@@ -193,18 +178,21 @@ class _Readers:
         Others that need an update themselves can wait for none: such tensors are left out.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
-        reading = {name: self._reading(name) for name in names if name in writers}
-        bits = {i: 1 << k for k, i in enumerate(sorted({i for nodes in reading.values() for i in nodes}))}
+        reading: dict[str, list[int]] = {}
+        for name in (n for n in names if n in writers):
+            views, nodes = self._memory(name)  # of these, not those that make a view
+            reading[name] = [i for i in sorted(nodes) if views.isdisjoint(self._nodes[i].output)]
+        bits = {i: 1 << k for k, i in enumerate(sorted({i for readers in reading.values() for i in readers}))}
         ancestors = self._ancestors(bits)
         behind = {name: ancestors[i] | bits.get(i, 0) for name, i in writers.items()}
         once = twice = 0  # the readers that one, and more than one, next value needs
         for needed in behind.values():
             once, twice = once | needed, twice | (once & needed)
         found = {}
-        for name, nodes in reading.items():
-            others = [i for i in nodes if not behind[name] & bits[i]]
+        for name, readers in reading.items():
+            others = [i for i in readers if not behind[name] & bits[i]]
             for_others = functools.reduce(operator.or_, (ancestors[i] for i in others), twice)
-            updates = [i for i in nodes if behind[name] & bits[i] & ~for_others]
+            updates = [i for i in readers if behind[name] & bits[i] & ~for_others]
             if updates and others and name not in self._inner:
                 found[name] = updates, others
         every = functools.reduce(operator.or_, (bits[i] for updates, _ in found.values() for i in updates), 0)
@@ -213,11 +201,6 @@ class _Readers:
             for name, (updates, others) in found.items()
             if not any(ancestors[i] & every for i in others)
         }
-
-    def _reading(self, name: str) -> list[int]:
-        """The nodes that read its numbers, and not those that make a view of it."""
-        views, nodes = self._memory(name)
-        return [i for i in sorted(nodes) if views.isdisjoint(self._nodes[i].output)]
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
         """The tensor with its views, and the nodes that read any of them."""
@@ -244,25 +227,6 @@ class _Readers:
             for name in node.output:
                 before[name] = mask | bits.get(i, 0)
         return found
-
-    def _is_last(
-        self, name: str, following: str, views: set[str], nodes: set[int], bits: Mapping[int, int], ancestors: list[int]
-    ) -> bool:
-        """Whether the node that writes ``following`` comes after all others that read ``name``."""
-        if following not in self._writer:
-            return False
-        last = self._writer[following]
-        others = sum(bits[i] for i in nodes if i != last)
-        return ancestors[last] & others == others and (
-            last not in nodes or _may_overwrite(self._nodes[last], name, views)
-        )
-
-
-def _may_overwrite(node: onnx.NodeProto, name: str, views: set[str]) -> bool:
-    """Whether ``node`` reads ``name`` only where it may, and no view of it."""
-    places = [i for i, read in enumerate(node.input) if read in views]
-    allowed = OVERWRITING.get((node.domain, node.op_type), ())
-    return all(i in allowed and node.input[i] == name for i in places)
 
 
 def _names_in_bodies(node: onnx.NodeProto) -> Iterator[str]:

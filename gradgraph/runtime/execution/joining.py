@@ -37,7 +37,7 @@ class Layout:
 
 
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
-    """Those of the model's outputs; a batch is what is ``fed``: the first of these inputs has its size."""
+    """The layouts of the model's outputs; a batch is what is ``fed``: the first of these inputs has its size."""
     graph = model.graph
     dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
     inputs = [dims[v.name] for v in graph.input if v.name in fed]
@@ -47,16 +47,14 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
     for node in graph.node:
         if not reached.isdisjoint(reads(node)):
             reached.update(node.output)
-    return {o.name: Layout(_axes(dims[o.name], size, known), o.name in reached) for o in graph.output}
 
+    def axes(of: Sequence[int | str | None] | None) -> tuple[int, ...] | None:
+        if of is None or size is None:
+            return None
+        open_ = [i for i, d in enumerate(of) if d is None or (isinstance(d, str) and d not in known)]
+        return tuple(i for i, d in enumerate(of) if d == size) or tuple(open_)
 
-def _axes(
-    dims: Sequence[int | str | None] | None, size: int | str | None, known: Collection[str]
-) -> tuple[int, ...] | None:
-    if dims is None or size is None:
-        return None
-    open_ = [i for i, d in enumerate(dims) if d is None or (isinstance(d, str) and d not in known)]
-    return tuple(i for i, d in enumerate(dims) if d == size) or tuple(open_)
+    return {o.name: Layout(axes(dims[o.name]), o.name in reached) for o in graph.output}
 
 
 def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:

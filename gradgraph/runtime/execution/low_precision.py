@@ -1,4 +1,4 @@
-"""What an execution provider lacks for a step in mixed precision, in words, before the first step."""
+"""Warnings before the first step in mixed precision: what the execution provider lacks for it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from html import escape
 from typing import Any
 
 import onnx
@@ -26,7 +25,8 @@ from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
-from gradgraph.step.manifest import Manifest, TensorSpec, numpy_dtype
+from gradgraph.runtime.saved.printed import html_table, text_table
+from gradgraph.step.manifest import Manifest, numpy_dtype
 from gradgraph.step.step import Step
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
@@ -60,7 +60,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """What lives only while a step runs."""
+        """The memory that is taken only while a step runs."""
         return self.activations + self.gradients + self.update
 
     @property
@@ -72,22 +72,19 @@ class Memory:
         """For JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"peak": self.peak, "total": self.total}
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _named_sizes(self) -> list[tuple[str, str]]:
         at = ", ".join(f"{shown(name)}={size}" for name, size in self.sizes.items())
         words = {"following": "their next values", "activations": "activations at the peak",
                  "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
         rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
         rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
-        return [(name, readable_bytes(size)) for name, size in rows if size]
+        return [(name, f"{readable_bytes(size):>10}") for name, size in rows if size]
 
     def __str__(self) -> str:
-        rows = self._rows()
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {size:>10}" for name, size in rows)
+        return "\n".join(text_table(self._named_sizes()))
 
     def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        return f"<table>{''.join(f'<tr><td>{escape(n)}</td><td>{size}</td></tr>' for n, size in self._rows())}</table>"
+        return html_table(("", "memory"), ((name, size.strip()) for name, size in self._named_sizes()))
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:
@@ -110,7 +107,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
-    """What lives in memory after each node of each train graph, as :func:`memory` estimates it.
+    """Estimate, as :func:`memory` does, the memory that is taken after each node of each train graph.
 
     Raises:
         UnknownNameError: the step has no such dimension.
@@ -129,15 +126,11 @@ def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
     Raises:
         UnknownNameError: there is none of a name.
     """
-    names = _open_dimensions(m)
+    names = list(dict.fromkeys(d for s in batch_specs(m) for d in s.shape if isinstance(d, str)))
     for name in sizes:
         if name not in names:
             raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, names)}")
     return {name: size_of_name(name, sizes, otherwise=1) for name in names}
-
-
-def _open_dimensions(m: Manifest) -> list[str]:
-    return list(dict.fromkeys(d for s in batch_specs(m) for d in s.shape if isinstance(d, str)))
 
 
 def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
@@ -146,28 +139,24 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
     optimizer = state.get("optimizer", 0)
     whole = sum(state.values())
-    initializers = {t.name: _nbytes(t) for x in (opened.definition.eval, *opened.definition.trains.values())
-                    for t in x.graph.initializer}  # fmt: skip
+    models = (opened.definition.eval, *opened.definition.trains.values())
+    frozen = {t.name: t for model in models for t in model.graph.initializer if t.name in set(m.frozen)}
     peaks = [walked(opened.lowered(part, dict(sizes))).peak for part in opened.parts.values()]
+    batch = 0
+    for spec in batch_specs(m):
+        dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
+        batch += math.prod(dims) * int(numpy_dtype(spec.dtype).itemsize)
     return Memory(
         dict(sizes),
         weights=whole - optimizer,
-        frozen=sum(size for name, size in initializers.items() if name in set(m.frozen)),
+        frozen=sum(
+            math.prod(t.dims) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in frozen.values()
+        ),
         optimizer=optimizer,
         following=whole,
-        batch=sum(_bytes_of(s, sizes) for s in batch_specs(m)),
+        batch=batch,
         **max(peaks, key=lambda peak: sum(peak.values())),
     )
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    size: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return int(math.prod(tensor.dims)) * size
-
-
-def _bytes_of(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
-    dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
-    return math.prod(dims) * int(numpy_dtype(spec.dtype).itemsize)
 
 
 # --- the worst moment --------------------------------------------------------------------------------------
@@ -241,7 +230,7 @@ class Walk:
                 self._totals[kind] -= size
 
     def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> int:
-        size, kind = _size_of(y, node), _kind(node)
+        size, kind = _bytes_of(y, node), _kind(node)
         if is_elementwise(node):  # written over an input that nobody else reads
             for x in read:
                 if self._left[x] == 1 and self._alive.get(x, (0, ""))[0] == size and size:
@@ -253,8 +242,8 @@ class Walk:
         return size
 
 
-def _size_of(y: ir.Value, node: ir.Node) -> int:
-    """Its bytes; of a tensor whose shape nobody knows, those of the largest input."""
+def _bytes_of(y: ir.Value, node: ir.Node) -> int:
+    """The bytes of an output of ``node``; if nobody knows its shape, those of the largest input."""
     sizes = all_sizes(shape_of(y))
     if sizes is not None and y.dtype is not None:
         return math.ceil(math.prod(sizes) * y.dtype.itemsize)

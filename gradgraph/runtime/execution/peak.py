@@ -1,4 +1,4 @@
-"""What the peak of a step's memory consists of: which tensors live then, who made them and who keeps them."""
+"""The peak of a step's memory: which tensors live then, who made them and who keeps them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from gradgraph.errors import readable_bytes, shown
 from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, walked
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import Origins
 from gradgraph.step.step import Step
 
@@ -59,25 +60,25 @@ class Peak:
         return self.memory.as_data() | {"modules": dict(self.modules), "held": held, "batches": dict(self.batches)}
 
     def __str__(self) -> str:
+        tables = {
+            "the whole, by samples": [(str(n), size) for n, size in self.batches.items()],
+            "activations at the peak, by module": [
+                (shown(n) or "(none)", s) for n, s in [*self.modules.items()][:MOST]
+            ],
+            "largest tensors at the peak": [
+                (f"{shown(h.name)}, kept by {shown(h.kept_by)}", h.bytes) for h in self.held[:MOST]
+            ],
+        }
         parts = [str(self.memory)]
-        if self.batches:
-            parts.append(
-                _table("the whole, by samples", [(str(n), readable_bytes(b)) for n, b in self.batches.items()])
-            )
-        rows = [(shown(name) or "(none)", readable_bytes(size)) for name, size in [*self.modules.items()][:MOST]]
-        parts.append(_table("activations at the peak, by module", rows))
-        largest = [(f"{shown(h.name)}, kept by {shown(h.kept_by)}", readable_bytes(h.bytes)) for h in self.held[:MOST]]
-        parts.append(_table("largest tensors at the peak", largest))
+        for title, rows in tables.items():
+            if rows or "peak" in title:
+                lines = text_table([(f"  {name}", f"{readable_bytes(size):>10}") for name, size in rows])
+                parts.append("\n".join([title, *lines]))
         return "\n\n".join(parts)
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join([title, *(f"  {name:<{width}}  {size:>10}" for name, size in rows)])
-
-
 def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Peak:
-    """What lives in memory at the worst moment of a step, as this machine's CPU would run it. Nothing is run.
+    """The tensors in memory at the worst moment of a step, as this machine's CPU would run it. Nothing is run.
 
     Args:
         step, options, sizes: as for ``gradgraph.memory``. Of several steps, that which takes most.

@@ -20,7 +20,8 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import shown
-from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origin, Origins
+from gradgraph.runtime.saved.printed import text_table
+from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origins
 from gradgraph.step.step import Step
 
 WARM_UP = 2  # steps that are not timed
@@ -52,7 +53,7 @@ class TimedNode:
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``Trainer.profile`` found; print it.
+    """The times of a step's nodes, as ``Trainer.profile`` found them; print it.
 
     Attributes:
         nodes: the slowest first.
@@ -100,7 +101,8 @@ class Profile:
     def _ranked(self, header: Sequence[str], rows: Sequence[tuple[Sequence[str], float]]) -> list[str]:
         whole = sum(n.seconds for n in self.nodes) or 1.0
         cells = [(*map(shown, words), _ms(s), f"{s / whole:.1%}") for words, s in rows]
-        return ["", *_table((*header, "time", "share"), cells)]
+        texts = [i for i, name in enumerate(header) if name not in PLACES]
+        return ["", *text_table([(*header, "time", "share"), *cells], texts)]
 
     def _repr_html_(self) -> str:
         """The tables for notebooks."""
@@ -118,15 +120,6 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.{3 if seconds < 1e-3 else 2 if seconds < 1e-2 else 1}f} ms" if seconds else "-"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    table = [header, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    texts = [i for i, name in enumerate(header) if name in ("operator", "place", "node of the model", "layer")]
-    for row in table:
-        cells = [f"{c:<{w}}" if i in texts else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        yield "  ".join(cells).rstrip()
-
-
 # --- reading -----------------------------------------------------------------------------------------------
 
 
@@ -140,15 +133,13 @@ def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence
         which = bisect_left(ends, event["ts"]) - WARM_UP
         if 0 <= which < len(seconds):
             times[event["name"].removesuffix(_KERNEL), event["args"]["op_name"]][which] += own / 1e6
-    origins = Origins.of_step(step.manifest, step.eval, train)
-    nodes = [_timed(origins(name), op_type, name, median(each)) for (name, op_type), each in times.items()]
+    origins, nodes = Origins.of_step(step.manifest, step.eval, train), []
+    for (name, op_type), each in times.items():
+        origin = origins(name)
+        place = "other" if origin.role == FORWARD and not origin.node else origin.role
+        node = "" if origin.node.startswith(f"{LOSS}/") else origin.node  # the loss has no node of the model
+        nodes.append(TimedNode(node, origin.module, place, op_type, name, median(each)))
     return Profile(tuple(sorted(nodes, key=lambda n: -n.seconds)), len(seconds), median(seconds))
-
-
-def _timed(origin: Origin, op_type: str, name: str, seconds: float) -> TimedNode:
-    place = "other" if origin.role == FORWARD and not origin.node else origin.role
-    in_loss = origin.node.startswith(f"{LOSS}/")  # which is no node of the model
-    return TimedNode("" if in_loss else origin.node, origin.module, place, op_type, name, seconds)
 
 
 def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:

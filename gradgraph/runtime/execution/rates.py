@@ -55,10 +55,7 @@ class Rates:
         """Raise UnknownNameError unless the step has all of these."""
         for name in given:
             if name not in self._defaults:
-                raise UnknownNameError(_unknown(name, self._defaults))
-
-
-def _unknown(name: str, known: Mapping[str, float]) -> str:
-    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)" + suggestion(
-        name, known
-    )
+                raise UnknownNameError(
+                    f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)"
+                    f"{suggestion(name, self._defaults)}"
+                )

@@ -27,13 +27,13 @@ class ShapedSessions(Generic[Session]):
     Args:
         specs: what a batch holds; dimensions of the same name have the same size.
         make: a session for the given sizes; for any sizes, if none are given.
-        usual: the usual sizes; by default those of the first batch.
+
+    Attributes:
+        usual: the usual sizes; those of the first batch, if no others are expected.
     """
 
-    def __init__(
-        self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session], usual: Sizes | None = None
-    ) -> None:
-        self.usual = usual
+    def __init__(self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session]) -> None:
+        self.usual: Sizes | None = None
         self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
         self._make = make
         self._made: dict[bool, Session] = {}
@@ -56,7 +56,7 @@ class ShapedSessions(Generic[Session]):
         return self._last
 
     def sizes(self, feeds: Mapping[str, Feed]) -> Sizes:
-        """Those of the symbolic dimensions in a batch that has been checked."""
+        """The sizes of the symbolic dimensions in a batch that has been checked."""
         return {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
 
     def for_usual(self) -> Session:

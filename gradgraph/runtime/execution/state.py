@@ -92,7 +92,7 @@ class State:
         self.shared |= new
 
     def bits(self, names: Iterable[str]) -> int:
-        """Of ``side``: those of the groups of these tensors."""
+        """The bits of ``side`` that stand for the groups of these tensors."""
         bits = 0
         for name in names:
             bits |= self._bits[name]
@@ -117,11 +117,11 @@ class State:
         """Copy ``tensor`` over the current value of ``name``."""
         self._tensor(name, self.side).write(tensor.read())
 
-    def swap(self, bits: int = 1) -> None:
+    def swap(self, bits: int) -> None:
         """The values that the last step wrote are current from now on: those of its groups."""
         self.side ^= bits
 
-    def undo(self, bits: int = 1) -> None:
+    def undo(self, bits: int) -> None:
         """Go back to what the last step started from, which shared tensors cannot."""
         self.swap(bits)
         self.failed()

@@ -109,8 +109,8 @@ class Tuner:
         rng = np.random.default_rng(0)
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
-            model = _alone(node)
-            lower(model, self.backend, _only(candidate, key_of(node)))
+            model = _model_of(node)
+            lower(model, self.backend, _choice_of(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
@@ -215,14 +215,14 @@ def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
 
 
 def _can_stand_alone(node: ir.Node) -> bool:
-    """Its sizes are known, and what it reads is float32 or constant: random numbers will do."""
+    """Whether random numbers will do as inputs: their sizes are known, and they are float32 or constant."""
     return all(
         v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(v.shape))
         for v in node.inputs
     ) and (operator_of(node) is not None or all(y.shape is not None for y in node.outputs[:1]))
 
 
-def _only(candidate: Form | None, key: Key) -> Choose:
+def _choice_of(candidate: Form | None, key: Key) -> Choose:
     """Choose ``candidate`` (None: the portable form) for the operator ``key``; its own nodes are lowered as usual."""
 
     def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
@@ -235,12 +235,12 @@ def _only(candidate: Form | None, key: Key) -> Choose:
 
 def _serves(candidate: Form, node: ir.Node) -> bool:
     op = Builder()
-    call = Call.of(op, next(iter(_alone(node).graph)))
+    call = Call.of(op, next(iter(_model_of(node).graph)))
     return candidate.write(op, *call.inputs, **call.attrs) is not None
 
 
-def _alone(node: ir.Node) -> ir.Model:
-    """A model of that node only, whose inputs are its inputs."""
+def _model_of(node: ir.Node) -> ir.Model:
+    """A model of one node, whose inputs are its inputs."""
     copies: dict[ir.Value, ir.Value] = {}
     weights = []
     for i, v in enumerate(node.inputs):

@@ -48,26 +48,27 @@ class Turns:
             self.lock.release()
 
     @contextlib.contextmanager
-    def trained(self, what: str) -> Iterator[None]:
-        """:meth:`taken` for what changes the state.
+    def trained(self, what: str, in_callbacks: bool = True) -> Iterator[None]:
+        """:meth:`taken` for what changes the state, in callbacks of ``fit`` or not.
 
         Raises:
-            BusyError: another thread fits.
+            BusyError: another thread fits, or this one and it may not.
         """
         self.refuse_beside_fit(what)
         with self.taken():
             self.refuse_beside_fit(what)  # one may have begun in the meantime
+            if not in_callbacks and self.fitting is threading.current_thread():
+                raise BusyError(  # it would move the epoch that the fit stands in
+                    f"{what} cannot run in a callback of fit, which counts the epochs of this trainer; let the "
+                    "callback return True, which ends fit, and call it then (step and load_state_dict can run in a "
+                    "callback)"
+                )
             yield
 
     @contextlib.contextmanager
     def of_fit(self) -> Iterator[None]:
-        """While the block runs, this thread fits; it takes the lock only for what it does.
-
-        Raises:
-            BusyError: another thread does, or this one.
-        """
-        with self.trained("fit"):
-            self.refuse_within_fit("fit")
+        """While the block runs, this thread fits; it takes the lock only for what it does. Raises as ``trained``."""
+        with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
         try:
             yield
@@ -81,14 +82,6 @@ class Turns:
             raise BusyError(
                 f"{what} cannot run while fit trains the same trainer in the thread '{fitting.name}'; wait for its "
                 "end, train in a callback of fit, or give each thread a Trainer of its own"
-            )
-
-    def refuse_within_fit(self, what: str) -> None:
-        """Raise BusyError if ``fit`` runs in this thread: a callback would move the epoch that it stands in."""
-        if self.fitting is threading.current_thread():
-            raise BusyError(
-                f"{what} cannot run in a callback of fit, which counts the epochs of this trainer; let the callback "
-                "return True, which ends fit, and call it then (step and load_state_dict can run in a callback)"
             )
 
     def give_way(self) -> None:

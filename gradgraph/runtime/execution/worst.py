@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import html
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ import numpy as np
 
 from gradgraph.errors import shown
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.saved.printed import html_table
 
 MOST_NUMBERS = 8  # of an array that is printed
 
 
 @dataclass(frozen=True, eq=False)
 class WorstSample:
-    """One of them.
+    """A sample with a large loss.
 
     Attributes:
         index: its place in the data, counted from 0.
@@ -45,15 +45,13 @@ class WorstSamples(list[WorstSample]):
         return "\n".join(map(str, self))
 
     def _repr_html_(self) -> str:
-        """A table for notebooks."""
         names = list(self[0].sample) + list(self[0].outputs) if self else []
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("sample", "loss", *names))
-        rows = []
-        for one in self:
-            arrays = {**one.sample, **one.outputs}
-            cells = [f"{one.index:,}", f"{one.value:.6g}", *(_shown(arrays[name]) for name in names)]
-            rows.append(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        arrays = [{**one.sample, **one.outputs} for one in self]
+        rows = [
+            [f"{one.index:,}", f"{one.value:.6g}", *(_shown(held[name]) for name in names)]
+            for one, held in zip(self, arrays, strict=True)
+        ]
+        return html_table(["sample", "loss", *names], rows)
 
 
 def _shown(array: Array) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 import os
@@ -13,6 +12,7 @@ from typing import Any
 from gradgraph.errors import DataError
 from gradgraph.files.atomic import write_atomically
 from gradgraph.runtime.saved.plots import drawn
+from gradgraph.runtime.saved.printed import html_table
 
 INDEX = ("epoch", "step")
 
@@ -71,7 +71,9 @@ class History(dict[str, list[float]]):
             RuntimeUnavailableError: matplotlib is not installed.
             DataError: there is nothing to plot, or the suffix names no image format.
         """
-        panels = self._panels()
+        names = [n for n in self if n not in (*INDEX, "learning_rate")]
+        losses = [n for n in names if n.endswith("loss")]
+        panels = [panel for panel in (losses, [n for n in names if n not in losses]) if panel]
         if not panels:
             raise DataError("the history has no curve yet; train for one epoch first")
 
@@ -88,19 +90,7 @@ class History(dict[str, list[float]]):
     def _repr_html_(self) -> str:
         """A table for notebooks; the row whose weights the trainer has is bold."""
         kept = len(self) - 1 if self.restored is None else self.restored
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self)
-        rows = []
-        for i in range(len(self)):
-            cells = (f"<td>{value:.6g}</td>" for value in self.row(i).values())
-            style = ' style="font-weight: bold"' if i == kept else ""
-            rows.append(f"<tr{style}>{''.join(cells)}</tr>")
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-    def _panels(self) -> list[list[str]]:
-        names = [n for n in self if n not in (*INDEX, "learning_rate")]
-        losses = [n for n in names if n.endswith("loss")]
-        metrics = [n for n in names if n not in losses]
-        return [panel for panel in (losses, metrics) if panel]
+        return html_table(self, ([f"{value:.6g}" for value in row] for row in zip(*self.values(), strict=True)), kept)
 
 
 def as_history(columns: Any) -> History:

@@ -1,0 +1,23 @@
+"""Tables as lines of text, and as HTML for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Iterable, Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
+    """The lines of a table; columns of these numbers begin on the left, all others end on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if i in texts else str.rjust for i in range(len(widths))]
+    return ["  ".join(map(lambda side, cell, w: side(cell, w), sides, row, widths)).rstrip() for row in rows]
+
+
+def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | None = None) -> str:
+    """A table in HTML; the row of number ``bold`` is bold."""
+    lines = []
+    for i, row in enumerate(rows):
+        style = ' style="font-weight: bold"' if i == bold else ""
+        lines.append(f"<tr{style}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>")
+    names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
