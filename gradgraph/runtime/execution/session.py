@@ -164,7 +164,17 @@ class Placement:
             RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
                 not built, or cannot run here.
         """
-        _check_precision(options)
+        precision = options.matmul_precision
+        if precision not in PRECISIONS:
+            raise RuntimeUnavailableError(
+                f"there is no matmul_precision '{shown(precision)}'; use {' or '.join(PRECISIONS)}"
+            )
+        if precision != HIGHEST and not options.native_kernels:
+            raise RuntimeUnavailableError(
+                f"the matmul_precision '{precision}' is that of native kernels",
+                remedy="add native_kernels=True, or leave it out",
+                shell="add --native-kernels, or leave it out",
+            )
         if not options.native_kernels:
             return self.computes_for(options)
         if self.backend != ORT_CPU:
@@ -175,12 +185,12 @@ class Placement:
                 shell="add --device cpu, or leave --native-kernels out",
             )
         library.here().required()
-        if options.matmul_precision != HIGHEST and not library.here().has_tiles:
+        if precision != HIGHEST and not library.here().has_tiles:
             raise RuntimeUnavailableError(
-                f"the matmul_precision '{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
+                f"the matmul_precision '{precision}' needs a processor with tiles for bfloat16 (AMX: "
                 "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
             )
-        return packing(at_precision(options.matmul_precision), options.pack_weights)
+        return packing(at_precision(precision), options.pack_weights)
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:
@@ -211,9 +221,11 @@ class Placement:
     @classmethod
     def _started(cls, providers: list[Provider]) -> Placement:
         available = ort.get_available_providers()
-        for provider in providers:
-            if _name(provider) not in available:
-                raise RuntimeUnavailableError(_unavailable(_name(provider), available))
+        for name in map(_name, providers):
+            if name not in available:
+                instead = "onnxruntime-gpu in place of onnxruntime" if name == CUDA else "a build that has it"
+                raise RuntimeUnavailableError(f"this onnxruntime has no {shown(name)} (it has {', '.join(available)}); "
+                                              f"install {instead}, or choose another device")  # fmt: skip
         first = providers[0]
         on_cuda = _name(first) == CUDA
         settings = first[1] if isinstance(first, tuple) else {}
@@ -223,36 +235,17 @@ class Placement:
         return placement
 
 
+_SMALLEST = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float x) => (float y) { y = Neg(x) }')
+
+
 def _are_providers(given: Any) -> bool:
     if not isinstance(given, list | tuple) or not given:
         return False
     return all(isinstance(p, str) or (isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str)) for p in given)
 
 
-_SMALLEST = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float x) => (float y) { y = Neg(x) }')
-
-
-def _check_precision(options: RuntimeOptions) -> None:
-    precision = options.matmul_precision
-    if precision not in PRECISIONS:
-        raise RuntimeUnavailableError(
-            f"there is no matmul_precision '{shown(precision)}'; use {' or '.join(PRECISIONS)}"
-        )
-    if precision != HIGHEST and not options.native_kernels:
-        raise RuntimeUnavailableError(
-            f"the matmul_precision '{precision}' is that of native kernels",
-            remedy="add native_kernels=True, or leave it out",
-            shell="add --native-kernels, or leave it out",
-        )
-
-
 def _name(provider: Provider) -> str:
     return provider if isinstance(provider, str) else provider[0]
-
-
-def _unavailable(name: str, available: Sequence[str]) -> str:
-    remedy = "install onnxruntime-gpu in place of onnxruntime" if name == CUDA else "install a build that has it"
-    return f"this onnxruntime has no {shown(name)} (it has {', '.join(available)}); {remedy}, or choose another device"
 
 
 def create_session(
@@ -301,11 +294,6 @@ def create_session(
             disabled_optimizers=idle_optimizers(model),
         )
     session.gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
-    _check_obtained(session, placement)
-    return session
-
-
-def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None:
     obtained = session.get_providers()
     missing = [_name(p) for p in placement.providers if _name(p) not in obtained]
     if missing:
@@ -315,6 +303,7 @@ def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None
             remedy="repair the installation, or choose device='cpu'",
             shell="repair the installation, or choose --device cpu",
         )
+    return session
 
 
 _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file
@@ -351,11 +340,20 @@ class FrozenWeights:
         """``tensor`` in the memory of its file; lowered models may see the same bytes in another way."""
         key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
         if key not in self._values:
-            self._values[key] = _ortvalue(tensor, self._read(tensor))
+            raw = self._read(tensor)
+            if is_packed(tensor):
+                # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
+                dims = tuple(tensor.dims)
+                strides = tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+                seen = np.lib.stride_tricks.as_strided(raw, dims, strides, writeable=False)
+                value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(seen, tensor.data_type)
+            else:
+                value = to_ortvalue(_array(tensor, raw))
+            self._values[key] = value
         return self._values[key]
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Let a session of ``model`` with these settings have its weights; what it is to be made of.
+        """Add the weights of ``model`` to the settings of its session; returns the model to make that of.
 
         Args:
             copied: what products read, into the session's own memory, in the order in which they do. Else it stays
@@ -430,20 +428,6 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         inside.raw_data = step.external(tensor).tobytes()
         tensor = inside
     return np.asarray(onnx.numpy_helper.to_array(tensor), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-
-
-def _ortvalue(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> ort.OrtValue:
-    """``tensor``, whose bytes are ``raw``, in that memory."""
-    if not is_packed(tensor):
-        return to_ortvalue(_array(tensor, raw))
-    # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
-    seen = np.lib.stride_tricks.as_strided(raw, tuple(tensor.dims), _strides(tensor.dims), writeable=False)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(seen, tensor.data_type)
-
-
-def _strides(dims: Sequence[int]) -> tuple[int, ...]:
-    """Of a tensor without gaps, in elements."""
-    return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
 
 
 def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -35,7 +35,7 @@ class Best:
         self._out_of_patience = False
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
-        """Look at the row of an epoch: keep its state if it is the best; True if there was none for too long."""
+        """Keep the state of an epoch if its row is the best; return True if there was no better one for too long."""
         p = self.progress
         if self.patience is None:
             return False
@@ -51,7 +51,7 @@ class Best:
         return self._out_of_patience
 
     def restore(self, report: Reporter) -> int | None:
-        """With ``patience``, back to the best state, and say so: the row of the epoch that gave it, if not the last."""
+        """Go back to the best state with ``patience``, and say so; return the row of its epoch, if not the last."""
         p = self.progress
         if self.patience is None or p.stale == 0:
             return None
@@ -67,8 +67,8 @@ class Best:
         return best
 
     def recover(self) -> None:
-        """After a resume, the state of the best epoch: that at hand, or that of a file that is exactly of it. If there
-        is none, the best is looked for anew from here on, and a warning says so.
+        """Find the state of the best epoch after a resume: the current one, or that of a file that is exactly of it.
+        If there is none, the best is looked for anew from here on, and a warning says so.
         """
         p = self.progress
         if self.patience is None or p.best is None:

@@ -34,23 +34,16 @@ class Course:
 
     def left(self, epoch: int, done: int) -> str:
         """``1:02:03 left`` of the whole fit, after batch ``done`` of ``epoch``; nothing where that is not known."""
-        seconds = self._seconds_left(epoch, done)
-        return "" if seconds is None else f"{clock(seconds)} left"
-
-    def _seconds_left(self, epoch: int, done: int) -> float | None:
         now = time.monotonic()
         limits = [] if self._deadline is None else [max(self._deadline - now, 0.0)]
         if self._per_epoch and self.epochs:
             at, end = epoch * self._per_epoch + done, self.epochs * self._per_epoch
             if self._most_steps is not None:
                 end = min(end, self._first - 1 + self._most_steps)
-            if at >= end:
-                return 0.0
-            if at > self._first:
-                limits.append((end - at) * (now - self._since) / (at - self._first))
-            else:
-                return None
-        return min(limits, default=None)
+            if at < end and at <= self._first:
+                return ""
+            limits.append(max(end - at, 0) * (now - self._since) / max(at - self._first, 1))
+        return f"{clock(min(limits))} left" if limits else ""
 
 
 def clock(seconds: float) -> str:

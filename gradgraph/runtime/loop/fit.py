@@ -128,19 +128,32 @@ class Fit:
         _ = self.options.monitor.sign
 
     def _columns(self) -> Iterator[str]:
-        """Those of the history that are losses and metrics."""
+        """The columns of the history that are losses and metrics."""
         m = self.executor.manifest
         yield from ("loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss"))
 
     def __call__(self, resume: bool) -> History:
-        checkpoint = self.options.checkpoint
-        with contextlib.nullcontext() if checkpoint is None else only_writer(checkpoint):
-            return self._run(resume)
+        with contextlib.ExitStack() as stack:
+            if self.options.checkpoint is not None:
+                stack.enter_context(only_writer(self.options.checkpoint))
+            with self._lock:
+                self._begin(resume)
+            p, most = self.progress, self.options.max_steps
+            left = None if most is None else most - (p.steps - p.fit_step)
+            report = reporter(self.options.progress, Course(self._last_epoch, left, self._deadline))
+            self._run(report)
+            self._saves.finish()
+            restored = self._best.restore(report)
+            for callback in self.options.callbacks:
+                if hasattr(callback, "on_end"):
+                    callback.on_end(self.owner, p.history)
+            result = History({name: list(column) for name, column in p.history.items()})
+            if p.batch and p.weight:  # of an epoch that was cut short; not kept, as after a resume it has a whole row
+                result.append(self._row())
+            result.restored = restored
+            return result
 
-    def _run(self, resume: bool) -> History:
-        with self._lock:
-            self._begin(resume)
-        report = reporter(self.options.progress, self._course())
+    def _run(self, report: Reporter) -> None:
         try:
             self._logs.begin()
             with interrupts() as received:
@@ -148,30 +161,22 @@ class Fit:
                     self._epochs(report, received)
                 except TerminatedError:
                     raise KeyboardInterrupt from None
-                if received.requested:
-                    self._leave(report, received)
+                if received.signal is not None:  # the step has been finished
+                    self._saves.save(final=True)
+                    report.close()
+                    sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
+                    report.say(sentence)
+                    raise exit_for(received.signal, sentence)
         finally:
             report.close()
             self._logs.close()
             with self._lock:
                 self.executor.release()
-        restored = self._end(report)
-        result = self._result()
-        result.restored = restored
-        return result
 
-    def _result(self) -> History:
-        """The rows so far; an epoch that ``max_steps`` or ``max_time`` cut short gives a last row of what it saw.
-
-        The last row is not kept: after a resume the whole epoch has one.
-        """
+    def _row(self) -> dict[str, float]:
+        """The row of the history for this epoch so far, without what validation finds."""
         p = self.progress
-        result = History({name: list(column) for name, column in p.history.items()})
-        if p.batch and p.weight:
-            result.append(
-                {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self.executor.scaling()}
-            )
-        return result
+        return {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self.executor.scaling()}
 
     # --- beginning and end ------------------------------------------------------------------------------------
 
@@ -193,7 +198,7 @@ class Fit:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
 
     def _order(self) -> dict[str, Any]:
-        """What decides which samples a batch holds."""
+        """The settings that decide which samples a batch holds."""
         return {
             "rows": self.source.rows,
             "batch_size": self.order.batch_size,
@@ -210,29 +215,6 @@ class Fit:
     def _last_epoch(self) -> int:
         return self.progress.fit_epoch + self.options.epochs
 
-    def _course(self) -> Course:
-        p, most = self.progress, self.options.max_steps
-        left = None if most is None else most - (p.steps - p.fit_step)
-        return Course(self._last_epoch, left, self._deadline)
-
-    def _end(self, report: Reporter) -> int | None:
-        """Save, and go back to the best state if that was asked for: the row of the history that it belongs to."""
-        self._saves.finish()
-        restored = self._best.restore(report)
-        for callback in self.options.callbacks:
-            if hasattr(callback, "on_end"):
-                callback.on_end(self.owner, self.progress.history)
-        return restored
-
-    def _leave(self, report: Reporter, received: Interrupts) -> None:
-        """After the first Ctrl-C or SIGTERM: the step has been finished; save, say how to go on, and leave."""
-        assert received.signal is not None
-        self._saves.save(final=True)
-        report.close()
-        sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
-        report.say(sentence)
-        raise exit_for(received.signal, sentence)
-
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def _epochs(self, report: Reporter, received: Interrupts) -> None:
@@ -240,7 +222,8 @@ class Fit:
         while p.epoch < self._last_epoch and not self._stopped:
             if not self._train_epoch(report, received):
                 return
-            row = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self._scaling()}
+            row = self._row()
+            self._warn_of_scale(row)
             if self.validation is not None:
                 row |= self._validate(self.validation, received)
                 if received.requested:
@@ -253,8 +236,10 @@ class Fit:
         p = self.progress
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
+        # this thread is prepared once for the epoch, and not for each run, if no other code runs between two steps
+        runs_others = self.options.callbacks or self._scheduled or self._logs
         if not (total is not None and p.batch >= total):
-            with self._undisturbed():
+            with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
                 for batch in self.source.batches(p.epoch, p.batch):
                     if received.signal is not None or (limited and self._over()):
                         return False
@@ -265,17 +250,16 @@ class Fit:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
         return not (self._stopped or received.requested)
 
-    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        """Prepare this thread once for an epoch, and not for each run, if nobody else's code runs between two steps."""
-        if self.options.callbacks or self._scheduled or self._logs:
-            return contextlib.nullcontext()
-        return self.executor.computing(self.source)
-
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
         p, every = self.progress, self.options.checkpoint_every
         before = p.steps // every if every else 0
         with self._lock:
-            rows, session = self._step(batch, received) if self._stepped else self._first_step(batch, report, received)
+            if self._stepped:
+                rows, session = self._step(batch, received)
+            else:  # there may be no session yet, and one of a large network takes a while to make
+                self._stepped = True
+                with told_if_slow("preparing the step for this machine …", report.say):
+                    rows, session = self._step(batch, received)
         report.step(p.epoch, p.batch, total, rows, session.shown)
         if self._logs:
             self._logs.step(rows, session.shown)
@@ -284,12 +268,6 @@ class Fit:
         if every and p.steps // every > before:
             self._saves.save()
         self.executor.turns.give_way()
-
-    def _first_step(self, batch: Any, report: Reporter, received: Interrupts) -> tuple[int, Found]:
-        """The first step of a fit may find no session, and one of a large network takes a while to make."""
-        self._stepped = True
-        with told_if_slow("preparing the step for this machine …", report.say):
-            return self._step(batch, received)
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, Found]:
         """Train on a batch and count it: the samples in it, and what has the results."""
@@ -343,30 +321,30 @@ class Fit:
 
     def _rates(self) -> dict[str, float]:
         if self._rates_now is None or self._scheduled:
-            self._rates_now = {name: float(self._rate(name, rate)) for name, rate in self.options.rates.items()}
+            self._rates_now = {}
+            for name, rate in self.options.rates.items():
+                if isinstance(rate, Plateau):
+                    rate = rate.rate(self.progress.history)
+                elif callable(rate):
+                    rate = rate(self._steps_done(name))
+                self._rates_now[name] = float(rate)
         return self._rates_now
 
-    def _rate(self, name: str, rate: Rate) -> float:
-        if isinstance(rate, Plateau):
-            return rate.rate(self.progress.history)
-        return rate(self._steps_of(name)) if callable(rate) else rate
-
-    def _steps_of(self, rate: str) -> int:
-        """The steps done of what a hyperparameter belongs to."""
+    def _steps_done(self, rate: str) -> int:
+        """The number of steps that a hyperparameter is a function of."""
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
-        """What this epoch has in the history so far."""
+        """The losses and metrics of this epoch so far."""
         measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
         return self._numbers() | as_row(finished(tuple(measures), self.progress.totals))
 
     def _numbers(self) -> dict[str, float]:
         return WeightedMeans(self.progress.sums, self.progress.weight).result()
 
-    def _scaling(self) -> dict[str, float]:
-        """The loss scale and what goes with it; says so if no scale helps."""
-        found = self.executor.scaling()
-        for name, number in found.items():
+    def _warn_of_scale(self, row: Mapping[str, float]) -> None:
+        """Say once that no loss scale helps, if that is so."""
+        for name, number in row.items():
             if name.rpartition(".")[2] == LOSS_SCALE and number < 1.0 and not self._warned:
                 self._warned = True
                 log.warning(
@@ -375,7 +353,6 @@ class Fit:
                     name,
                     number,
                 )
-        return found
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
@@ -403,28 +380,19 @@ class Fit:
                 self._stopped = True
 
 
-def _python_order(name: str, value: Any) -> str:
-    return "the same steps and every" if name == "steps" else f"{shown(name)}={value!r}"
-
-
-def _shell_order(name: str, value: Any) -> str:
-    """The same on the command line, where a flag says how the default is changed."""
-    if name == "steps":
-        return "train the same steps as before"
-    flags = {"shuffle": ("--no-shuffle", False), "drop_last": ("--drop-last", True)}
-    if name not in flags:
-        return f"go on with --{name.replace('_', '-')} {value}"
-    flag, when = flags[name]
-    return f"go on {'with' if value is when else 'without'} {flag}"
-
-
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
-    """In the middle of an epoch, batch number i must still hold the same samples."""
+    """Raise DataError in the middle of an epoch if batch number i does not hold the same samples any more."""
     for name, value in now.items():
-        if batch and name in before and before[name] != value:
+        if batch and name in before and (old := before[name]) != value:
+            python, shell = f"{shown(name)}={old!r}", f"go on with --{name.replace('_', '-')} {old}"
+            if name == "steps":
+                python, shell = "the same steps and every", "train the same steps as before"
+            elif name == "shuffle":
+                shell = f"go on {'without' if old else 'with'} --no-shuffle"
+            elif name == "drop_last":
+                shell = f"go on {'with' if old else 'without'} --drop-last"
             raise DataError(
-                f"the run stopped after batch {batch} of an epoch with {shown(name)} {before[name]}, "
-                f"and now it is {value}",
-                remedy=f"fit with {_python_order(name, before[name])}, or with resume=False to begin a new epoch",
-                shell=_shell_order(name, before[name]),
+                f"the run stopped after batch {batch} of an epoch with {shown(name)} {old}, and now it is {value}",
+                remedy=f"fit with {python}, or with resume=False to begin a new epoch",
+                shell=shell,
             )

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gradgraph.arguments import Kind
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
@@ -29,16 +29,6 @@ from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
 log = logging.getLogger("gradgraph")
 
 Record = dict[str, Any]
-
-
-class Writer(Protocol):
-    """Where records go; an object of the user's needs only ``write``."""
-
-    def begin(self, step: int) -> None: ...
-
-    def write(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _fits(value: Any) -> bool:
@@ -53,7 +43,7 @@ LOGS = Kind(
 
 
 def writers(given: Any) -> list[Any]:
-    """The writers that ``fit(log=...)`` names."""
+    """The writers that ``fit(log=...)`` names: objects with ``write`` and, if they like, ``begin`` and ``close``."""
     if given is None:
         return []
     return [_writer(each) for each in (given if isinstance(given, list | tuple) else [given])]
@@ -189,21 +179,16 @@ class TensorBoard:
             raise OutputError(f"'{shown(self.folder)}' cannot be written ({error.strerror}); check the path") from None
 
     def write(self, record: Record) -> None:
-        event, step = record["event"], record["step"]
+        group = "train" if record["event"] == "step" else record["event"]
         for name, value in record.items():
             if name not in ("event", "step", "epoch"):
-                self._events.add_scalar(_tag(event, name), value, step)
+                tag = f"val/{name.removeprefix('val_')}" if name.startswith("val_") else f"{group}/{name}"
+                self._events.add_scalar(tag, value, record["step"])
         self._events.flush()
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
-
-
-def _tag(event: str, name: str) -> str:
-    if name.startswith("val_"):
-        return f"val/{name.removeprefix('val_')}"
-    return f"{'train' if event == 'step' else event}/{name}"
 
 
 class Logs:

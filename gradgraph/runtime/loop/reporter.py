@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from gradgraph.errors import shown
 from gradgraph.runtime.loop.course import Course
@@ -20,8 +20,8 @@ PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
 SLOW = 2.0  # seconds of preparation after which it is told
 
 
-class Reporter(Protocol):
-    """``fit`` tells a reporter how it goes."""
+class Reporter:
+    """``fit`` tells a reporter how it goes; this one is silent."""
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 
@@ -47,7 +47,7 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
 def reporter(progress: bool | None, course: Course) -> Reporter:
     """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``."""
     if progress is False:
-        return Silent()
+        return Reporter()
     if sys.stderr.isatty():
         from rich.console import Console
 
@@ -57,17 +57,7 @@ def reporter(progress: bool | None, course: Course) -> Reporter:
     return Plain(course)
 
 
-class Silent:
-    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
-
-    def epoch(self, row: Mapping[str, float]) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Plain:
+class Plain(Reporter):
     """One line per epoch, and one every ten seconds within a long one."""
 
     def __init__(self, course: Course) -> None:
@@ -89,18 +79,15 @@ class Plain:
                          self._course.left(epoch, done)))  # fmt: skip
 
     def epoch(self, row: Mapping[str, float]) -> None:
-        values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
         epoch = int(row["epoch"])
         where = f"{self._course.name(epoch - 1)}: step {row['step']:.0f}"
-        self.say(_joined(where, _values(values), self._course.left(epoch, 0) if epoch != self._course.epochs else ""))
+        self.say(_joined(where, _values(row), self._course.left(epoch, 0) if epoch != self._course.epochs else ""))
 
     def say(self, sentence: str) -> None:
         print(sentence, file=_Forgiving(sys.stderr), flush=True)
 
-    def close(self) -> None: ...
 
-
-class Bar:
+class Bar(Reporter):
     """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit."""
 
     def __init__(self, console: Any, course: Course) -> None:
@@ -150,8 +137,7 @@ class Bar:
         return f"{done}/{self._total}" if self._total else str(done)
 
     def epoch(self, row: Mapping[str, float]) -> None:
-        values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
-        self.say(f"{self._course.name(int(row['epoch']) - 1)}  {_values(values)}")
+        self.say(f"{self._course.name(int(row['epoch']) - 1)}  {_values(row)}")
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
@@ -189,4 +175,4 @@ def _joined(*parts: str) -> str:
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    return "  ".join(f"{shown(name)} {float(v):.4g}" for name, v in values.items())
+    return "  ".join(f"{shown(name)} {float(v):.4g}" for name, v in values.items() if name not in ("epoch", "step"))

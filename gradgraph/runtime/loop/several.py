@@ -17,7 +17,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, column
 
 
 class Together:
-    """What the sessions of several steps have found, each column under the name of its step."""
+    """The results of the sessions of several steps, each column under the name of its step."""
 
     def __init__(self, sessions: Mapping[str, BoundSession]) -> None:
         self._sessions = sessions
@@ -111,7 +111,7 @@ class SeveralFit(Fit):
         later = 0 if total is None else self.pattern.runs(name, p.turns + 1, first + total)
         return total is not None and later == 0 and name not in here[p.place + 1 :]
 
-    def _steps_of(self, rate: str) -> int:
+    def _steps_done(self, rate: str) -> int:
         return self.progress.counts.get(rate.partition(".")[0], 0)
 
     def _numbers(self) -> dict[str, float]:

@@ -32,7 +32,7 @@ _WRITTEN = re.compile(r"auto(?::\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?)?", re.IGNO
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What ``Trainer.find_batch_size`` found.
+    """The largest batch that fits, as ``Trainer.find_batch_size`` found it.
 
     Attributes:
         samples: of a batch.

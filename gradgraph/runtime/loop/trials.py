@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -157,25 +157,17 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             losses.append(loss)
             averages.append(average / (1 - SMOOTHING ** len(losses)))
-            if _has_blown_up(averages):
+            first, least = averages[0], min(averages)
+            if averages[-1] > first + BLOWN_UP * max(first - least, abs(first) * 0.25):
                 break
     if not losses:
         raise DataError("not even the first learning rate gives a finite loss; lower start, or look at the data")
     tried = tuple(float(rate) for rate in rates[: len(losses)])
-    smoothed = _smooth(losses, steps)
-    return RateCurve(tried, tuple(losses), tuple(smoothed), _steepest(tried, smoothed))
-
-
-def _has_blown_up(averages: Sequence[float]) -> bool:
-    first, least = averages[0], min(averages)
-    return averages[-1] > first + BLOWN_UP * max(first - least, abs(first) * 0.25)
-
-
-def _smooth(losses: Sequence[float], steps: int) -> list[float]:
-    """Each loss with its neighbours in a bell of a tenth of the range to both sides."""
+    # each loss with its neighbours in a bell of a tenth of the range to both sides
     places = np.arange(len(losses))
     bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
-    return [float(x) for x in bells @ np.asarray(losses) / bells.sum(1)]
+    smoothed = tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))
+    return RateCurve(tried, tuple(losses), smoothed, _steepest(tried, smoothed))
 
 
 def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
@@ -193,8 +185,9 @@ def overfit(trial: Trial, steps: int, rates: Mapping[str, Any]) -> Overfit:
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
-        return Overfit(tuple(trial.step(batch, _at(rates, i)) for i in range(steps)))
-
-
-def _at(rates: Mapping[str, float | Callable[[int], float]], step: int) -> dict[str, float]:
-    return {name: rate(step) if callable(rate) else rate for name, rate in rates.items()}
+        return Overfit(
+            tuple(
+                trial.step(batch, {name: rate(i) if callable(rate) else rate for name, rate in rates.items()})
+                for i in range(steps)
+            )
+        )

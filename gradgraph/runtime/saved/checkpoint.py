@@ -54,7 +54,12 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
         CheckpointError: not there, damaged, of a newer version, or of another step than ``specs`` describe.
     """
     path = Path(path)
-    _check_regular(path)
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise CheckpointError(f"cannot read '{shown(path)}' ({error.strerror}); check the path") from None
+    if not regular:
+        raise CheckpointError(f"'{shown(path)}' is not a regular file; give a checkpoint file")
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -92,15 +97,6 @@ def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
         digest.update_text(f"{array.dtype.name}{list(array.shape)} {name}")
         digest.update_array(array)
     return digest.text()
-
-
-def _check_regular(path: Path) -> None:
-    try:
-        regular = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        raise CheckpointError(f"cannot read '{shown(path)}' ({error.strerror}); check the path") from None
-    if not regular:
-        raise CheckpointError(f"'{shown(path)}' is not a regular file; give a checkpoint file")
 
 
 # --- the newest whole one ---------------------------------------------------------------------------------
@@ -205,7 +201,8 @@ class CheckpointKeeper:
     ) -> None:
         self.folder = Path(folder)
         self.keep, self.monitor = keep, monitor
-        self._sign = Monitor(monitor, mode).sign
+        self._monitor = Monitor(monitor, mode)
+        self._sign = self._monitor.sign
         self.best_value = math.inf
         self._failed: OutputError | None = None
         self._has_looked = False
@@ -227,14 +224,24 @@ class CheckpointKeeper:
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
         """Save; raises CheckpointError if ``monitor`` is no column of the history."""
-        name = self.monitor or ("val_loss" if "val_loss" in row else "loss")
+        name, steps = self._monitor.of(row), trainer.progress.steps
         if name not in row:
             raise CheckpointError(f"the history has no column '{shown(name)}'; it has {', '.join(map(shown, row))}")
         if not self._has_looked:
             self._has_looked = True
-            self._look(trainer, name)
+            self._look_at_folder(trainer, name)
+        value = self._sign * row[name]
         try:
-            self._save(trainer, self._sign * row[name])
+            with says_why(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            trainer.save(self.folder / f"step-{steps:08d}.ckpt")
+            if value < self.best_value:
+                trainer.save(self.best)
+                self.best_value = value
+            ours = [path for path in _kept_in(self.folder) if _steps_of(path) <= steps]
+            for old in ours[self.keep :]:
+                with contextlib.suppress(OSError):
+                    old.unlink()
             self._failed = None
         except OutputError as error:
             self._failed = error
@@ -245,20 +252,8 @@ class CheckpointKeeper:
         if self._failed is not None:
             raise self._failed
 
-    def _save(self, trainer: Any, value: float) -> None:
-        with says_why(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        trainer.save(self.folder / f"step-{trainer.progress.steps:08d}.ckpt")
-        if value < self.best_value:
-            trainer.save(self.best)
-            self.best_value = value
-        ours = [path for path in _kept_in(self.folder) if _steps_of(path) <= trainer.progress.steps]
-        for old in ours[self.keep :]:
-            with contextlib.suppress(OSError):
-                old.unlink()
-
-    def _look(self, trainer: Any, name: str) -> None:
-        """At what lies in the folder already: the best of this run, before it was resumed, or files of another run."""
+    def _look_at_folder(self, trainer: Any, name: str) -> None:
+        """Take over the best of this run, if it was resumed, from the folder; warn of files of another run there."""
         history, steps = trainer.progress.history, trainer.progress.steps
         with contextlib.suppress(CheckpointError):
             found = load_checkpoint(self.best, trainer.manifest.state)[1]

@@ -33,16 +33,20 @@ def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     with says_why(path):
         target = output_target(path)
     file = target.with_name(f".{target.name[:100]}{SUFFIX}")
-    handle = _locked(file, path)
+    handle = _open_lock(file, path)
     try:
         yield
     finally:
         if handle is not None:
-            _release(file, handle)
+            # removed while it is locked, so that nobody locks one that is about to go; Windows removes no open file
+            if sys.platform != "win32":
+                with contextlib.suppress(OSError):  # what is left is locked anew by the next run
+                    file.unlink(missing_ok=True)
+            os.close(handle)
 
 
-def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
-    """The open lock file, or None where locks cannot be had."""
+def _open_lock(file: Path, path: str | os.PathLike[str]) -> int | None:
+    """Open and lock the lock file; returns its handle, or None where locks cannot be had."""
     while True:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
@@ -66,34 +70,19 @@ def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
         except OSError:
             os.close(handle)
             return None
-        if _is_at(file, handle):
-            with contextlib.suppress(OSError):  # a full disk: the file is locked, though it does not say by whom
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(file.stat(), os.fstat(handle)):
+                with contextlib.suppress(OSError):  # a full disk: the file is locked, though it does not say by whom
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return handle
         os.close(handle)  # its owner has removed it in the meantime
 
 
 def _no_lock_file(file: Path) -> OutputError:
-    """A link leads to a file that is not ours to write to."""
-    return OutputError(
+    return OutputError(  # a link leads to a file that is not ours to write to
         f"'{shown(file)}', the lock of a checkpoint, is a link or no regular file; remove it, or save to another path"
     )
-
-
-def _is_at(file: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(file.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _release(file: Path, handle: int) -> None:
-    """Remove the file while it is locked, so that nobody locks one that is about to go."""
-    if sys.platform != "win32":  # which removes no open file: there it is left for the next run
-        with contextlib.suppress(OSError):  # what is left is locked anew by the next run
-            file.unlink(missing_ok=True)
-    os.close(handle)
 
 
 if sys.platform == "win32":

@@ -35,7 +35,7 @@ class Monitor:
         return self.column or ("val_loss" if "val_loss" in columns else "loss")
 
     def value(self, row: Mapping[str, float]) -> float:
-        """Its value in a row of the history.
+        """The value of the column in a row of the history.
 
         Raises:
             DataError: the row has no such column.
@@ -55,7 +55,7 @@ class Monitor:
 
     @property
     def sign(self) -> float:
-        """What turns better into smaller.
+        """The factor that turns better into smaller.
 
         Raises:
             DataError: neither ``mode`` nor the name of the column says it.

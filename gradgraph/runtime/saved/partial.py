@@ -23,7 +23,7 @@ WEIGHTS = ("parameter", "statistic")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What ``Trainer.load_state_dict`` has done, name by name.
+    """The result of ``Trainer.load_state_dict``, name by name.
 
     Attributes:
         loaded: state tensors that have new values.
@@ -55,12 +55,10 @@ class Loaded:
 def fitting(
     manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
 ) -> tuple[Loaded, dict[str, Array]]:
-    """Which of ``values`` are weights of the step, and these, in its types.
+    """Find which of ``values`` are weights of the step, and convert these to its types.
 
     Args:
-        manifest: of the step.
-        values: arrays by name.
-        held: what a frozen weight of the step is.
+        held: gives a frozen weight of the step by its name.
 
     Raises:
         CheckpointError: none fits.
@@ -92,7 +90,7 @@ def fitting(
 
 
 def _mismatch(spec: StateSpec, value: Array) -> str:
-    """Why a value is none of that tensor; floating types are converted."""
+    """Say why a value cannot be that of a tensor, if it cannot; floating types are converted."""
     want = numpy_dtype(spec.dtype)
     if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
         return ""

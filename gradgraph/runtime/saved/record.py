@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradgraph.errors import shown
 from gradgraph.runtime.saved.history import History, as_history
+
+Checked = TypeVar("Checked")
 
 VERSION = 2  # since 2 there is a digest
 LARGEST_COUNT = 1 << 53
@@ -125,12 +127,12 @@ def from_text(text: str) -> Record:
 def _check(p: Progress) -> None:
     for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale", "turns", "place"):
         _whole(name, getattr(p, name))
-    p.counts, p.weights = _whole_numbers("counts", p.counts), _whole_numbers("weights", p.weights)
+    p.counts, p.weights = _each("counts", p.counts, _whole), _each("weights", p.weights, _whole)
     _whole("seed", p.seed, -(1 << 63), (1 << 63) - 1)
-    p.sums, p.hyperparameters = _numbers("sums", p.sums), _numbers("hyperparameters", p.hyperparameters)
+    p.sums, p.hyperparameters = _each("sums", p.sums, _number), _each("hyperparameters", p.hyperparameters, _number)
     for name, value in p.hyperparameters.items():
         _require(math.isfinite(value), f"the hyperparameter {shown(name)} is {value}")
-    p.totals = _arrays(p.totals)
+    p.totals = _each("totals", p.totals, _array)
     p.best = None if p.best is None else _number("best", p.best)
     if p.sizes is not None:
         p.sizes = {str(name): _whole(f"the size {shown(name)}", size, 1) for name, size in p.sizes.items()}
@@ -167,27 +169,20 @@ def _whole(name: str, value: Any, least: int = 0, most: int = LARGEST_COUNT) -> 
     return int(value)
 
 
-def _whole_numbers(what: str, values: Any) -> dict[str, int]:
-    _require(isinstance(values, dict), f"{what} is {_brief(values)}")
-    return {str(name): _whole(f"{shown(name)} of {what}", value) for name, value in values.items()}
-
-
 def _number(name: str, value: Any) -> float:
     _require(type(value) in (int, float), f"{name} is {_brief(value)}")
     return float(value)
 
 
-def _numbers(what: str, values: Any) -> dict[str, float]:
+def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    array = np.array(value)
+    _require(array.dtype.kind in "if", f"{name} holds no numbers")
+    return array.astype(np.float64)
+
+
+def _each(what: str, values: Any, checked: Callable[[str, Any], Checked]) -> dict[str, Checked]:
     _require(isinstance(values, dict), f"{what} is {_brief(values)}")
-    return {str(name): _number(f"{shown(name)} of {what}", value) for name, value in values.items()}
-
-
-def _arrays(values: Any) -> dict[str, Any]:
-    _require(isinstance(values, dict), f"totals is {_brief(values)}")
-    arrays = {str(name): np.array(value) for name, value in values.items()}
-    for name, array in arrays.items():
-        _require(array.dtype.kind in "if", f"{shown(name)} of totals holds no numbers")
-    return {name: array.astype(np.float64) for name, array in arrays.items()}
+    return {str(name): checked(f"{shown(name)} of {what}", value) for name, value in values.items()}
 
 
 def _brief(value: Any) -> str:

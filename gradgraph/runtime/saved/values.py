@@ -1,4 +1,4 @@
-"""Whether values are those of a state: of every tensor one, of its shape and type."""
+"""A check that values are those of a state: of every tensor one, of its shape and type."""
 
 from __future__ import annotations
 
