@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast, overload
 
 import onnx_ir as ir
 
-from gradgraph import rules
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.errors import DifferentiationError, ModelError, shown
@@ -21,13 +20,14 @@ from gradgraph.frontend.trace import TensorLike, Trace, Value, current, op, tens
 from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import is_marked_constant, mark_detached
+from gradgraph.rules import families
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
 __all__ = ["detach", "grad", "jvp", "stop_gradient", "vjp"]
 
-assert rules  # importing them fills the registry
+assert families  # importing them fills the registry
 
 
 def detach(x: TensorLike) -> Tensor:

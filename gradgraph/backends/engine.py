@@ -35,6 +35,7 @@ from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.simplifying.fold import fold_constants
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.passes.rewrites import run
+from gradgraph.rules import families  # noqa: F401  (likewise)
 from gradgraph.rules.named_operators import DOMAIN, describe, operator_of, write_portable
 
 log = logging.getLogger("gradgraph")

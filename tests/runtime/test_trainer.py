@@ -6,6 +6,8 @@ import copy
 import logging
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import handmade
@@ -13,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from lowered_networks import exported
 
 import gradgraph as gg
 import gradgraph.step.step
@@ -553,3 +556,17 @@ def test_a_trainer_is_not_pickled_but_its_step_is() -> None:
             make(t)
     other = trainer(pickle.loads(pickle.dumps(t.definition)))
     assert other.step(handmade.points(8))["loss"] == t.step(handmade.points(8))["loss"]
+
+
+def test_a_process_that_only_loads_a_step_can_train_it(tmp_path: Path) -> None:
+    """The operators that a saved step calls are known without anything of what has built it."""
+    gg.build(exported("residual", "batch"), "cross_entropy", "adamw").save(tmp_path / "step")
+    code = """import sys, numpy as np, gradgraph as gg
+trainer = gg.Trainer(sys.argv[1], device="cpu")
+batch = {s.name: np.zeros([s.shape[0] if isinstance(s.shape[0], int) else 2, *s.shape[1:]], s.dtype)
+         for s in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+print(sorted(trainer.step(batch)))"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "step")], capture_output=True, text=True, timeout=120
+    )
+    assert "loss" in ran.stdout, ran.stderr
