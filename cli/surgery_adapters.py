@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.choices import PATH
+from gradgraph.cli.choices import PATH, Briefly, Named
 from gradgraph.errors import shown
 
 Change = tuple[str, Callable[[Any], Any]]
-KINDS = ("lora", "rslora", "dora", "ia3", "bottleneck", "prefix", "bitfit")
 _OPTIONS = [
     click.option("--lora", "adapted", multiple=True, metavar="GLOB", help="Adapters on these layers. Repeatable."),
-    click.option("--kind", type=click.Choice(KINDS), default="lora", show_default=True, help="With --lora."),
+    click.option("--kind", cls=Named, type=Briefly("surgery.adapter_kinds.adapter_table:KINDS"), default="lora",
+                 show_default=True, help="With --lora."),
     click.option("--rank", type=click.IntRange(min=1), default=8, show_default=True, help="With --lora."),
     click.option("--alpha", type=float, help="With --lora: it counts alpha/rank times; twice the rank by default."),
     click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="With --lora."),

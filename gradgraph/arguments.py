@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -129,42 +129,18 @@ def found_at(place: str) -> Any:
 # --- what users name: a loss, an optimizer, tensors ---------------------------------------------------------
 
 
-class Table(MutableMapping[str, E]):
+class Table(dict[str, E]):
     """Entries by the names that users give them: the one list of losses, of backends, of kinds of adapters, ….
 
     Args:
         what: an entry in messages, such as "loss".
-        find: imports the files that define the entry of a name, or with "" those of all; then entries are found when
-            they are asked for, and stand in the order of the alphabet.
         known_as: what others call an entry, for messages.
     """
 
-    def __init__(
-        self, what: str, find: Callable[[str], object] | None = None, known_as: Mapping[str, str] = {}
-    ) -> None:
+    def __init__(self, what: str, known_as: Mapping[str, str] = {}) -> None:
+        super().__init__()
         self.what = what
-        self._find, self._known_as = find, known_as
-        self._entries: dict[str, E] = {}
-
-    def __getitem__(self, name: str) -> E:
-        if name not in self._entries and self._find is not None:
-            self._find(name)
-        return self._entries[name]
-
-    def __setitem__(self, name: str, entry: E) -> None:
-        self._entries[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        del self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        if self._find is None:
-            return iter(self._entries)
-        self._find("")
-        return iter(sorted(self._entries))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+        self._known_as = known_as
 
     def add(self, name: str, entry: E) -> E:
         """Give ``entry`` a name.
@@ -180,6 +156,11 @@ class Table(MutableMapping[str, E]):
             raise BuildError(f"there is a {self.what} '{shown(name)}' already; choose another name")
         self[name] = entry
         return entry
+
+    def order(self, names: Iterable[str]) -> None:
+        """Let entries stand in the order of ``names``, whichever file was imported first."""
+        for name in list(names):
+            self[name] = self.pop(name)
 
     def named(self, name: str) -> E:
         """The entry called ``name``.

@@ -13,6 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 
+from gradgraph.arguments import Table
 from gradgraph.backends.backend import Backend
 from gradgraph.errors import BuildError, shown, suggestion
 
@@ -22,14 +23,18 @@ SHARED = frozenset((
 ))  # fmt: skip
 
 
-def _found() -> dict[str, Backend]:
+def find_all() -> None:
+    """Fill the table: import the files and folders of this room, each of which defines a backend."""
     names = (m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED)
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Backend)}
-    return dict(sorted(found.items()))
+    BACKENDS.update(
+        {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Backend)}
+    )
+    BACKENDS.order(sorted(BACKENDS))
 
 
-BACKENDS: dict[str, Backend] = _found()
+BACKENDS: Table[Backend] = Table("backend")
+find_all()
 
 
 def register(backend: Backend) -> Backend:
@@ -38,9 +43,8 @@ def register(backend: Backend) -> Backend:
     Raises:
         BuildError: there is another backend of that name.
     """
-    if BACKENDS.setdefault(backend.name, backend) is not backend:
-        raise BuildError(f"there is a backend '{shown(backend.name)}' already")
-    return backend
+    known = BACKENDS.get(backend.name)
+    return backend if known is backend else BACKENDS.add(backend.name, backend)
 
 
 def step_backends() -> tuple[str, ...]:

@@ -24,8 +24,5 @@ from gradgraph.optim.weight_groups import RECIPES as RECIPES
 __all__ = ["by_name"]
 
 FAMILIES = (descent, adam_family, adam_variants, rms, trust, factored, orthogonal, schedule_free, quasi_newton)
-for _family in FAMILIES:  # in their order, whoever imported them first
-    for _name in [name for name, make in RECIPES.items() if make.__module__ == _family.__name__]:
-        RECIPES[_name] = RECIPES.pop(_name)
-
+RECIPES.order(name for f in FAMILIES for name, make in RECIPES.items() if make.__module__ == f.__name__)
 by_name = RECIPES.by_name

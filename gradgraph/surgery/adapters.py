@@ -7,7 +7,6 @@ several names.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,6 @@ from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, number
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
-_KIND = Checked(f"one of {', '.join(KINDS)}", lambda value: value in KINDS)
 _NAME = Checked("a name of letters, digits, _ and -", lambda value: TEXT.fits(value) and _is_name(value))
 _WEIGHTS = Checked(
     'how much each counts, such as {"fr": 1.0, "de": 0}',
@@ -46,7 +44,7 @@ def _is_name(text: str) -> bool:
     return text.replace("_", "").replace("-", "").isalnum()
 
 
-@checked(target=NAMES, rank=_ABOVE_ZERO, alpha=NUMBER.or_none(), dropout=_PART, kind=_KIND, name=_NAME,
+@checked(target=NAMES, rank=_ABOVE_ZERO, alpha=NUMBER.or_none(), dropout=_PART, kind=TEXT, name=_NAME,
          feedforward=NAMES, seed=WHOLE, out=PATH.or_none())  # fmt: skip
 def lora(
     model: Source,
@@ -72,11 +70,8 @@ def lora(
         rank: of the two factors; of a bottleneck, its width; of a prefix, its length.
         alpha: the adapter counts ``alpha/rank`` times; ``2·rank`` by default.
         dropout: of what goes into the first factor, in training.
-        kind: ``"lora"``; ``"rslora"``, which counts ``alpha/√rank`` times; ``"dora"``, which trains the lengths of
-            weights apart from their directions; ``"ia3"``, one vector for each layer; ``"bottleneck"``, two small
-            layers behind each; ``"prefix"``, keys and values before those of the text (unlike others it changes at
-            once what the model computes, and where all attentions get some, an input ``position_ids`` counts on
-            from them, as in PEFT); ``"bitfit"``, the biases that are there.
+        kind: one of the kinds below. A prefix, unlike others, changes at once what the model computes; where all
+            attentions get some, an input ``position_ids`` counts on from them, as in PEFT.
         name: what belongs together. Adapters of other names that the model has stay, and are not trained any more
             (:func:`use_adapters`).
         feedforward: of ia3, the layers whose input is multiplied, and not their output.
@@ -97,7 +92,7 @@ def lora(
     layers = adaptable(work, target, kind, name, before)
     inward = {layer.name for layer in (linear_layers(work, feedforward)[0] if as_names(feedforward) else [])}
     counts = 2.0 * rank if alpha is None else float(alpha)
-    scale = counts / (math.sqrt(rank) if kind == "rslora" else rank)
+    scale = counts / KINDS[kind].spread(rank)
     rng = np.random.default_rng(seed)
     wanted = [
         Adapter(kind, layer.name, layer.kind, scale=scale, rank=rank, alpha=counts, dropout=dropout, name=name,
@@ -107,6 +102,16 @@ def lora(
     made = put_all(work, layers, wanted, rng)
     write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
+
+
+lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
+    f"\n    - ``\"{name}\"``: {kind.about}." for name, kind in KINDS.items()
+)  # fmt: skip
+
+
+def _weighable() -> str:
+    """The kinds of which several can stand beside one layer, each weighed."""
+    return " and ".join(name for name, kind in KINDS.items() if kind.adds)
 
 
 def put_all(
@@ -146,7 +151,7 @@ def adaptable(
     if any(node.op_type == "QuantizeLinear" for node in work.graph):
         work.metadata_props.setdefault(QUANTISED, "{}")  # gradients are to reach what lies below rounded data
     own = {weight for adapter in before for weight in adapter.weights}
-    search = KINDS[kind].layers
+    search = KINDS.named(kind).layers
     layers, others = search(work, target)
     layers = [layer for layer in layers if not _is_adapters(layer.node, own)]
     if KINDS[kind].merge is not None:
@@ -167,7 +172,7 @@ def adaptable(
         if shared is not None and not (KINDS[kind].adds and KINDS[shared.kind].adds):
             raise BuildError(
                 f"'{shown(shared.module)}' has an adapter of kind {shared.kind}, which cannot share a layer with one "
-                f"of kind {kind}; lora and rslora can"
+                f"of kind {kind}; {_weighable()} can"
             )
     return layers
 
@@ -224,7 +229,7 @@ def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
     if not KINDS[adapter.kind].adds:
         raise BuildError(
             f"adapters of kind {adapter.kind} count once: '{shown(adapter.name)}' can be weighed neither "
-            f"{weight:g} nor otherwise; lora and rslora can"
+            f"{weight:g} nor otherwise; {_weighable()} can"
         )
     set_numbers(work, *factor_of(work, adapter, adapter.scale * weight))
     return replace(adapter, weight=weight)

@@ -15,7 +15,6 @@ from command_line import Cli
 from onnx import numpy_helper
 
 from gradgraph import surgery
-from gradgraph.cli import surgery_adapters
 from gradgraph.surgery.adapter_kinds import adapter_table
 
 
@@ -106,8 +105,9 @@ def test_a_quantised_model_goes_on(cli: Cli) -> None:
     assert ran.code == 2 and "--qat-quantised" in ran.err
 
 
-def test_the_kinds_are_those_of_the_table() -> None:
-    assert tuple(adapter_table.KINDS) == surgery_adapters.KINDS
+def test_the_kinds_are_those_of_the_table(cli: Cli) -> None:
+    listed = f"One of {', '.join(adapter_table.KINDS)}."
+    assert listed in " ".join(cli("surgery", "--help").out.split())
 
 
 def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:

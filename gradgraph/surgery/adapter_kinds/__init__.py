@@ -1,1 +1,1 @@
-"""The kinds of adapters: each file holds the formula of one, and its merge; ``adapter_table`` lists them."""
+"""The kinds of adapters: each file holds one, with its formula, its merge and its row in the table ``KINDS``."""

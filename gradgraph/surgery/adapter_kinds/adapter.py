@@ -18,7 +18,7 @@ class Adapter:
     """One adapted layer.
 
     Attributes:
-        kind: one of ``adapter_table.KINDS``.
+        kind: one of the table ``KINDS``.
         module: the layer's name; PEFT's names are made of it.
         operator: of the layer, such as MatMul, Gemm, MatMulNBits, Conv or Gather.
         output: the name of what is read in the place of the layer's result.

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph.arguments import as_names, matching
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are
 from gradgraph.surgery.operated import numbers_of
 
 # the inputs that are added to a result
@@ -83,3 +84,8 @@ def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -
     """Nothing but the note that it is trained."""
     del work, rng
     return wanted.put_at("", bias.value)
+
+
+KINDS.add(
+    "bitfit", Kind("the biases that the model has", put, ("bias",), as_they_are, NO_RANK, layers=found)
+)  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
 from gradgraph.surgery.linear_layers import Layer, drawn
 
@@ -37,3 +38,10 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
         return writer.node("Add", y, linear(inner, up, up_bias))
 
     return wanted.put_at(writer.instead(behind_bias(layer.node), formula), down, down_bias, up, up_bias)
+
+
+KINDS.add(
+    "bottleneck",
+    Kind("two small layers with a relu between, behind a layer", put,
+         ("down.weight", "down.bias", "up.weight", "up.bias"), zeros, ((1, 0, 0, None), (0, 0, 1, None))),
+)  # fmt: skip

@@ -19,6 +19,7 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.graph.marks import mark_detached
 from gradgraph.surgery.adapter_kinds import low_rank
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import numbers_of, value_named
@@ -124,3 +125,10 @@ def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
     """``(W + s·A·B)·m/n``, with outputs first."""
     total = weight + low_rank.delta(adapter, factors)
     return np.asarray(total * (factors[2].reshape(-1) / lengths(total)).reshape(-1, *[1] * (total.ndim - 1)))
+
+
+KINDS.add(
+    "dora",
+    Kind("a weight's direction by low rank, its length by itself", put, (*low_rank.FACTORS, "lora_magnitude_vector"),
+         rest, ((1, 0, None), (0, 1, None)), factor, merge, peft="LORA"),
+)  # fmt: skip

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, ones
 from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
 from gradgraph.surgery.linear_layers import Layer
 
@@ -42,3 +43,10 @@ def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
 def bias(adapter: Adapter, bias: Array, factors: list[Array]) -> Array:
     """``b·l``"""
     return bias if adapter.side == "in" else np.asarray(bias * factors[0].reshape(-1))
+
+
+KINDS.add(
+    "ia3",
+    Kind("one vector that multiplies what a layer gives", put, ("ia3_l",), ones, NO_RANK, merge=merge, bias=bias,
+         peft="IA3"),
+)  # fmt: skip

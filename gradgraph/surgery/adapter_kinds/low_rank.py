@@ -8,12 +8,14 @@ embedding takes rows of A. It becomes part of the weight: ``W + s·A·B``.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
 from gradgraph.surgery.operated import value_named
@@ -86,3 +88,12 @@ def delta(adapter: Adapter, factors: list[Array]) -> Array:
     rows = b.reshape(groups, len(b) // groups, b.shape[1])
     product = np.einsum("gor,gr...->go...", rows, parts)
     return np.asarray(adapter.scale * adapter.weight * product.reshape(len(b), *a.shape[1:]))
+
+
+FACTORS = ("lora_A.weight", "lora_B.weight")
+LORA = KINDS.add(
+    "lora",
+    Kind("two factors of low rank beside a weight", put, FACTORS, zeros, ((1, 0), (0, 1)), factor, merge, adds=True,
+         of_embeddings=("lora_embedding_A", "lora_embedding_B"), peft="LORA"),
+)  # fmt: skip
+KINDS.add("rslora", replace(LORA, about="the same as lora, counted alpha/√rank times", spread=math.sqrt))

@@ -28,6 +28,7 @@ from gradgraph.arguments import as_names, matching
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.operated import numbers_of, value_named
 
@@ -338,3 +339,10 @@ _FORMS: dict[tuple[str, str], Callable[[ir.Node], Sizes | str | None]] = {
     ("", "Attention"): _fused((4, 5), (3,), "q_num_heads", "kv_num_heads"),
     ("", "Softmax"): _written_out,
 }
+
+
+KINDS.add(
+    "prefix",
+    Kind("keys and values before those of the text, in an attention", put, ("key", "value"), rest, ((1, 1), (1, 1)),
+         layers=found, finish=count_positions),
+)  # fmt: skip
