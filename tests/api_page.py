@@ -25,6 +25,8 @@ from gradgraph.runtime.saved.partial import Loaded
 from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
+# classes that have a page of their own, and what methods and functions give
+TRAINER = {"Trainer": gradgraph.Trainer}
 GIVEN = {
     c.__name__: c
     for c in (
@@ -51,8 +53,9 @@ def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
 
 
 # page: its title, and what stands on it
-PAGES: dict[str, tuple[str, list[ModuleType | str]]] = {
-    "api.md": ("gradgraph", [gradgraph, "What they give"]),
+PAGES: dict[str, tuple[str, list[ModuleType | Mapping[str, type]]]] = {
+    "api.md": ("gradgraph", [gradgraph]),
+    "api-trainer.md": ("Trainer", [TRAINER, GIVEN]),
     "api-optim.md": ("Optimizers", [optim]),
     "api-losses.md": ("Losses and metrics", [losses, metrics]),
     "api-surgery.md": ("Surgery", [surgery]),
@@ -82,11 +85,12 @@ def page(name: str) -> str:
     if len(parts) > 2:
         lines += _overview([part for part in parts if isinstance(part, ModuleType)])
     for part in parts:
-        if isinstance(part, str):
-            lines += [f"## {part}", "", *(line for n, c in GIVEN.items() for line in _entry("###", n, c))]
+        if isinstance(part, Mapping):
+            lines += [] if part is TRAINER else ["## What calls give", ""]
+            lines += [line for n, c in part.items() for line in _entry("##" if part is TRAINER else "###", n, c)]
         else:
             lines += [f"## {_heading(part)}", "", *markdown(part.__doc__ or ""), ""]
-            lines += [line for n, thing in public(part) for line in _entry("###", n, thing)]
+            lines += [line for n, thing in public(part) if n not in TRAINER for line in _entry("###", n, thing)]
     return "\n".join(lines).rstrip() + "\n"
 
 
