@@ -18,9 +18,9 @@ import onnx_ir as ir
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
 from gradgraph.backends.stages import stages
+from gradgraph.graph.nodes import read_once
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import Shape, shape_of
-from gradgraph.passes.normal.simplifying.peepholes import read_once
 from gradgraph.rules.registry import key_of
 
 Shapes: TypeAlias = Mapping[ir.Node, Shape]  # of what the nodes that may be in a group compute

@@ -17,7 +17,7 @@ from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
-from gradgraph.passes.normal.simplifying.peepholes import read_once
+from gradgraph.graph.nodes import read_once
 from gradgraph.rules.registry import case, real
 
 TILED = (

@@ -15,9 +15,10 @@ from collections import deque
 import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import BLOCKED
+from gradgraph.graph.nodes import read_once
 from gradgraph.graph.prune import detach
 from gradgraph.graph.shapes import constant_of
-from gradgraph.passes.normal.simplifying.peepholes import read_once, same_dims
+from gradgraph.passes.normal.simplifying.peepholes import same_dims
 
 MOST_NODES_BETWEEN = 256  # nodes among which the readers of a sum are looked for
 

@@ -25,8 +25,9 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import input_at, inputs_of, made_by, read_once, source_of
 from gradgraph.graph.shapes import Shape
-from gradgraph.passes.normal.simplifying.peepholes import inputs_of, is_zeros, read_once, rewrites, same_dims
+from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
 
 _MOST_PARTS = 64  # a chain of Concats, each written anew with all before it, would take quadratic time
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # change nothing on axes of size 1
@@ -36,22 +37,18 @@ _RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 @rewrites(*_RESHAPINGS)
 def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
     before, result = node.inputs[0], node.outputs[0]
-    while before is not None:
-        if same_dims(before, result):
-            return op.wrap(before)
-        inner = before.producer()
-        reshapes = inner is not None and inner.op_type in _RESHAPINGS and inner.domain == ""
-        before = inner.inputs[0] if inner is not None and reshapes else None
-    return None
+    while before is not None and not same_dims(before, result):
+        before = source_of(before, *_RESHAPINGS)
+    return None if before is None else op.wrap(before)
 
 
 @rewrites(*_RESHAPINGS)
 def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
     x, target = inputs_of(node)[0], _as_target(shapes.shape_of(node.outputs[0]))
-    inner = x.producer()
-    if inner is None or inner.op_type not in _RESHAPINGS or inner.domain or target is None or not read_once(x, node):
-        return None
-    return op.Reshape(op.wrap(inputs_of(inner)[0]), target)
+    first = source_of(x, *_RESHAPINGS)
+    return (
+        op.Reshape(op.wrap(first), target) if first is not None and target is not None and read_once(x, node) else None
+    )
 
 
 @rewrites("Expand", "Tile")
@@ -84,18 +81,14 @@ def _pads_all_axes(op: Builder, node: ir.Node) -> Var | None:
     if chosen is None or (len(chosen) == rank and (axes is None) == (wanted is None)):
         return None
     places = np.concatenate([chosen % rank, chosen % rank + rank])
-    attrs = {"mode": node.attributes["mode"].as_string()} if "mode" in node.attributes else {}
-    fill_again = None if fill is None else op.wrap(fill)
-    return op.Pad(op.wrap(x), _spread(op, pads, places, 2 * rank), fill_again, wanted, **attrs)
-
-
-def _spread(op: Builder, pads: ir.Value, places: np.ndarray, size: int) -> Var | np.ndarray:
-    """``pads`` at their places among zeros."""
-    numbers, zeros = shapes.constant_of(pads), np.zeros(size, np.int64)
+    numbers, spread = shapes.constant_of(pads), np.zeros(2 * rank, np.int64)
     if numbers is None:
-        return op.ScatterElements(op.const(zeros), op.const(places), op.wrap(pads), axis=0)
-    zeros[places] = numbers
-    return zeros
+        all_pads = op.ScatterElements(op.const(spread), op.const(places), op.wrap(pads), axis=0)
+    else:
+        spread[places] = numbers
+        all_pads = op.const(spread)
+    fill_again = None if fill is None else op.wrap(fill)
+    return op.Pad(op.wrap(x), all_pads, fill_again, wanted, mode=node.attributes.get_string("mode"))
 
 
 @rewrites("Slice")
@@ -116,9 +109,10 @@ def _as_target(dims: Shape | None) -> np.ndarray | None:
 def _moves_ones(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
     dims, target = shapes.shape_of(x), _as_target(shapes.shape_of(node.outputs[0]))
-    if dims is None or target is None or "perm" not in node.attributes:
+    perm = node.attributes.get_ints("perm")
+    if dims is None or target is None or perm is None:
         return None
-    moved = [axis for axis in node.attributes["perm"].as_ints() if dims[axis] != 1]
+    moved = [axis for axis in perm if dims[axis] != 1]
     return op.Reshape(op.wrap(x), target) if moved == sorted(moved) else None
 
 
@@ -147,8 +141,8 @@ class _Span:
 
 
 def _span(value: ir.Value) -> _Span | None:
-    node = value.producer()
-    if node is None or node.op_type != "Pad" or node.domain or not _pads_zeros(node):
+    node = made_by(value, "Pad")
+    if node is None or not _pads_zeros(node):
         return None
     x, pads = inputs_of(node)[0], shapes.constant_of(node.inputs[1])
     dims = shapes.shape_of(x)
@@ -166,9 +160,9 @@ def _span(value: ir.Value) -> _Span | None:
 
 
 def _pads_zeros(node: ir.Node) -> bool:
-    fill = node.inputs[2] if len(node.inputs) > 2 else None
-    number = None if fill is None else shapes.constant_of(fill)
-    constant = "mode" not in node.attributes or node.attributes["mode"].as_string() == "constant"
+    fill = input_at(node, 2)
+    number = shapes.constant_of(fill)
+    constant = node.attributes.get_string("mode", "constant") == "constant"
     return constant and (fill is None or (number is not None and not number.any()))
 
 
@@ -198,16 +192,15 @@ def _nested(op: Builder, node: ir.Node) -> Var | None:
 
 def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
     """The parts that a Concat on the same axis joins for this reader alone."""
-    node = value.producer()
-    if node is None or node.op_type != "Concat" or node.domain or not read_once(value, reader):
+    node = made_by(value, "Concat")
+    if node is None or not read_once(value, reader):
         return None
     return inputs_of(node) if node.attributes["axis"].as_int() == axis else None
 
 
 @rewrites("Add")
 def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
-    x, y = inputs_of(node)
-    for tensor, value in ((x, y), (y, x)):
+    for tensor, value in operand_pairs(node):
         placed = _into_zeros(value)
         if placed is not None and read_once(value, node) and same_dims(tensor, value):
             indices, updates = map(op.wrap, placed)
@@ -218,36 +211,32 @@ def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
     """Indices and updates of the ScatterND that computes ``value`` by writing them into zeros."""
-    node = value.producer()
-    if node is None or node.op_type != "ScatterND" or node.domain or not is_zeros(node.inputs[0]):
+    node = made_by(value, "ScatterND")
+    if node is None or not is_zeros(node.inputs[0]) or node.attributes.get_string("reduction", "none") != "none":
         return None
-    reduces = "reduction" in node.attributes and node.attributes["reduction"].as_string() != "none"
-    return None if reduces else inputs_of(node)[1:]
+    return inputs_of(node)[1:]
 
 
 @rewrites(*_REDUCTIONS)
 def _over_ones(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
-    axes = shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    dims = shapes.shape_of(x)
+    axes, dims = shapes.constant_of(input_at(node, 1)), shapes.shape_of(x)
     if axes is None or not axes.size or dims is None or any(dims[int(a)] != 1 for a in axes):
         return None
-    keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
-    return op.wrap(x) if keeps else op.Squeeze(op.wrap(x), axes)
+    return op.wrap(x) if node.attributes.get_int("keepdims", 1) else op.Squeeze(op.wrap(x), axes)
 
 
 @rewrites("Squeeze")
 def _squeezed_reduction(op: Builder, node: ir.Node) -> Var | None:
-    value, squeezed = inputs_of(node)[0], shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    inner = value.producer()
-    if inner is None or inner.op_type not in _REDUCTIONS or inner.domain or not read_once(value, node):
+    value, squeezed = inputs_of(node)[0], shapes.constant_of(input_at(node, 1))
+    inner = made_by(value, *_REDUCTIONS)
+    if inner is None or not read_once(value, node):
         return None
-    dims = shapes.shape_of(inputs_of(inner)[0])
-    axes = shapes.constant_of(inner.inputs[1]) if len(inner.inputs) > 1 else None
+    dims, axes = shapes.shape_of(inner.inputs[0]), shapes.constant_of(input_at(inner, 1))
     if dims is None or axes is None or not axes.size or squeezed is None:
         return None
     reduced = {int(a) % len(dims) for a in axes}
-    keeps = "keepdims" not in inner.attributes or inner.attributes["keepdims"].as_int()
+    keeps = inner.attributes.get_int("keepdims", 1)
     left = [i for i in range(len(dims)) if keeps or i not in reduced]
     gone = {left[int(a)] for a in squeezed}
     if keeps and not reduced <= gone:

@@ -34,6 +34,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_constant
+from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, read_once, source_of
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
@@ -87,22 +88,14 @@ def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
 
 def same_dims(a: ir.Value, b: ir.Value) -> bool:
     """Both shapes are known to be equal, symbolic names included."""
-    if a.shape is None or b.shape is None:
-        return False
-    dims = shapes.as_dims(a.shape)
-    return None not in dims and dims == shapes.as_dims(b.shape)
+    dims = shapes.recorded_shape(a)
+    return dims is not None and None not in dims and dims == shapes.recorded_shape(b)
 
 
-def inputs_of(node: ir.Node) -> list[ir.Value]:
-    """The inputs that are not left out."""
-    return [v for v in node.inputs if v is not None]
-
-
-def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Does ``reader`` alone read it, in one place and no more often than it is computed, which a body's node may?"""
-    producer = value.producer()
-    beside = producer is not None and producer.graph is reader.graph
-    return beside and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
+def operand_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+    """The two inputs of ``node``; of a sum or a product in either order."""
+    a, b = inputs_of(node)
+    return [(a, b), (b, a)] if node.op_type in ("Add", "Mul") else [(a, b)]
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -128,11 +121,10 @@ def _power(op: Builder, node: ir.Node) -> Var | None:
     return how[number]() if number in how else None
 
 
-@rewrites("Mul", "Add")
+@rewrites("Mul", "Div", "Add", "Sub")
 def _neutral(op: Builder, node: ir.Node) -> Var | None:
-    neutral = 1.0 if node.op_type == "Mul" else 0.0
-    a, b = inputs_of(node)
-    for x, other in ((a, b), (b, a)):
+    neutral = 1.0 if node.op_type in ("Mul", "Div") else 0.0
+    for x, other in operand_pairs(node):
         if _number(other) == neutral and _keeps_shape(x, other):
             return op.wrap(x)
     return None
@@ -140,8 +132,7 @@ def _neutral(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Mul")
 def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
-    a, b = inputs_of(node)
-    for value, number in ((a, b), (b, a)):
+    for value, number in operand_pairs(node):
         if (outer := _number(number)) is None or not is_marked_constant(number) or not _keeps_shape(value, number):
             continue
         x, inner = _multiple(value) if read_once(value, node) else (None, 1.0)
@@ -153,63 +144,44 @@ def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
 
 def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
     """A value x and the number k of a formula if ``value`` is k·x; else None and 1."""
-    node = value.producer()
-    if node is None or node.domain != "" or node.op_type not in ("Mul", "Add"):
+    node = made_by(value, "Mul", "Add")
+    if node is None:
         return None, 1.0
-    a, b = inputs_of(node)
     if node.op_type == "Add":
+        a, b = inputs_of(node)
         return (a, 2.0) if a is b else (None, 1.0)
-    for x, other in ((a, b), (b, a)):
+    for x, other in operand_pairs(node):
         if is_marked_constant(other) and (number := _number(other)) is not None and _keeps_shape(x, other):
             return x, number
     return None, 1.0
 
 
-@rewrites("Div", "Sub")
-def _neutral_on_the_right(op: Builder, node: ir.Node) -> Var | None:
-    neutral = 1.0 if node.op_type == "Div" else 0.0
-    x, other = inputs_of(node)
-    return op.wrap(x) if _number(other) == neutral and _keeps_shape(x, other) else None
-
-
-def _negated(value: ir.Value) -> ir.Value | None:
-    node = value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Neg" and node.domain == "" else None
-
-
 @rewrites("Neg")
 def _double_negation(op: Builder, node: ir.Node) -> Var | None:
     (value,) = inputs_of(node)
-    inner = _negated(value)
-    return op.wrap(inner) if inner is not None else _negated_product(op, node, value)
+    inner = source_of(value, "Neg")
+    return None if inner is None else op.wrap(inner)
 
 
-def _negated_product(op: Builder, node: ir.Node, value: ir.Value) -> Var | None:
-    product = value.producer()
-    if product is None or product.op_type not in ("Mul", "Div") or product.domain or not read_once(value, node):
+@rewrites("Neg")
+def _negated_product(op: Builder, node: ir.Node) -> Var | None:
+    (value,) = inputs_of(node)
+    product = made_by(value, "Mul", "Div")
+    if product is None or not read_once(value, node):
         return None
     a, b = inputs_of(product)
-    if (inner := _negated(a)) is not None:
+    if (inner := source_of(a, "Neg")) is not None:
         return op.emit(product.op_type, op.wrap(inner), op.wrap(b))
-    inner = _negated(b)
+    inner = source_of(b, "Neg")
     return None if inner is None else op.emit(product.op_type, op.wrap(a), op.wrap(inner))
 
 
-@rewrites("Add")
-def _add_negated(op: Builder, node: ir.Node) -> Var | None:
-    a, b = inputs_of(node)
-    for x, other in ((a, b), (b, a)):
-        inner = _negated(other)
-        if inner is not None:
-            return op.wrap(x) - op.wrap(inner)
+@rewrites("Add", "Sub")
+def _negated_term(op: Builder, node: ir.Node) -> Var | None:
+    for x, other in operand_pairs(node):
+        if (inner := source_of(other, "Neg")) is not None:
+            return op.emit("Sub" if node.op_type == "Add" else "Add", op.wrap(x), op.wrap(inner))
     return None
-
-
-@rewrites("Sub")
-def _subtract_negated(op: Builder, node: ir.Node) -> Var | None:
-    x, other = inputs_of(node)
-    inner = _negated(other)
-    return None if inner is None else op.wrap(x) + op.wrap(inner)
 
 
 @rewrites("Identity")
@@ -236,8 +208,7 @@ _WIDER: dict[ir.DataType | None, Collection[ir.DataType]] = {  # types that hold
 @rewrites("Cast")
 def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
     (value,) = inputs_of(node)
-    inner = value.producer()
-    first = inner.inputs[0] if inner is not None and inner.op_type == "Cast" and inner.domain == "" else None
+    inner, first = made_by(value, "Cast"), source_of(value, "Cast")
     if first is None or inner is None or value.dtype not in _WIDER.get(first.dtype, ()):
         return None
     if is_for_precision(node) and not is_for_precision(inner):
@@ -248,24 +219,22 @@ def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Reshape")
 def _reshape_twice(op: Builder, node: ir.Node) -> Var | None:
     x, target = inputs_of(node)
-    inner = x.producer()
-    numbers = shapes.constant_of(target)
-    if inner is None or inner.op_type != "Reshape" or inner.domain or numbers is None or (numbers == 0).any():
+    first, numbers = source_of(x, "Reshape"), shapes.constant_of(target)
+    if first is None or numbers is None or (numbers == 0).any():
         return None  # a 0 copies a size of the tensor in between
-    first = inner.inputs[0]
-    return None if first is None else op.Reshape(op.wrap(first), op.wrap(target))
+    return op.Reshape(op.wrap(first), op.wrap(target))
 
 
 def _perm(node: ir.Node) -> list[int] | None:
-    if "perm" in node.attributes:
-        return list(node.attributes["perm"].as_ints())
-    x = node.inputs[0]
+    x, perm = node.inputs[0], node.attributes.get_ints("perm")
+    if perm is not None:
+        return list(perm)
     return None if x is None or x.shape is None else list(reversed(range(len(x.shape))))
 
 
 def is_swap(node: ir.Node) -> bool:
     """Does it trade the last two axes, and no others?"""
-    perm = _perm(node) if node.op_type == "Transpose" and node.domain == "" else None
+    perm = _perm(node) if is_standard(node, "Transpose") else None
     rank = 0 if perm is None else len(perm)
     return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
 
@@ -273,8 +242,7 @@ def is_swap(node: ir.Node) -> bool:
 def _is_factor(value: ir.Value) -> bool:
     """Do products of matrices read it, and no other nodes?"""
     readers = [node for node, _ in value.uses()]
-    products = all(node.op_type == "MatMul" and node.domain == "" for node in readers)
-    return bool(readers) and products and not value.is_graph_output()
+    return bool(readers) and all(is_standard(n, "MatMul") for n in readers) and not value.is_graph_output()
 
 
 @rewrites("Transpose")
@@ -285,8 +253,8 @@ def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Transpose")
 def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
-    inner, outer_perm = inputs_of(node)[0].producer(), _perm(node)
-    if inner is None or inner.op_type != "Transpose" or inner.domain or outer_perm is None:
+    inner, outer_perm = made_by(node.inputs[0], "Transpose"), _perm(node)
+    if inner is None or outer_perm is None:
         return None
     inner_perm, first = _perm(inner), inner.inputs[0]
     if inner_perm is None or first is None or (is_swap(node) and not is_swap(inner) and _is_factor(node.outputs[0])):
@@ -297,10 +265,8 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
 
 def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
     """Factors and attributes of the Gemm without a summand that computes ``value`` for ``node`` alone."""
-    product = value.producer()
-    if product is None or product.op_type != "Gemm" or product.domain or len(product.inputs) != 2:
-        return None
-    if not read_once(value, node):
+    product = made_by(value, "Gemm")
+    if product is None or len(product.inputs) != 2 or not read_once(value, node):
         return None
     a, b = inputs_of(product)
     return a, b, attributes(product)
@@ -318,33 +284,22 @@ def _transposed_product(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Add")
 def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
-    x, y = inputs_of(node)
-    for value, other in ((y, x), (x, y)):
+    for other, value in operand_pairs(node):
         found = _own_product(value, node)
-        if found is not None and same_dims(value, other) and not _is_gemm(other):
+        if found is not None and same_dims(value, other) and made_by(other, "Gemm") is None:
             a, b, attrs = found
             return op.Gemm(op.wrap(a), op.wrap(b), op.wrap(other), **{**attrs, "beta": 1.0})
     return None
 
 
-def _is_gemm(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == "Gemm" and node.domain == ""
-
-
 @rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")
 def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
     inputs = inputs_of(node)
-    bare = [_unexpanded(x) or x for x in inputs]
+    bare = [source_of(x, "Expand") or x for x in inputs]
     if bare == inputs:
         return None
     beside = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
     return op.emit(node.op_type, *map(op.wrap, bare)) if beside else None
-
-
-def _unexpanded(value: ir.Value) -> ir.Value | None:
-    node = value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Expand" and node.domain == "" else None
 
 
 # --- constants -------------------------------------------------------------------------------------------
@@ -358,8 +313,8 @@ def _few_elements(op: Builder, node: ir.Node) -> Var | None:
     sizes = shapes.constant_of(inputs_of(node)[0])
     if sizes is None or sizes.min(initial=0) < 0 or np.prod(sizes, dtype=float) > _MOST_ELEMENTS:
         return None
-    given = node.attributes.get("value")
-    fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()
+    given = node.attributes.get_tensor("value")
+    fill = np.zeros(1, np.float32) if given is None else given.numpy()
     return op.const(np.full(tuple(sizes), fill.item(), fill.dtype))
 
 
@@ -375,7 +330,7 @@ def _no_elements(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Conv", "ConvTranspose", "Gemm")
 def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
-    if len(node.inputs) < 3 or not is_zeros(node.inputs[2]):
+    if not is_zeros(input_at(node, 2)):
         return None
     without: Var = op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
     return without
@@ -383,14 +338,12 @@ def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 def is_zeros(value: ir.Value | None) -> bool:
     """Is it zero wherever it is looked at, and no parameter?"""
-    node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Expand" and node.domain == "":
-        return is_zeros(node.inputs[0])
-    if node is not None and node.op_type == "ConstantOfShape" and node.domain == "":
-        return "value" not in node.attributes or not node.attributes["value"].as_tensor().numpy().any()
-    if value is None or not is_marked_constant(value):
-        return False
-    data = shapes.small_constant(value)
+    if (expanded := source_of(value, "Expand")) is not None:
+        return is_zeros(expanded)
+    if (filled := made_by(value, "ConstantOfShape")) is not None:
+        given = filled.attributes.get_tensor("value")
+        return given is None or not given.numpy().any()
+    data = shapes.small_constant(value) if value is not None and is_marked_constant(value) else None
     return data is not None and not data.any()
 
 

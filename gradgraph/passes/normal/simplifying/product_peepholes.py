@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.passes.normal.simplifying.peepholes import inputs_of, is_swap, read_once, rewrites
+from gradgraph.graph.nodes import inputs_of, made_by, read_once, source_of
+from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs, rewrites
 
 
 def _swapped(value: ir.Value) -> ir.Value | None:
     """The value that ``value`` is the swap of, if it is one."""
-    node = value.producer()
+    node = made_by(value, "Transpose")
     return node.inputs[0] if node is not None and is_swap(node) else None
 
 
@@ -36,10 +37,9 @@ def _rank(value: ir.Value) -> int:
 def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
     back = inputs_of(node)[0]
     batch = _swapped(back)
-    inner = None if batch is None else batch.producer()
-    if batch is None or inner is None or inner.op_type != "Reshape" or inner.domain or not read_once(back, node):
+    x = source_of(batch, "Reshape")
+    if x is None or not read_once(back, node):
         return None
-    x = inputs_of(inner)[0]
     before, flat, after = shapes.shape_of(x), shapes.shape_of(batch), shapes.shape_of(node.outputs[0])
     if before is None or flat is None or after is None or len(before) < 3 or None in before:
         return None
@@ -49,8 +49,7 @@ def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Mul")
 def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
-    a, b = inputs_of(node)
-    for value, number in ((a, b), (b, a)):
+    for value, number in operand_pairs(node):
         if (x := _swapped(value)) is None:
             continue
         constant = shapes.small_constant(number)
@@ -63,8 +62,8 @@ def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Transpose")
 def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
     value = inputs_of(node)[0]
-    product = value.producer()
-    if product is None or product.op_type != "MatMul" or product.domain or not is_swap(node):
+    product = made_by(value, "MatMul")
+    if product is None or not is_swap(node):
         return None
     a, b = inputs_of(product)
     if not read_once(value, node) or min(_rank(a), _rank(b)) < 2 or not (_swapped(a) or _swapped(b)):
