@@ -14,15 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, refused, shown
-from gradgraph.graph.checks import (
-    FINDINGS_LIMIT,
-    NEWEST_OPSET,
-    FunctionId,
-    check_calls,
-    check_tensor,
-    check_versions,
-    said,
-)
+from gradgraph.graph.checks import NEWEST_OPSET, FunctionId, check_calls, check_tensor, check_versions, refuse_any, said
 from gradgraph.graph.node_forms import call_in_file, described, form_findings, values_in_file
 
 
@@ -36,9 +28,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
     5. nodes that do not look like calls of their operators (``node_forms.py``), attributes that are given twice or hold
        another type than they declare.
     """
-    found = [*itertools.islice(itertools.chain(message_findings(proto), all_node_findings(proto)), FINDINGS_LIMIT)]
-    if found:
-        raise refused(*found)
+    refuse_any(itertools.chain(message_findings(proto), all_node_findings(proto)))
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:

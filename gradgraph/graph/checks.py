@@ -49,12 +49,17 @@ def validate(model: ir.Model) -> None:
         raise refused(Finding("the graph", "has no outputs", "", remedy))
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     graphs = (graph for body in bodies for graph in (body, *body.subgraphs()))
-    if found := [*itertools.islice((f for graph in graphs for f in _graph_findings(graph)), FINDINGS_LIMIT)]:
-        raise refused(*found)
+    refuse_any(f for graph in graphs for f in _graph_findings(graph))
     check_calls(
         {f.identifier(): [n.op_identifier() for n in f.all_nodes()] for f in model.functions.values()},
         [n.op_identifier() for n in model.graph.all_nodes()],
     )
+
+
+def refuse_any(findings: Iterable[Finding]) -> None:
+    """Raise ModelError if there is a finding; as many as FINDINGS_LIMIT are told."""
+    if some := [*itertools.islice(findings, FINDINGS_LIMIT)]:
+        raise refused(*some)
 
 
 def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:

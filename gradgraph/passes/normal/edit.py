@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.prune import detach
 from gradgraph.graph.prune import is_wanted as is_wanted
 
@@ -63,13 +64,9 @@ class Editor:
             new_node.metadata_props.update(
                 {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
             )
-        if (
-            outputs
-            and outputs[0] is not None
-            and (producer := outputs[0].value.producer()) in placed
-            and producer is not None
-        ):
-            producer.name = node.name
+        first = outputs[0].value.producer() if outputs and outputs[0] is not None else None
+        if first is not None and first in placed:
+            first.name = node.name
         if self._gone is None:
             discard(node)
         else:
@@ -111,6 +108,14 @@ def graph_of(node: ir.Node) -> ir.Graph:
     return graph
 
 
+def emptied(body: ir.Graph) -> list[ir.Node]:
+    """The nodes of ``body``, taken out of it so that they can be put elsewhere."""
+    nodes = list(body)
+    body.outputs.clear()
+    body.remove(nodes)
+    return nodes
+
+
 def discard(node: ir.Node) -> None:
     """Remove a node that nobody reads; the values that its bodies read have one reader less."""
     detach(node)
@@ -139,6 +144,11 @@ def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
         yield graph
         with_bodies = [n for n in graph if n.op_type in WITH_BODIES and has_bodies(n)]
         stack.extend(g for n in reversed(with_bodies) for g in subgraphs(n))
+
+
+def calls_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
+    """The calls of these operators of ONNX's own domain among ``nodes_of(model)``."""
+    return [node for node in nodes_of(model) if is_standard(node, *op_types)]
 
 
 def nodes_of(model: ir.Model) -> Iterator[ir.Node]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
@@ -21,7 +21,7 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 def write_groups(model: ir.Model) -> None:
     """Replace, in place, every GroupNormalization of known rank and element type."""
     editor = Editor(model)
-    for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type == "GroupNormalization"]:
+    for node in calls_of(model, "GroupNormalization"):
         x, scale, bias = (Var(editor.op, v) for v in node.inputs if v is not None)
         if x.shape is not None and x.value.dtype is not None:
             editor.op.scope = node.name or ""

@@ -46,9 +46,9 @@ def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
 def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
     x, target = inputs_of(node)[0], _as_target(shapes.shape_of(node.outputs[0]))
     first = source_of(x, *_RESHAPINGS)
-    return (
-        op.Reshape(op.wrap(first), target) if first is not None and target is not None and read_once(x, node) else None
-    )
+    if first is None or target is None or not read_once(x, node):
+        return None
+    return op.Reshape(op.wrap(first), target)
 
 
 @rewrites("Expand", "Tile")

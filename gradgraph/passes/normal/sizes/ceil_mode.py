@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count
-from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
+from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
 def settle_windows(model: ir.Model, inferred: onnx.GraphProto) -> dict[ir.Node, bool]:
@@ -27,8 +27,7 @@ def settle_windows(model: ir.Model, inferred: onnx.GraphProto) -> dict[ir.Node, 
     Returns:
         For each of them, whether the wrong count is recorded.
     """
-    pools = [node for node in nodes_of(model) if node.op_type in POOLS and node.domain == ""]
-    ceiled = [node for node in pools if "ceil_mode" in node.attributes and node.attributes["ceil_mode"].as_int()]
+    ceiled = [node for node in calls_of(model, *POOLS) if node.attributes.get_int("ceil_mode", 0)]
     if not ceiled:
         return {}
     kinds, editor = _kinds(inferred), Editor(model)
@@ -92,7 +91,7 @@ def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> 
 def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
     """Form 1, where it can be."""
     ends = [None if a is None else a.end if a.drops else max(a.end, a.exact_end) for a in axes]
-    counts_padding = "count_include_pad" in node.attributes and node.attributes["count_include_pad"].as_int()
+    counts_padding = node.attributes.get_int("count_include_pad", 0)
     if None in ends or (counts_padding and ends != pads[len(axes) :]):
         return False
     node.attributes["ceil_mode"] = ir.AttrInt64("ceil_mode", 0)

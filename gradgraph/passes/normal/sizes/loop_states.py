@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import subgraphs
+from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import Dim, Shape
-from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.edit import calls_of
 from gradgraph.passes.normal.sizes.known_sizes import GENERATED
 
 _ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
@@ -31,7 +32,7 @@ def settle_states(model: ir.Model) -> bool:
     4. the shape of a sequence is that of its elements; that of an empty one, of the elements that a Loop puts into it.
     """
     changed = False
-    proofs = _Proofs(loops := [n for n in nodes_of(model) if _is_loop(n)])
+    proofs = _Proofs(loops := calls_of(model, "Loop"))
     for node in loops:
         body = node.attributes["body"].as_graph()
         for initial, entering in zip(node.inputs[2:], body.inputs[2:], strict=True):
@@ -43,21 +44,14 @@ def settle_states(model: ir.Model) -> bool:
     return changed
 
 
-def _is_loop(node: ir.Node) -> bool:
-    return node.op_type == "Loop" and node.domain == ""
-
-
 def _record(value: ir.Value, shape: Shape | None) -> bool:
     old = shapes.recorded_shape(value)
     if shape is None or (old is not None and len(old) != len(shape)):
         return False
-    new = shape if old is None else tuple(map(_better, old, shape))
+    known = [*zip(shape if old is None else old, shape, strict=True)]
+    new = tuple(b if isinstance(b, int) or (_is_open(a) and not _is_open(b)) else a for a, b in known)
     shapes.record_shape(value, new)
     return new != old
-
-
-def _better(old: Dim, new: Dim) -> Dim:
-    return new if isinstance(new, int) or (_is_open(old) and not _is_open(new)) else old
 
 
 def _is_open(dim: Dim) -> bool:
@@ -121,9 +115,9 @@ class _Proofs:
             return found
 
     def _infer(self, node: ir.Node) -> None:
-        if _is_loop(node):
+        if is_standard(node, "Loop"):
             found = self.of(node)
-        elif node.op_type == "If" and node.domain == "":
+        elif is_standard(node, "If"):
             found = [_agreed(*results) for results in zip(*map(self._branch, subgraphs(node)), strict=True)]
         elif node.op_type in ("Identity", "SequenceInsert") and self._known_of(node.inputs[0]) == _EMPTY:
             found = [self._known_of(node.inputs[-1 if node.op_type == "Identity" else 1])]
@@ -157,12 +151,8 @@ class _Proofs:
             shapes.record_shape(value, shape)
 
     def _known_of(self, value: ir.Value | None) -> Shape | None:
-        if value is None:
-            return None
-        made = value.producer()
-        if value in self._empty or (made is not None and made.op_type == "SequenceEmpty"):
-            return _EMPTY
-        return shapes.shape_of(value)
+        empty = value in self._empty or made_by(value, "SequenceEmpty") is not None
+        return _EMPTY if empty else shapes.shape_of(value)
 
 
 def _captured(body: ir.Graph) -> list[ir.Value]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
-from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
-from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.edit import Editor, calls_of, emptied, nodes_of
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.passes.normal.sizes.known_sizes import better
 
@@ -23,7 +22,7 @@ def take_known_branches(model: ir.Model) -> bool:
        it agrees with the inferred one.
     """
     editor = Editor(model)
-    waiting = [n for n in nodes_of(model) if n.op_type == "If" and n.domain == ""]
+    waiting = calls_of(model, "If")
     results: list[ir.Value] = []
     while waiting:
         node = waiting.pop()
@@ -31,8 +30,10 @@ def take_known_branches(model: ir.Model) -> bool:
         if condition is None or condition.size != 1 or node.graph is None:
             continue
         branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
-        results.extend(branch.outputs)
-        _take(editor, node, branch)
+        taken = list(branch.outputs)
+        results.extend(taken)
+        editor.op.nodes.extend(emptied(branch))
+        editor.replace(node, *map(editor.op.wrap, taken))
     if results:
         _infer_anew(model, results)
     return bool(results)
@@ -58,15 +59,5 @@ def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
 
 def _completed(found: Shape, recorded: Shape) -> Shape:
     """``found``, completed by ``recorded`` if no number contradicts."""
-    return (
-        found if len(found) != len(recorded) or shapes.clash(found, recorded) else tuple(map(better, found, recorded))
-    )
-
-
-def _take(editor: Editor, node: ir.Node, branch: ir.Graph) -> None:
-    results = list(branch.outputs)
-    moved = list(branch)
-    branch.outputs.clear()
-    branch.remove(moved)
-    editor.op.nodes.extend(moved)
-    editor.replace(node, *[Var(editor.op, v) for v in results])
+    contradicts = len(found) != len(recorded) or shapes.clash(found, recorded)
+    return found if contradicts else tuple(map(better, found, recorded))

@@ -12,7 +12,7 @@ from gradgraph.errors import ModelError
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
-from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of, is_wanted
 from gradgraph.passes.normal.spelling.defaults import spatial_rank, write_defaults
 
 _OPERATORS = frozenset(["Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
@@ -32,15 +32,15 @@ def write_pads(model: ir.Model) -> bool:
         ModelError: the kernel's shape is unknown, or the pads of that operator cannot be computed at run time.
     """
     editor: Editor | None = None
-    for node in list(nodes_of(model)):
-        if node.domain == "" and node.op_type in _OPERATORS and {"auto_pad", "output_shape"} & set(node.attributes):
+    for node in calls_of(model, *_OPERATORS):
+        if {"auto_pad", "output_shape"} & set(node.attributes):
             editor = editor or Editor(model)
             _resolve(editor, node)
     return editor is not None
 
 
 def _resolve(editor: Editor, node: ir.Node) -> None:
-    mode = node.attributes["auto_pad"].as_string() if "auto_pad" in node.attributes else "NOTSET"
+    mode = node.attributes.get_string("auto_pad", "NOTSET")
     if node.op_type == "ConvTranspose":
         _resolve_transposed(node, mode)
     elif mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -53,7 +53,8 @@ def _resolve(editor: Editor, node: ir.Node) -> None:
 
 
 def _rank(node: ir.Node) -> int:
-    rank = len(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else spatial_rank(node)
+    kernel = node.attributes.get_ints("kernel_shape")
+    rank = spatial_rank(node) if kernel is None else len(kernel)
     if rank is None:
         raise ModelError(
             f"{describe(node)} has auto_pad, but the rank of its input is unknown; give the model's inputs shapes"
@@ -78,9 +79,8 @@ def _window(node: ir.Node) -> tuple[list[int], list[int]]:
         )
     rank = len(attrs["kernel_shape"])
     dilations = attrs.get("dilations", [1] * rank)
-    return [(k - 1) * d + 1 for k, d in zip(attrs["kernel_shape"], dilations, strict=True)], attrs.get(
-        "strides", [1] * rank
-    )
+    reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel_shape"], dilations, strict=True)]
+    return reach, attrs.get("strides", [1] * rank)
 
 
 def _sizes(node: ir.Node) -> list[shapes.Dim]:

@@ -12,14 +12,12 @@ Gradients pass through the Casts, and so come out as bfloat16 where the tensor i
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.marks import is_marked_constant
-from gradgraph.passes.normal.edit import graph_of, graphs_of, names_of, nodes_of
+from gradgraph.passes.normal.edit import calls_of, graph_of, graphs_of, names_of, nodes_of
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 _NAMES_A_TYPE = ("dtype", "precision", "softmax_precision", "stash_type")
@@ -34,7 +32,9 @@ def compute_in_float32(model: ir.Model) -> bool:
     _check_containers(model.graph)
     op = Builder(names_of(model))
     stored = _stored(model)
-    computed = _computed(model, set(stored))
+    inner = [v for node in nodes_of(model) for v in node.outputs]
+    inner += [v for graph in graphs_of(model) if graph is not model.graph for v in graph.inputs]
+    computed = {v for v in inner if _is_narrow(v)} - set(stored)
     written = [i for i, v in enumerate(model.graph.outputs) if v in computed]
     for value in computed:
         value.type = _widened(value.type)
@@ -52,10 +52,6 @@ def _is_narrow(value: ir.Value) -> bool:
     return value.dtype == NARROW
 
 
-def _makes_narrow(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and node.domain == "" and node.attributes["to"].as_int() == NARROW
-
-
 def _check_containers(graph: ir.Graph) -> None:
     for value in (*graph.inputs, *graph.outputs):
         if _is_narrow(value) and not isinstance(value.type, ir.TensorType):
@@ -69,14 +65,8 @@ def _stored(model: ir.Model) -> list[ir.Value]:
     """The values that stay bfloat16: inputs, parameters, what a Cast makes."""
     graph = model.graph
     parameters = (v for v in graph.initializers.values() if not is_marked_constant(v))
-    cast = (node.outputs[0] for node in nodes_of(model) if _makes_narrow(node))
+    cast = (n.outputs[0] for n in calls_of(model, "Cast") if n.attributes["to"].as_int() == NARROW)
     return list(dict.fromkeys([*filter(_is_narrow, (*graph.inputs, *parameters)), *cast]))
-
-
-def _computed(model: ir.Model, stored: Container[ir.Value]) -> set[ir.Value]:
-    bodies = [graph for graph in graphs_of(model) if graph is not model.graph]
-    inner = [v for node in nodes_of(model) for v in node.outputs] + [v for graph in bodies for v in graph.inputs]
-    return {v for v in inner if _is_narrow(v) and v not in stored}
 
 
 # --- what becomes of it --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Var, all_of
-from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.edit import Editor, calls_of, emptied
 
 _SCALARS = {"place": ir.DataType.INT64, "go": ir.DataType.BOOL}
 
@@ -18,7 +18,7 @@ def write_maps(model: ir.Model) -> bool:
     2. onnx's own function body is not taken, as it cannot read outer values.
     """
     editor = Editor(model)
-    found = [n for n in nodes_of(model) if n.op_type == "SequenceMap" and n.domain == ""]
+    found = calls_of(model, "SequenceMap")
     for node in found:
         editor.replace(node, *_loop(editor, node))
     return bool(found)
@@ -34,10 +34,8 @@ def _loop(editor: Editor, node: ir.Node) -> list[Var]:
         for x, source in zip(body.inputs, node.inputs, strict=True):
             assert source is not None
             x.replace_all_uses_with(_element(op.wrap(source), place, x).value, replace_graph_outputs=True)
-        nodes, outputs = list(body), list(body.outputs)
-        body.outputs.clear()
-        body.remove(nodes)
-        op.nodes.extend(nodes)
+        outputs = list(body.outputs)
+        op.nodes.extend(emptied(body))
         longer = [op.SequenceInsert(s, op.wrap(y)) for s, y in zip(made, outputs, strict=True)]
         return [go, *(_typed(s, kind) for s, kind in zip(longer, results, strict=True))]
 

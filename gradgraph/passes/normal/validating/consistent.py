@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-from gradgraph.errors import Finding, refused, shown
-from gradgraph.graph.checks import FINDINGS_LIMIT, beyond_limits, describe, has_bodies, subgraphs
+from gradgraph.errors import Finding, shown
+from gradgraph.graph.checks import beyond_limits, describe, has_bodies, refuse_any, subgraphs
 from gradgraph.graph.node_forms import call_in_memory, form_findings, values_in_memory
 from gradgraph.graph.schemas import Formal, Signature, signature
-from gradgraph.graph.shapes import OPSET, Shape, objects, recorded_shape
+from gradgraph.graph.shapes import OPSET, objects, recorded_shape
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.sizes.infer import derived_shapes
-from gradgraph.passes.normal.validating.input_sizes import EXPORT, complaint, has_rule
+from gradgraph.passes.normal.validating.input_sizes import EXPORT, complaint
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     ir.SequenceType: ("seq", "a sequence of"),
@@ -35,9 +35,7 @@ def check_forms(model: ir.Model) -> None:
 
     Graph inputs must have types, too; an input that is an initializer has that of its data.
     """
-    found = itertools.chain(_input_findings(model.graph), _form_findings(model))
-    if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
-        raise refused(*some)
+    refuse_any(itertools.chain(_input_findings(model.graph), _form_findings(model)))
 
 
 def _form_findings(model: ir.Model) -> Iterator[Finding]:
@@ -53,15 +51,12 @@ def check_consistent(model: ir.Model) -> None:
     2. outputs of both branches of an If of one type; a Cast that gives what is declared;
     3. sizes that fit (``input_sizes.py``).
     """
-    found = itertools.chain(_type_findings(model), _size_findings(model))
-    if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
-        raise refused(*some)
+    refuse_any(itertools.chain(_type_findings(model), _size_findings(model)))
 
 
 def check_sizes(model: ir.Model) -> None:
     """Raise ModelError unless sizes fit, also of nodes that were written since ``check_consistent``."""
-    if some := [*itertools.islice(_size_findings(model), FINDINGS_LIMIT)]:
-        raise refused(*some)
+    refuse_any(_size_findings(model))
 
 
 def _type_findings(model: ir.Model) -> Iterator[Finding]:
@@ -225,7 +220,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
     for node, in_branch in _with_branches(model):
         if words := next((w for v in node.outputs if v.shape is not None and (w := beyond_limits(v.shape))), None):
             yield Finding(describe(node), f"gives '{shown(node.outputs[0].name)}' with {words}", "", EXPORT)
-        elif node.domain == "" and has_rule(node.op_type) and complaint(node, _recorded(node), node.version or opset):
+        elif node.domain == "" and complaint(node, [*map(recorded_shape, node.inputs)], node.version or opset):
             suspects.append((node, in_branch))
     if not suspects:
         return
@@ -246,7 +241,3 @@ def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
             yield node, in_branch
             if has_bodies(node):
                 stack.extend((body, in_branch or node.op_type == "If") for body in subgraphs(node))
-
-
-def _recorded(node: ir.Node) -> list[Shape | None]:
-    return [recorded_shape(v) for v in node.inputs]

@@ -53,23 +53,17 @@ _RULES: dict[str, Rule] = {}
 EXPORT = "correct the sizes, or export the model again"
 
 
-def has_rule(op_type: str) -> bool:
-    return op_type in _RULES or ranks.is_ranked(op_type)
-
-
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
     """Say what is wrong with the sizes of ``node`` if its inputs have these ``shapes``; None if nothing is."""
+    rule = _RULES.get(node.op_type)
+    if rule is None and not ranks.is_ranked(node.op_type):
+        return None
     operands = [None if v is None else Operand(v, s) for v, s in zip(node.inputs, shapes, strict=True)]
-    rule = _RULES.get(node.op_type, _nothing)
-    words = rule(*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
-    return next(itertools.chain(words, _ranks(node.op_type, operands, opset)), None)
+    told = () if rule is None else rule(*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
+    return next(itertools.chain(told, _rank_complaints(node.op_type, operands, opset)), None)
 
 
-def _nothing(*_operands: Any, **_: Any) -> Words:
-    yield from ()
-
-
-def _ranks(op_type: str, operands: Sequence[Operand | None], opset: int) -> Words:
+def _rank_complaints(op_type: str, operands: Sequence[Operand | None], opset: int) -> Words:
     for i, operand in enumerate(operands):
         if operand is not None and (axes := ranks.misses(op_type, i, operand.shape)) is not None:
             schema = signature(op_type, opset)
@@ -439,9 +433,14 @@ def _softmax(x: Operand, *, axis: int | None = None, opset: int, **_: Any) -> Wo
     return _beyond(x, [] if axis is None or opset < 13 else [axis])
 
 
-@_for("ArgMax", "ArgMin", "CumSum", "LpNormalization", "SplitToSequence", "TopK")
+@_for("ArgMax", "ArgMin", "CumSum", "SplitToSequence", "TopK")
 def _along(x: Operand, *_operands: Any, axis: int | None = None, **_: Any) -> Words:
     return _beyond(x, [] if axis is None else [axis])
+
+
+@_for("LpNormalization")
+def _lp_normalization(x: Operand, *, axis: int = -1, **_: Any) -> Words:
+    return _beyond(x, [axis])
 
 
 @_for(*REDUCTIONS)
