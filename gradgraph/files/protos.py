@@ -202,7 +202,7 @@ def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         for node in proto_nodes(nodes):
             if node.attribute:
-                yield from _node_graphs(node)
+                yield from node_graphs(node)
 
 
 def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -211,14 +211,15 @@ def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     while stack:
         for node in stack[-1]:
             yield node
-            if node.attribute and (inner := [iter(g.node) for g in _node_graphs(node)]):
+            if node.attribute and (inner := [iter(g.node) for g in node_graphs(node)]):
                 stack.extend(inner)
                 break
         else:
             stack.pop()
 
 
-def _node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among the attributes of ``node`` (not those nested deeper)."""
     for attr in node.attribute:
         if attr.type == onnx.AttributeProto.GRAPH:
             yield attr.g
@@ -282,12 +283,13 @@ _DAMAGED = "the file is damaged"
 def reads(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads; those that its subgraphs take from outside too (their own names do no harm)."""
     names: set[str] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        names.update(n for n in current.input if n)
-        for attribute in current.attribute:
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                names.update(v.name for v in graph.output)
-                stack.extend(graph.node)
+    for inner in proto_nodes([node]):
+        names.update(filter(None, inner.input))
+        names.update(v.name for graph in node_graphs(inner) for v in graph.output)
     return names
+
+
+def types_in(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types of the values of ``graph`` by name, as far as it tells them; bodies left out."""
+    types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+    return types | {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import numpy_helper
 
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import node_graphs, proto_nodes, reads
 from gradgraph.graph.marks import precision_role
 from gradgraph.passes.autocast import METADATA_KEY, PRECISIONS
 
@@ -35,7 +35,7 @@ def in_float32(model: onnx.ModelProto) -> None:
         if name.rpartition(".")[2] in PRECISIONS and plain and plain not in taken:
             own[name] = plain
             taken.add(plain)
-    renamed = {name: _end(name, gone, own) for name in (*gone, *own)}
+    renamed = {name: _final_name(name, {**gone, **own}) for name in (*gone, *own)}
     kept = [n for n in graph.node if not _role(n)]
     read_low = {x for n in kept if any(y in own for y in n.output) for x in n.input}
     for node in kept:
@@ -88,24 +88,18 @@ def _role(node: onnx.NodeProto) -> str:
     return precision_role(node.op_type, {p.key: p.value for p in node.metadata_props})
 
 
-def _end(name: str, gone: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """What stands in the place of ``name``: its own name behind a Cast, or what is read in front of one."""
-    while name in own or name in gone:
-        name = own[name] if name in own else gone[name]
+def _final_name(name: str, names: Mapping[str, str]) -> str:
+    """Follow ``names`` from one to the next, as a Cast may stand behind another."""
+    while name in names:
+        name = names[name]
     return name
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     """Also what the bodies of ``node`` read from outside."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        for field in (current.input, current.output):
+    for inner in proto_nodes([node]):
+        for field in (inner.input, inner.output):
             for i, name in enumerate(field):
-                if name in names:
-                    field[i] = names[name]
-        for attribute in current.attribute:
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                stack.extend(graph.node)
-                for value in graph.output:
-                    value.name = names.get(value.name, value.name)
+                field[i] = names.get(name, name)
+        for value in (v for graph in node_graphs(inner) for v in graph.output):
+            value.name = names.get(value.name, value.name)

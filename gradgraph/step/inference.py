@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import node_graphs, reads
 from gradgraph.graph.marks import TEACHER
 from gradgraph.graph.prune import needed
 from gradgraph.step.manifest import Manifest, numpy_dtype
@@ -107,9 +107,7 @@ def _called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onn
         if key in functions and key not in called:
             called.add(key)
             stack.extend(functions[key].node)
-        for attribute in node.attribute:
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                stack.extend(graph.node)
+        stack.extend(inner for graph in node_graphs(node) for inner in graph.node)
     return [f for key, f in functions.items() if key in called]
 
 

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
+from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count
 from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
-def settle_windows(model: ir.Model, inferred: onnx.GraphProto) -> dict[ir.Node, bool]:
+def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, bool]:
     """Rewrite the miscounted pools of ``model`` in place, by the sizes in ``inferred``.
 
     Returns:
@@ -30,21 +31,10 @@ def settle_windows(model: ir.Model, inferred: onnx.GraphProto) -> dict[ir.Node, 
     ceiled = [node for node in calls_of(model, *POOLS) if node.attributes.get_int("ceil_mode", 0)]
     if not ceiled:
         return {}
-    kinds, editor = _kinds(inferred), Editor(model)
+    kinds = {name: kind for graph in proto_graphs(inferred) for name, kind in types_in(graph).items()}
+    editor = Editor(model)
     settled = {node: _settle(editor, node, kinds) for node in ceiled}
     return {node: wrong for node, wrong in settled.items() if wrong is not None}
-
-
-def _kinds(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """The types of all values, those of bodies, too: no two have one name."""
-    kinds: dict[str, onnx.TypeProto] = {}
-    stack = [graph]
-    while stack:
-        graph = stack.pop()
-        kinds |= {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
-        kinds |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
-        stack.extend(a.g for node in graph.node for a in node.attribute if a.HasField("g"))
-    return kinds
 
 
 class _Axis(NamedTuple):

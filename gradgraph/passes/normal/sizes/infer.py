@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import escaped
+from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph import shapes
 from gradgraph.machine.limits import limited_memory
 from gradgraph.passes.normal.edit import graphs_of, nodes_of, own_tensor
@@ -64,7 +65,7 @@ def _infer(model: ir.Model) -> bool:
         inferred = _inferred(proto, _room(model))
     except shapes.FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
-    if settled := settle_windows(model, inferred.graph):
+    if settled := settle_windows(model, inferred):
         if any(settled.values()):
             _forget_all(model)
         return True
@@ -126,28 +127,14 @@ def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.Mode
         with contextlib.suppress(MemoryError), limited_memory(room):
             found = onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
             break
-    if proto.metadata_props:
-        _number(found)
+    for dim in _dims_of(found) if proto.metadata_props else ():
+        if dim.dim_param.startswith(_NAMED):
+            dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
     return found
 
 
-def _name(proto: onnx.ModelProto) -> None:
-    """Give sizes that are huge a name, and mark ``proto``."""
-    proto.metadata_props.add(key=_NAMED)
-    for dim in _dims_of(proto):
-        if dim.dim_value > _MOST_WRITTEN_OUT:
-            dim.dim_param = f"{_NAMED}{dim.dim_value}"
-
-
-def _number(proto: onnx.ModelProto) -> None:
-    """Write the sizes that ``_name`` named as numbers again."""
-    for dim in _dims_of(proto):
-        if dim.dim_param.startswith(_NAMED):
-            dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
-
-
 def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
-    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+    for graph in proto_graphs(proto):
         for info in (*graph.input, *graph.value_info, *graph.output):
             yield from info.type.tensor_type.shape.dim
 
@@ -166,10 +153,8 @@ class _Scope(NamedTuple):
     constants: Mapping[str, np.ndarray]
 
     def within(self, graph: onnx.GraphProto) -> _Scope:
-        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
-        types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
         constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
-        return _Scope({**self.types, **types}, {**self.constants, **constants})
+        return _Scope({**self.types, **types_in(graph)}, {**self.constants, **constants})
 
 
 def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
@@ -225,15 +210,14 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def _forget(value: ir.Value, generated: bool) -> None:
-    if value.shape is not None:
-        old = shapes.as_dims(value.shape)
-        new = tuple(None if _is_stale(d, generated) else d for d in old)
-        if new != old:
-            value.shape = ir.Shape(new)
+    """Forget negative sizes, and if ``generated`` the names that an earlier inference made up."""
 
+    def is_stale(dim: shapes.Dim) -> bool:
+        return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
 
-def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
-    return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
+    old = shapes.recorded_shape(value)
+    if old is not None and any(map(is_stale, old)):
+        value.shape = ir.Shape(None if is_stale(d) else d for d in old)
 
 
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
@@ -247,18 +231,17 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(kept)
     _forget_shapes(proto.graph.output)
-    for graph in _inner_graphs(proto.graph):
-        _forget_shapes((*graph.value_info, *graph.output))
+    for body in [*proto_graphs(proto)][1:]:
+        _forget_shapes((*body.value_info, *body.output))
     try:
         proto = _inferred(proto, _room(model))
     except shapes.FAILURES:
         return {}
     derived: dict[str, shapes.Shape] = {}
-    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+    for graph in proto_graphs(proto):
         for info in (*graph.input, *graph.value_info, *graph.output):
-            shape = ir.serde.deserialize_type_proto_for_shape(info.type)
-            if shape is not None:
-                derived[info.name] = shapes.as_dims(shape)
+            if (shape := shapes.shape_of_type(info.type)) is not None:
+                derived[info.name] = shape
     return derived | {t.name: tuple(t.dims) for t in proto.graph.initializer}
 
 
@@ -266,14 +249,6 @@ def _forget_shapes(infos: Iterable[onnx.ValueInfoProto]) -> None:
     for info in infos:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
-
-
-def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    stack = [graph]
-    while stack:
-        bodies = [a.g for n in stack.pop().node if n.attribute for a in n.attribute if a.HasField("g")]
-        yield from bodies
-        stack.extend(bodies)
 
 
 def forget_lies(model: ir.Model) -> bool:
@@ -356,27 +331,21 @@ def _message(model: ir.Model) -> onnx.ModelProto:
             inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
             graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
             graph.initializer[-1].name = value.name
-        elif not value.is_graph_input():
-            graph.input.append(_typed(value))
+        elif tensor is not None and not value.is_graph_input():
+            dims = [int(d) for d in tensor.shape.numpy()]
+            graph.input.append(onnx.helper.make_tensor_value_info(value.name, int(tensor.dtype), dims))
     graph.node.extend(ir.serde.serialize_node(n) for n in model.graph)
     outputs = set(model.graph.outputs)
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
     graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
     graph.output.extend(ir.serde.serialize_value(v) for v in model.graph.outputs)
-    if _is_huge(model):
-        _name(proto)
-    return proto
-
-
-def _is_huge(model: ir.Model) -> bool:
     shaped = itertools.chain(_values(model), model.graph.initializers.values())
-    return any(d > _MOST_WRITTEN_OUT for v in shaped for d in shapes.known_sizes(v.shape))
-
-
-def _typed(value: ir.Value) -> onnx.ValueInfoProto:
-    tensor = value.const_value
-    assert tensor is not None
-    return onnx.helper.make_tensor_value_info(value.name, int(tensor.dtype), [int(d) for d in tensor.shape.numpy()])
+    if any(d > _MOST_WRITTEN_OUT for v in shaped for d in shapes.known_sizes(v.shape)):
+        proto.metadata_props.add(key=_NAMED)
+        for dim in _dims_of(proto):
+            if dim.dim_value > _MOST_WRITTEN_OUT:
+                dim.dim_param = f"{_NAMED}{dim.dim_value}"
+    return proto
 
 
 def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
@@ -390,13 +359,8 @@ def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
             if value.name in found and value.name:
                 _complete(value, found[value.name], known if value in ends else None)
         for node, node_proto in zip(graph, proto.node, strict=True):
-            stack.extend(_bodies(node, node_proto))
-
-
-def _bodies(node: ir.Node, proto: onnx.NodeProto) -> Iterable[tuple[ir.Graph, onnx.GraphProto]]:
-    for attr in proto.attribute:
-        if attr.type == onnx.AttributeProto.GRAPH:
-            yield node.attributes[attr.name].as_graph(), attr.g
+            bodies = [a for a in node_proto.attribute if a.type == onnx.AttributeProto.GRAPH]
+            stack.extend((node.attributes[a.name].as_graph(), a.g) for a in bodies)
 
 
 def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
