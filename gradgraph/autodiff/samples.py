@@ -24,7 +24,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _SAMPLES = "samples"  # how many, where the model has no name for it
 _END = 2**31 - 1  # what exporters write for the end of an axis, or more
@@ -59,7 +59,7 @@ def _product(dims: Sequence[Dim]) -> _Size | None:
         for factor in str(dim).split("*"):
             if factor.isdigit() and int(factor):
                 total *= _Size(int(factor))
-            elif dim is not None and _SYMBOL.fullmatch(factor) and not factor.startswith(GENERATED):
+            elif dim is not None and _SYMBOL.fullmatch(factor) and not is_generated(factor):
                 total *= _Size(1, (factor,))
             else:
                 return None
@@ -284,7 +284,7 @@ class _Node:
 
     def _spreads(self, size: Dim) -> bool:
         """May a tensor without samples have this size along them? One, or theirs, which is one for a single sample."""
-        return size in (1, None) or (isinstance(size, str) and (self.samples in size or size.startswith(GENERATED)))
+        return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 
 # --- operators -------------------------------------------------------------------------------------------

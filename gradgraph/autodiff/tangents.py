@@ -59,7 +59,7 @@ def known_dims(x: ir.Value | None) -> shapes.Shape | None:
 def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list[Var]:
     """``node`` with some of its inputs replaced."""
     attrs: dict[str, Any] = dict(node.attributes)
-    operands = [inputs[i] if i in inputs else None if x is None else op.wrap(x) for i, x in enumerate(node.inputs)]
+    operands = [inputs[i] if i in inputs else op.wrap(x) for i, x in enumerate(node.inputs)]
     results = all_of(op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs))
     for result, y in zip(results, node.outputs, strict=True):
         result.value.type = y.type

@@ -40,7 +40,7 @@ class Call:
         if node.domain == DOMAIN and node.op_type in OPERATORS:
             inputs, attrs = arguments(op, node)
             return cls(node, tuple(inputs), attrs)
-        return cls(node, tuple(None if x is None else op.wrap(x) for x in node.inputs), attributes(node))
+        return cls(node, tuple(op.wrap(x) for x in node.inputs), attributes(node))
 
     @property
     def key(self) -> str:

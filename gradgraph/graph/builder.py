@@ -252,9 +252,14 @@ class Builder(OperatorCalls):
             out.type = None if dtype is None else ir.TensorType(dtype)
         return Var(self, out)
 
-    def wrap(self, value: ir.Value) -> Var:
-        """A value of the graph as a ``Var``."""
-        return Var(self, value)
+    @overload
+    def wrap(self, value: ir.Value) -> Var: ...
+    @overload
+    def wrap(self, value: ir.Value | None) -> Var | None: ...
+
+    def wrap(self, value: ir.Value | None) -> Var | None:
+        """A value of the graph as a ``Var``; None stays None."""
+        return None if value is None else Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
         """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and gives its outputs.

@@ -408,6 +408,17 @@ def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
 # --- constants -----------------------------------------------------------------------------------
 
 
+def stored_sizes(value: ir.Value) -> tuple[int, ...]:
+    """The shape of the tensor that an initializer holds."""
+    assert value.const_value is not None
+    return tuple(value.const_value.shape.numpy())
+
+
+def is_single(value: ir.Value) -> bool:
+    """Does this initializer hold one number, whatever its rank?"""
+    return value.const_value is not None and value.const_value.size == 1
+
+
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
     """The array behind an initializer that is not also a graph input, or behind a Constant node."""
     if value is None or value.is_graph_input():

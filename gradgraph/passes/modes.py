@@ -23,9 +23,10 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
+from gradgraph.graph.nodes import input_at, inputs_of, is_standard
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import constant_of
-from gradgraph.passes.normal.edit import Editor, graphs_of
+from gradgraph.passes.normal.edit import Editor, attributes, graphs_of
 
 Mask = Callable[[Builder, Var, Var], Var]
 
@@ -47,7 +48,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
     editor = Editor(model, op)
     statistics: dict[ir.Value, Var] = {}
     for node in list(model.graph):
-        if _is(node, "Dropout"):
+        if is_standard(node, "Dropout"):
             editor.replace(node, *_drop(op, node, keep_mask))
         elif moves_statistics(node, frozen):
             y, updated = _normalise_by_batch(op, node, statistics)
@@ -59,7 +60,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
 def drop_in_loss(model: ir.Model, op: Builder, keep_mask: Mask) -> None:
     """Let the Dropouts drop that a loss has written behind a model in training mode, in place."""
     editor = Editor(model, op)
-    for node in [n for n in model.graph if _is(n, "Dropout")]:
+    for node in [n for n in model.graph if is_standard(n, "Dropout")]:
         editor.replace(node, *_drop(op, node, keep_mask))
 
 
@@ -67,11 +68,12 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
     """Put ``model`` (in normal form) in evaluation mode, in place, and return it."""
     editor = Editor(model)
     for node in list(model.graph):
-        if _is(node, "Dropout"):
+        if is_standard(node, "Dropout"):
             editor.replace(node, *_keep_all(editor.op, node))
-        elif _is(node, "BatchNormalization") and node.attributes["training_mode"].as_int():
-            inputs = [editor.var(v) for v in node.inputs]
-            y = editor.op.BatchNormalization(*inputs, epsilon=_epsilon(node), momentum=_momentum(node), training_mode=0)
+        elif is_standard(node, "BatchNormalization") and node.attributes["training_mode"].as_int():
+            inputs, kept = [editor.op.wrap(v) for v in node.inputs], attributes(node)
+            epsilon, momentum = kept["epsilon"], kept["momentum"]
+            y = editor.op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=0)
             editor.replace(node, *[y, *inputs[3:5]][: len(node.outputs)])
     return prune(model)
 
@@ -80,7 +82,7 @@ def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
     """A mask or statistic of every iteration cannot be state of the step; to ignore them would train something else."""
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
-            drops = _is(node, "Dropout") and not _never_drops(node)
+            drops = is_standard(node, "Dropout") and not _never_drops(node)
             if drops or moves_statistics(node, frozen):
                 raise BuildError(
                     f"{describe(node)} lies in the body of an If, Loop or Scan, where it "
@@ -89,27 +91,15 @@ def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
 
 
 def _never_drops(node: ir.Node) -> bool:
-    ratio = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    ratio = constant_of(input_at(node, 1))
     return ratio is not None and float(ratio) == 0.0
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.domain == "" and node.op_type == op_type
 
 
 def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
     """Whether training updates statistics that ``node`` reads: a norm's that is not wholly frozen and stores them."""
-    if not _is(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
+    if not is_standard(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
         return False
     return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
-
-
-def _epsilon(node: ir.Node) -> float:
-    return node.attributes["epsilon"].as_float()
-
-
-def _momentum(node: ir.Node) -> float:
-    return node.attributes["momentum"].as_float()
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
@@ -128,22 +118,22 @@ def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var])
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)
-    current = [so_far.get(r.value, r) for r in running]
+    kept, current = attributes(node), [so_far.get(r.value, r) for r in running]
     scratch = [-r for r in current]
     y, *batch = op.BatchNormalization(
-        x, scale, bias, *scratch, outputs=3, training_mode=1, momentum=0.0, epsilon=_epsilon(node)
+        x, scale, bias, *scratch, outputs=3, training_mode=1, momentum=0.0, epsilon=kept["epsilon"]
     )
-    keep = _momentum(node)
+    keep = kept["momentum"]
     updated = {r.value: c * keep + b * (1.0 - keep) for r, c, b in zip(running, current, batch, strict=True)}
     return op.like(y, op.wrap(node.outputs[0])), updated
 
 
 def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
     """``y = x · mask / (1 − ratio)`` and the mask."""
-    x, given = op.wrap(node.inputs[0]), node.inputs[1] if len(node.inputs) > 1 else None  # type: ignore[arg-type]
     if _never_drops(node):
         return _keep_all(op, node)
-    ratio = op.const(0.5, x.dtype) if given is None else op.wrap(given)
+    x = op.wrap(inputs_of(node)[0])
+    ratio = op.wrap(input_at(node, 1)) or op.const(0.5, x.dtype)
     op.scope = node.name or ""
     mask = keep_mask(op, x, ratio)
     y = x * op.cast(mask, x.dtype) * op.cast(1.0 / (1.0 - ratio), x.dtype)
@@ -152,6 +142,6 @@ def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
 
 def _keep_all(op: Builder, node: ir.Node) -> list[Var]:
     """The input itself, and a mask that is true everywhere if the node has one."""
-    x = op.wrap(node.inputs[0])  # type: ignore[arg-type]
+    x = op.wrap(inputs_of(node)[0])
     masks = [op.full(op.shape(x), True, ir.DataType.BOOL) for _ in node.outputs[1:]]
     return [x, *masks]

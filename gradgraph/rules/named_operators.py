@@ -123,7 +123,7 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
         dims = attrs.pop(f"{_SHAPE}{name}", None)
         if value is None and dims is not None:
             value = ir.Value(name=op.fresh(f"shape of {name}"), type=dtype, shape=ir.Shape(dims))
-        inputs.append(None if value is None else op.wrap(value))
+        inputs.append(op.wrap(value))
     return inputs, attrs
 
 

@@ -192,7 +192,7 @@ class Rule:
         """The gradients of every input of ``node``, not yet summed over broadcast axes, then of what it captures."""
         ys = tuple(op.wrap(y) for y in node.outputs)
         first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
-        inputs = [None if x is None else op.wrap(x) for x in node.inputs]
+        inputs = [op.wrap(x) for x in node.inputs]
         more = {"bodies": bodies} if self.captures else {}
         gradients = list(self.emit(op, *first, *inputs, **attributes(node), **more))
         count = len(inputs) + (len(bodies.captured) if bodies is not None and self.captures else 0)

@@ -126,7 +126,7 @@ def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.
 
 
 def _vars(editor: Editor, node: ir.Node) -> list[Var | None]:
-    return [editor.var(v) for v in node.inputs]
+    return [editor.op.wrap(v) for v in node.inputs]
 
 
 def _rounded(op: Builder, y: Var, scale: Var | None, zero: Var | None) -> Var:

@@ -138,7 +138,7 @@ class _Writer:
     def write(self, product: _Product, copied: bool) -> None:
         written = self._of_bits(product) if copied and product.turned else None
         written = self._of_strips(product) if written is None else written
-        summand = self.editor.var((*product.node.inputs, None)[2])
+        summand = self.editor.op.wrap((*product.node.inputs, None)[2])
         self.editor.replace(product.node, written if summand is None else written + summand)
 
     def _of_bits(self, product: _Product) -> Var | None:
@@ -150,7 +150,7 @@ class _Writer:
         sizes = {"K": weight.columns, "N": weight.rows, "bits": weight.bits, "block_size": weight.block}
         packed = (weight.rows, weight.columns // weight.block, weight.block * weight.bits // 8)
         self.op.scope = node.name or ""
-        x, numbers = self.editor.var(node.inputs[0]), self._seen_as(weight.numbers, ir.DataType.UINT8, packed)
+        x, numbers = self.editor.op.wrap(node.inputs[0]), self._seen_as(weight.numbers, ir.DataType.UINT8, packed)
         assert x is not None
         inputs = [x, numbers, self.op.wrap(weight.scales), *([self.op.const(points)] if points.size else [])]
         return kernel(self.op, "MatMulNBits", CONTRIB, inputs, (*(x.shape or ())[:-1], weight.rows), **sizes)
@@ -159,7 +159,7 @@ class _Writer:
         """``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` of the parts of x that meet the strips."""
         op, strips = self.op, self._strips(product)
         op.scope = product.node.name or ""
-        x = self.editor.var(product.node.inputs[0])
+        x = self.editor.op.wrap(product.node.inputs[0])
         assert x is not None
         if product.turned:
             parts = [x @ op.Transpose(w, perm=[1, 0]) for w in strips]

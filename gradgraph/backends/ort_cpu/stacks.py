@@ -65,14 +65,14 @@ def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
     """``[x₁; x₂; …]·W``, split into rows again, each with its own summand ``β·C`` of a Gemm."""
     op, last = editor.op, group[-1]
     op.scope = last.name or ""
-    rows = op.Concat(*(editor.var(node.inputs[0]) for node in group), axis=0)
+    rows = op.Concat(*(editor.op.wrap(node.inputs[0]) for node in group), axis=0)
     attrs = attributes(last)
     beta = attrs.pop("beta", 1.0)
-    product = getattr(op, last.op_type)(rows, editor.var(last.inputs[1]), **attrs)
+    product = getattr(op, last.op_type)(rows, editor.op.wrap(last.inputs[1]), **attrs)
     parts = all_of(op.Split(product, axis=0, num_outputs=len(group), outputs=len(group)))
     written = []
     for node, part in zip(group, parts, strict=True):
-        summand = editor.var(node.inputs[2]) if len(node.inputs) > 2 and beta != 0.0 else None
+        summand = editor.op.wrap(node.inputs[2]) if len(node.inputs) > 2 and beta != 0.0 else None
         scaled = summand if summand is None or beta == 1.0 else summand * beta
         written.append(part if scaled is None else part + scaled)
     editor.place(last)

@@ -166,7 +166,7 @@ def _merge(editor: Editor, by_weight: ir.Node, by_input: ir.Node) -> None:
     """One ``DepthwiseConvGrad`` for both gradients."""
     op, x = editor.op, by_weight.inputs[0]
     op.scope = by_input.name or ""
-    inputs = [editor.var(v) for v in (*by_input.inputs[:2], x)]
+    inputs = [editor.op.wrap(v) for v in (*by_input.inputs[:2], x)]
     like = [op.wrap(by_input.outputs[0]), op.wrap(by_weight.outputs[0])]
     written = native_kernel(op, "DepthwiseConvGrad", inputs, like, **attributes(by_weight))
     assert isinstance(written, tuple)

@@ -38,7 +38,7 @@ def _fill(editor: Editor, node: ir.Node) -> None:
     """Channels of zeros behind those of x and of the weight, up to a multiple of four."""
     op = editor.op
     op.scope = node.name or ""
-    x, weight, *bias = (editor.var(v) for v in node.inputs)
+    x, weight, *bias = (editor.op.wrap(v) for v in node.inputs)
     assert x is not None and weight is not None
     known = None if weight.shape is None else weight.shape[1]
     lacking = op.const([-known % 4]) if isinstance(known, int) else op.Mod(op.Neg(op.dim(weight, 1)), op.const([4]))

@@ -28,9 +28,6 @@ class Editor:
         self.op = Builder(taken=names_of(model)) if op is None else op
         self._gone: dict[ir.Graph, list[ir.Node]] | None = None
 
-    def var(self, value: ir.Value | None) -> Var | None:
-        return None if value is None else Var(self.op, value)
-
     def place(self, node: ir.Node) -> list[ir.Node]:
         """Put everything written so far before ``node``."""
         for value in self.op.constants:

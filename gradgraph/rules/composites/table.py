@@ -59,7 +59,7 @@ class Call:
 
     def gradients(self, op: Builder, dy: Var, y: Var) -> list[Var | None]:
         """The gradient of each of ``found.inputs``."""
-        given = [None if x is None else op.wrap(x) for x in (*self.found.inputs, *self.found.kept)]
+        given = [op.wrap(x) for x in (*self.found.inputs, *self.found.kept)]
         gradients = list(self.composite.rule.emit(op, dy, y, *given, **self.found.attributes))
         count = len(self.found.inputs)
         return (gradients + [None] * count)[:count]

@@ -38,6 +38,7 @@ from gradgraph.backends.ort_cpu.conv.conv_images import MOST_PIXELS_UNBLOCKED
 from gradgraph.backends.ort_cpu.conv.conv_table import layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import constant_of
 from gradgraph.passes.normal.edit import Editor, attributes, discard, names_of
 from gradgraph.rules.conv import input_gradient, weight_gradient
 from gradgraph.rules.named_operators import DOMAIN
@@ -145,7 +146,7 @@ def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
     """A ReduceSum over these axes that drops them?"""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
-    chosen = None if node.inputs[1] is None else op.wrap(node.inputs[1]).const
+    chosen = constant_of(node.inputs[1])
     return chosen is not None and chosen.tolist() == axes and attributes(node).get("keepdims") == 0
 
 

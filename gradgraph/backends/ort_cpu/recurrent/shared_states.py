@@ -215,7 +215,7 @@ class StockRun:
 def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int) -> tuple[Direction, ir.Node]:
     """The ``k``-th direction of a node, and its gradient operator."""
     count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
-    X, *rest = (None if v is None else op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
+    X, *rest = (op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
     W, R, B, _, h, c = (None if v is None else _own(op, v, k, count) for v in rest)
     assert X is not None and W is not None and R is not None and B is not None
     zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 1), axis=0), 0.0, X.dtype)

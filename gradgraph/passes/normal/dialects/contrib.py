@@ -21,7 +21,7 @@ from gradgraph.passes.normal.dialects.packed_weights import as_stored
 from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import infer_types
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
-from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 DOMAIN = "com.microsoft"
 
@@ -61,15 +61,10 @@ def decompose(model: ir.Model) -> bool:
         form = _form_of(node)
         if form is not None:
             _replace(editor, node, form)
-        elif any(v.type is None or v.shape is None or _is_made_up(v.shape) for v in node.outputs):
+        elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
     return True
-
-
-def _is_made_up(shape: ir.Shape) -> bool:
-    """Did an inference that knew less call a size unknown?"""
-    return any(isinstance(d, str) and d.startswith(GENERATED) for d in as_dims(shape))
 
 
 def _forget_unused_domains(model: ir.Model) -> None:
@@ -83,7 +78,7 @@ def _form_of(node: ir.Node) -> Form | None:
 
 
 def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
-    inputs = [editor.var(v) for v in node.inputs]
+    inputs = [editor.op.wrap(v) for v in node.inputs]
     try:
         outputs = form(editor.op, node, *inputs, **attributes(node))
     except TypeError as error:  # inputs or attributes that are not known here

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
-from gradgraph.graph.shapes import recorded_shape
+from gradgraph.graph.shapes import is_single, recorded_shape, stored_sizes
 from gradgraph.passes.normal.dialects.contrib import fused, fused_conv
 from gradgraph.passes.normal.edit import discard, nodes_of, own_tensor
 
@@ -98,7 +98,8 @@ def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray
 def _keep_names(model: ir.Model) -> None:
     """A value that leaves the blocks gets the name under which it leaves them: that of the original model."""
     for node in nodes_of(model):
-        if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not _int(node, "channels_last", 0):
+        last = node.attributes.get_int("channels_last", 0)
+        if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not last:
             source, out = node.inputs[0], node.outputs[0]
             if source is not None and not out.is_graph_output():
                 name, out.name = out.name, source.name
@@ -163,7 +164,7 @@ class _Channels:
         wide = {root: -(-count // block) * block for root, count in counts.items()}
         for root, members in held.items():
             for weight, axis in members:
-                self._agree(wide, weight.reader, root, _shape(weight.value)[axis])
+                self._agree(wide, weight.reader, root, stored_sizes(weight.value)[axis])
         self._add_up(counts, wide)
         for root, members in held.items():
             if root not in counts:
@@ -224,10 +225,10 @@ class _Layout:
             return
         elif node.op_type == "Reshape":
             self._read_reshape(node)
-        elif node.op_type == "Concat" and _int(node, "axis", 0) == 1 and len(blocked) == len(node.inputs):
+        elif node.op_type == "Concat" and node.attributes.get_int("axis", 0) == 1 and len(blocked) == len(node.inputs):
             self._write(node)
             self.channels.tell_sum(node, [(v, 1) for v in blocked], (node.outputs[0], 1))
-        elif node.op_type in _POINTWISE and all(v in self._blocked or _is_scalar(v) for v in node.inputs):
+        elif node.op_type in _POINTWISE and all(v in self._blocked or v is None or is_single(v) for v in node.inputs):
             self._write(node, *blocked)
         else:
             raise self.refuse(node, "reads channels in blocks in a way that is not known")
@@ -244,7 +245,7 @@ class _Layout:
         if node.op_type == "ReorderInput":
             self._write(node)
             dims = recorded_shape(x) or ()
-            count = dims[-1 if _int(node, "channels_last", 0) else 1] if dims else None
+            count = dims[-1 if node.attributes.get_int("channels_last", 0) else 1] if dims else None
             if isinstance(count, int):
                 self.channels.tell(node, (node.outputs[0], 1), count)
         elif node.op_type == "Conv":
@@ -252,7 +253,7 @@ class _Layout:
         elif x not in self._blocked:
             raise self.refuse(node, "reads what is not in blocks")
         elif node.op_type == "ReorderOutput":
-            self.channels.tell(node, (x, 1), _int(node, "channels", 0))
+            self.channels.tell(node, (x, 1), node.attributes.get_int("channels", 0))
         elif node.op_type in _LIKE_INPUT:
             self._write(node, x)
         else:
@@ -260,9 +261,9 @@ class _Layout:
 
     def _read_conv(self, node: ir.Node, x: ir.Value) -> None:
         w, bias, added = (*node.inputs[1:], None, None)[:3]
-        if w is None or w.const_value is None or len(_shape(w)) != 4:
+        if w is None or w.const_value is None or len(stored_sizes(w)) != 4:
             raise self.refuse(node, "has channels in blocks and weights that are no constant")
-        group, o, i = _int(node, "group", 1), *_shape(w)[:2]
+        group, o, i = node.attributes.get_int("group", 1), *stored_sizes(w)[:2]
         depthwise = i == 1 and 1 < group == o
         inputs_blocked = not depthwise and i >= self.block
         whole = o % self.block == 0 and (not inputs_blocked or i % self.block == 0)
@@ -309,20 +310,6 @@ class _Layout:
             raise self.misfit(node)
         self._write(node, source)
         self.reshapes.append(node)
-
-
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    assert value.const_value is not None
-    return tuple(int(d) for d in value.const_value.shape.numpy())
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    found = node.attributes.get(name)
-    return default if found is None else found.as_int()
-
-
-def _is_scalar(value: ir.Value | None) -> bool:
-    return value is None or (value.const_value is not None and value.const_value.size == 1)
 
 
 # --- what is left, as standard operators -----------------------------------------------------------------

@@ -41,7 +41,7 @@ def convert(editor: Editor, node: ir.Node, opset: int) -> None:
     form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
     if form is None:
         return
-    inputs = [editor.var(v) for v in node.inputs]
+    inputs = [editor.op.wrap(v) for v in node.inputs]
     try:
         outputs = form(editor.op, node, *inputs, **attributes(node))
     except TypeError as error:  # inputs or attributes that this version of the operator does not have

@@ -24,8 +24,9 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import FAN_OUT
 from gradgraph.graph.checks import DRAWING, has_bodies
 from gradgraph.graph.marks import is_detached, is_marked_constant, precision_role
+from gradgraph.graph.nodes import made_by
 from gradgraph.passes.normal.edit import graphs_of, nodes_of, replace_value
-from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
 _OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
@@ -92,21 +93,16 @@ def name_outputs(model: ir.Model) -> ir.Model:
     """Identity that only gives a graph output its name → the node before it gives that name, in place."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
-        for node in [v.producer() for v in graph.outputs]:
-            names_only = node is not None and node.op_type == "Identity" and not node.domain and not is_detached(node)
-            source = node.inputs[0] if node is not None and names_only else None
-            if node is None or source is None or source.is_graph_output() or not _computed_in(graph, source):
+        for node in [made_by(v, "Identity") for v in graph.outputs]:
+            source = None if node is None or is_detached(node) else node.inputs[0]
+            maker = None if source is None else source.producer()
+            if node is None or source is None or source.is_graph_output() or maker is None or maker.graph is not graph:
                 continue
             _take_over(node.outputs[0], source)
             node.replace_input_with(0, None)
             gone.append(node)
         graph.remove(gone)
     return model
-
-
-def _computed_in(graph: ir.Graph, value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.graph is graph
 
 
 # --- what makes two nodes the same ----------------------------------------------------------------------
@@ -124,7 +120,7 @@ def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
 def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     if node.op_type == "Shape" and sizes_are_fixed and (dims := _named_sizes(node)) is not None:
         return "Shape", dims
-    inputs = tuple([_input(v) for v in node.inputs])
+    inputs = tuple([_operand_key(v) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
     attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
@@ -141,7 +137,7 @@ def _attribute(attribute: ir.Attr) -> Hashable:
     return attribute.name, repr(attribute.value)  # 0.0 equals -0.0, but does not read the same
 
 
-def _input(value: ir.Value | None) -> Hashable:
+def _operand_key(value: ir.Value | None) -> Hashable:
     """A small constant is its numbers; anything else is itself."""
     tensor = None if value is None else value.const_value
     return value if value is None or tensor is None or not is_marked_constant(value) else _numbers(tensor)
@@ -155,11 +151,9 @@ def _numbers(tensor: ir.TensorProtocol) -> Hashable:
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
     """The sizes that a Shape node gives, if all are known by number or by name."""
-    source = node.inputs[0]
-    dims = shapes.shape_of(source)
+    dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None
-    start, end = (node.attributes[k].as_int() if k in node.attributes else None for k in ("start", "end"))
-    asked = dims[start or 0 : end]
-    known = all(isinstance(d, int) or (d is not None and not d.startswith(GENERATED)) for d in asked)
+    asked = dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end")]
+    known = all(d is not None and not is_generated(d) for d in asked)
     return asked if known else None

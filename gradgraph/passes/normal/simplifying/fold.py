@@ -55,10 +55,11 @@ def fold_constants(model: ir.Model) -> bool:
         if array is None:
             changed |= _settled(editor, node, partly)
             continue
+        value = node.outputs[0]
         if array.dtype == object:
-            partly[node.outputs[0]] = array
-        elif _fits(array, node.outputs[0]):
-            changed |= become_constant(node, ir.Tensor(array, name=node.outputs[0].name), model.graph)
+            partly[value] = array
+        elif array.size <= FOLD_LIMIT and value.dtype in (None, ir.DataType.from_numpy(array.dtype)):
+            changed |= become_constant(node, ir.Tensor(array, name=value.name), model.graph)
     return changed
 
 
@@ -73,10 +74,6 @@ def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) 
     changed = settle_reshape(node, [int(d) if isinstance(d, int | np.integer) else d for d in target], editor.op)
     editor.place(node)
     return changed
-
-
-def _fits(array: np.ndarray, value: ir.Value) -> bool:
-    return array.size <= FOLD_LIMIT and (value.dtype is None or value.dtype == ir.DataType.from_numpy(array.dtype))
 
 
 def _cast_like(node: ir.Node) -> bool:
@@ -94,11 +91,12 @@ def _cast_like(node: ir.Node) -> bool:
 def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray | None:
     """The value of ``node``: a proper array if all is known, one of objects if some entries are symbols or unknown."""
     if node.op_type in ("Shape", "Size"):
-        return _shape(node)
+        return _known_sizes(node)
     attrs = attributes(node)
     inputs = [None if v is None else _small(v) for v in node.inputs]
+    exact = all(a is None or a.dtype.kind in "iub" for a in inputs)
     if node.inputs and all(a is not None or v is None for a, v in zip(inputs, node.inputs, strict=True)):
-        return shapes.fold(node.op_type, inputs, attrs) if _exact(inputs) else _float_fold(node, inputs, attrs)
+        return shapes.fold(node.op_type, inputs, attrs) if exact else _float_fold(node, inputs, attrs)
     if node.op_type in _MOVES and any(v in partly for v in node.inputs if v is not None):
         return _moved(node, inputs, attrs, partly)
     return None
@@ -107,10 +105,6 @@ def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray |
 def _small(value: ir.Value) -> np.ndarray | None:
     tensor = value.const_value
     return None if tensor is None or tensor.dtype == ir.DataType.STRING else shapes.small_constant(value)
-
-
-def _exact(inputs: list[np.ndarray | None]) -> bool:
-    return all(a is None or a.dtype.kind in "iub" for a in inputs)
 
 
 def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
@@ -129,16 +123,15 @@ def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str,
         return None
 
 
-def _shape(node: ir.Node) -> np.ndarray | None:
-    source = node.inputs[0]
-    dims = shapes.shape_of(source)
+def _known_sizes(node: ir.Node) -> np.ndarray | None:
+    dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None
     if node.op_type == "Size":
         sizes = shapes.all_sizes(dims)
         return None if sizes is None else np.array(np.prod(sizes, dtype=np.int64))
-    attrs = attributes(node)
-    return _tidy(np.array([*dims, None], object)[:-1][attrs.get("start", 0) : attrs.get("end")])
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end")
+    return _tidy(np.array([*dims, None], object)[:-1][start:end])
 
 
 def _moved(

@@ -39,7 +39,7 @@ def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
     before, result = node.inputs[0], node.outputs[0]
     while before is not None and not same_dims(before, result):
         before = source_of(before, *_RESHAPINGS)
-    return None if before is None else op.wrap(before)
+    return op.wrap(before)
 
 
 @rewrites(*_RESHAPINGS)
@@ -87,7 +87,7 @@ def _pads_all_axes(op: Builder, node: ir.Node) -> Var | None:
     else:
         spread[places] = numbers
         all_pads = op.const(spread)
-    fill_again = None if fill is None else op.wrap(fill)
+    fill_again = op.wrap(fill)
     return op.Pad(op.wrap(x), all_pads, fill_again, wanted, mode=node.attributes.get_string("mode"))
 
 

@@ -160,7 +160,7 @@ def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
 def _double_negation(op: Builder, node: ir.Node) -> Var | None:
     (value,) = inputs_of(node)
     inner = source_of(value, "Neg")
-    return None if inner is None else op.wrap(inner)
+    return op.wrap(inner)
 
 
 @rewrites("Neg")

@@ -98,7 +98,7 @@ def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pa
     for i, axis in dropping.items():
         pads[len(axes) + i] = max(axis.exact_end, 0)
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-    x = editor.var(node.inputs[0])
+    x = editor.op.wrap(node.inputs[0])
     if cut and x is not None:
         seen = editor.op.Slice(x, [0] * len(cut), list(cut.values()), [2 + i for i in cut])
         editor.place(node)

@@ -18,7 +18,7 @@ from gradgraph.graph import shapes
 from gradgraph.machine.limits import limited_memory
 from gradgraph.passes.normal.edit import graphs_of, nodes_of, own_tensor
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
-from gradgraph.passes.normal.sizes.known_sizes import GENERATED, better
+from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
 from gradgraph.passes.normal.sizes.ranks import gives
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 
@@ -213,7 +213,7 @@ def _forget(value: ir.Value, generated: bool) -> None:
     """Forget negative sizes, and if ``generated`` the names that an earlier inference made up."""
 
     def is_stale(dim: shapes.Dim) -> bool:
-        return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
+        return dim < 0 if isinstance(dim, int) else generated and is_generated(dim)
 
     old = shapes.recorded_shape(value)
     if old is not None and any(map(is_stale, old)):

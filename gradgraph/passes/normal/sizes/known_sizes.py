@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shapes import Dim
 
 GENERATED = "unk__"  # onnx names unknown dimensions unk__0, unk__1, …
@@ -23,9 +24,8 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
     2. -1 is the quotient of the input's sizes by those of the other axes, where symbolic ones cancel by name;
     3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
     """
-    source, output = node.inputs[0], node.outputs[0]
-    dims = shapes.shape_of(source)
-    zero_copies = not ("allowzero" in node.attributes and node.attributes["allowzero"].as_int())
+    dims, output = shapes.shape_of(node.inputs[0]), node.outputs[0]
+    zero_copies = not node.attributes.get_int("allowzero", 0)
     if 0 in target and (not zero_copies or dims is None):
         return False
     wanted = [dims[i] if d == 0 and dims is not None else d for i, d in enumerate(target)]
@@ -61,9 +61,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 def settle_resize(node: ir.Node) -> bool:
     """An axis that is scaled by 1 keeps its size, symbolic or not."""
-    source = node.inputs[0]
-    scales = shapes.constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
-    dims = shapes.shape_of(source)
+    dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
     old = shapes.shape_of(node.outputs[0]) or (None,) * len(dims)
@@ -75,14 +73,17 @@ def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
     old = shapes.shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False
-    dims = [
-        None if isinstance(d, str) and d.startswith(GENERATED) else d for d in dims
-    ]  # the next inference forgets them
+    dims = [None if is_generated(d) else d for d in dims]  # which the next inference forgets
     new = tuple(better(a, b) for a, b in zip(old, dims, strict=True))
     if new == old:
         return False
     value.shape = ir.Shape(new)
     return True
+
+
+def is_generated(dim: Dim) -> bool:
+    """Did ONNX's inference make this name up?"""
+    return isinstance(dim, str) and dim.startswith(GENERATED)
 
 
 def better(old: Dim, new: Dim) -> Dim:
@@ -91,6 +92,6 @@ def better(old: Dim, new: Dim) -> Dim:
         return old
 
     def rank(d: Dim) -> int:
-        return 3 if isinstance(d, int) else 0 if d is None else 1 if d.startswith(GENERATED) else 2
+        return 3 if isinstance(d, int) else 0 if d is None else 1 if is_generated(d) else 2
 
     return new if rank(new) > rank(old) else old

@@ -16,7 +16,7 @@ from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import Dim, Shape
 from gradgraph.passes.normal.edit import calls_of
-from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
 _EMPTY: Shape = ("no elements",)  # the shape of those of a sequence that has none: it goes with every other
@@ -55,7 +55,7 @@ def _record(value: ir.Value, shape: Shape | None) -> bool:
 
 
 def _is_open(dim: Dim) -> bool:
-    return dim is None or (isinstance(dim, str) and dim.startswith(GENERATED))
+    return dim is None or is_generated(dim)
 
 
 # --- the proof -------------------------------------------------------------------------------------------

@@ -32,35 +32,21 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
             continue
         if node.op_type == "Constant":
             _register(node, main)
-        elif (
-            node.op_type == "Identity"
-            and not is_detached(node)
-            and _is_plain_initializer(node.inputs[0])
-            and not node.outputs[0].is_graph_output()
-        ):
+        elif node.op_type == "Identity" and not is_detached(node) and not node.outputs[0].is_graph_output():
             source = node.inputs[0]
-            assert source is not None
-            node.outputs[0].replace_all_uses_with(source)
-            graph_of(node).remove(node, safe=True)
-
-
-def _is_plain_initializer(value: ir.Value | None) -> bool:
-    return value is not None and value.is_initializer() and not value.is_graph_input()
+            if source is not None and source.is_initializer() and not source.is_graph_input():
+                node.outputs[0].replace_all_uses_with(source)
+                graph_of(node).remove(node, safe=True)
 
 
 def _register(node: ir.Node, main: ir.Graph) -> None:
-    if not _is_numeric(node):
-        return
-    given = node.attributes.get("value")  # onnx-ir's own way to read it renames the tensor, which may be the caller's
-    tensor = given.as_tensor() if given is not None else ir.convenience.get_const_tensor(node.outputs[0])
-    if tensor is not None:
-        become_constant(node, tensor, main)
-
-
-def _is_numeric(node: ir.Node) -> bool:
     if not {"value", "value_int", "value_ints", "value_float", "value_floats"} & set(node.attributes):
-        return False
-    return "value" not in node.attributes or node.attributes["value"].as_tensor().dtype != ir.DataType.STRING
+        return
+    tensor = node.attributes.get_tensor("value")
+    if tensor is None:  # onnx-ir's own way to read a value renames the tensor, which may be the caller's
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    if tensor is not None and tensor.dtype != ir.DataType.STRING:
+        become_constant(node, tensor, main)
 
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, shown, suggestion
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.functions.function_bodies import operators
 
@@ -35,8 +36,7 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
         if node.attributes:
             _check_known(node)
         for name, attr in _defaults(node.op_type).items():
-            if name not in node.attributes:
-                node.attributes[name] = attr
+            node.attributes.setdefault(name, attr)
         if node.op_type in _WINDOWED or node.op_type in _WITH_WEIGHT:
             _write_window(node)
 
@@ -62,38 +62,27 @@ def _defaults(op_type: str) -> dict[str, ir.Attr]:
 def _write_window(node: ir.Node) -> None:
     kernel = _kernel(node)
     if kernel is not None and node.op_type in _WITH_WEIGHT:
-        _default(node, "kernel_shape", kernel)
+        node.attributes.setdefault("kernel_shape", ir.AttrInt64s("kernel_shape", kernel))
     rank = len(kernel) if kernel is not None else spatial_rank(node)
     if node.op_type == "Col2Im":
-        image = shapes.shape_of(node.inputs[1])
-        rank = image[0] if image is not None and isinstance(image[0], int) else None
+        axes = (shapes.shape_of(node.inputs[1]) or (None,))[0]
+        rank = axes if isinstance(axes, int) else None
     if rank is None:
         return
     known = onnx.defs.get_schema(node.op_type, OPSET).attributes
     for name, value in (("strides", [1]), ("dilations", [1]), ("pads", [0, 0]), ("output_padding", [0])):
         if name in known and not (name == "pads" and {"auto_pad", "output_shape"} & set(node.attributes)):
-            _default(node, name, value * rank)
+            node.attributes.setdefault(name, ir.AttrInt64s(name, value * rank))
 
 
 def _kernel(node: ir.Node) -> list[int] | None:
-    if "kernel_shape" in node.attributes:
-        return list(node.attributes["kernel_shape"].as_ints())
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    if node.op_type not in _WITH_WEIGHT or weight is None:
-        return None
-    shape = shapes.shape_of(weight)
+    given = node.attributes.get_ints("kernel_shape")
+    if given is not None or node.op_type not in _WITH_WEIGHT:
+        return None if given is None else list(given)
+    shape = shapes.shape_of(input_at(node, 1))
     return None if shape is None or len(shape) < 2 else shapes.all_sizes(shape[2:])
 
 
 def spatial_rank(node: ir.Node) -> int | None:
     """The number of axes after batch and channel."""
-    for value in node.inputs[:2]:
-        shape = shapes.shape_of(value)
-        if shape is not None:
-            return len(shape) - 2
-    return None
-
-
-def _default(node: ir.Node, name: str, value: list[int]) -> None:
-    if name not in node.attributes:
-        node.attributes[name] = ir.AttrInt64s(name, value)
+    return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shapes.shape_of(v)) is not None), None)

@@ -137,7 +137,7 @@ def _pad_before(editor: Editor, node: ir.Node, reach: list[int], strides: list[i
             "explicit here; export the model with fixed sizes or with explicit pads"
         )
     op = editor.op
-    x, *rest = (editor.var(v) for v in node.inputs)
+    x, *rest = (editor.op.wrap(v) for v in node.inputs)
     assert x is not None
     known = tuple(_sizes(node))
     size = op.const(np.array(known, np.int64)) if shapes.is_static(known) else op.Shape(x, start=2)

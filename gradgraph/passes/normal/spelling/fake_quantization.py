@@ -51,7 +51,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
             x, limits = _bias(node, before), None
         if x is None or node.inputs[1] is None:
             continue
-        number, scale, zero = (editor.var(v) for v in (x, *[*node.inputs, None][1:3]))
+        number, scale, zero = (editor.op.wrap(v) for v in (x, *[*node.inputs, None][1:3]))
         assert number is not None and scale is not None
         if straight:
             of_all = limits is not None and node.inputs[1] in learned

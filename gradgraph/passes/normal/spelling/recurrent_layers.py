@@ -41,7 +41,7 @@ def _put_time_first(editor: Editor, node: ir.Node) -> None:
     op = editor.op
     inputs = [
         op.Transpose(x, perm=_SWAP) if x is not None and i in _BATCH_FIRST else x
-        for i, x in enumerate(map(editor.var, node.inputs))
+        for i, x in enumerate(map(editor.op.wrap, node.inputs))
     ]
     attrs: dict[str, Any] = {a.name: a for a in node.attributes.values() if a.name != "layout"}
     results = all_of(op.emit(node.op_type, *inputs, outputs=len(node.outputs), **attrs))

@@ -179,7 +179,7 @@ def _content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
     made = source.producer()
     if made is None or made.op_type != "Optional" or _is_absent(made, 0):
         return None
-    return editor.var(made.inputs[0])
+    return editor.op.wrap(made.inputs[0])
 
 
 def _has_content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:

@@ -18,6 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 
+from gradgraph.graph.shapes import stored_sizes
+
 Array = np.ndarray[Any, Any]
 
 _SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must differ: zeros and ones say nothing
@@ -75,7 +77,7 @@ def _arrays(
     weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
 ) -> dict[ir.Value, Array]:
     """Read the numbers of tensors whose shapes allow them to be copies of each other."""
-    dims = {v: _dims(v) for v in {*weights, *tensors}}
+    dims = {v: stored_sizes(v) for v in {*weights, *tensors}}
     read: dict[ir.Value, None] = {}
     for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
         sizes, widths = _Others(), _Others()
@@ -117,11 +119,6 @@ def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
     if whole:
         return [(math.prod(dims), 0)]
     return [(_width(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_width(dims), dims[0])]
-
-
-def _dims(value: ir.Value) -> tuple[int, ...]:
-    assert value.const_value is not None
-    return tuple(value.const_value.shape.numpy())
 
 
 def _is_comparable(value: ir.Value) -> bool:

@@ -8,7 +8,6 @@ other.
 from __future__ import annotations
 
 import enum
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph.graph.checks import describe, has_bodies, subgraphs
+from gradgraph.graph.shapes import is_single
 from gradgraph.passes.normal.edit import nodes_of
 
 
@@ -217,11 +217,6 @@ class _Stored:
 
 def _moves(node: ir.Node) -> bool:
     return node.op_type in _MOVES and not node.domain
-
-
-def is_single(value: ir.Value) -> bool:
-    """Does this initializer hold one number, whatever its rank?"""
-    return value.const_value is not None and math.prod(value.const_value.shape.numpy()) == 1
 
 
 def _is_column(value: ir.Value | None) -> bool:

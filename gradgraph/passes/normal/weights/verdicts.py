@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.marks import is_marked_constant, learned_ranges, mark_constant
-from gradgraph.passes.normal.weights.roles import Role, Uses, is_single, roles
+from gradgraph.graph.shapes import is_single
+from gradgraph.passes.normal.weights.roles import Role, Uses, roles
 
 
 @dataclass(frozen=True)
