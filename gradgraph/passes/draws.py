@@ -90,37 +90,26 @@ def _form(*op_types: str) -> Callable[[Form], Form]:
     return register
 
 
-@_form("RandomUniform")
-def _uniform(op: Builder, source: RandomSource, turns: Turns, *, shape: list[int], dtype: int, **attrs: Any) -> Var:
-    return _uniform_of(op, source, turns, op.const(np.array(shape, np.int64)), ir.DataType(dtype), **attrs)
-
-
-@_form("RandomUniformLike")
-def _uniform_like(op: Builder, source: RandomSource, turns: Turns, x: Var, *, dtype: int = 0, **attrs: Any) -> Var:
-    return _uniform_of(op, source, turns, op.shape(x), ir.DataType(dtype or x.dtype), **attrs)
-
-
-def _uniform_of(
-    op: Builder, source: RandomSource, turns: Turns, shape: Var, dtype: ir.DataType, low: float, high: float, **_: Any
-) -> Var:
+@_form("RandomUniform", "RandomUniformLike")
+def _uniform(op: Builder, source: RandomSource, turns: Turns, *like: Var, low: float, high: float, **given: Any) -> Var:
+    shape, dtype = _asked_for(op, *like, **given)
     drawn = source.uniform(op, shape, turns, _wide(dtype), _DIGITS.get(dtype, 24))
     return op.cast(drawn * (high - low) + low, dtype)
 
 
-@_form("RandomNormal")
-def _normal(op: Builder, source: RandomSource, turns: Turns, *, shape: list[int], dtype: int, **attrs: Any) -> Var:
-    return _normal_of(op, source, turns, op.const(np.array(shape, np.int64)), ir.DataType(dtype), **attrs)
-
-
-@_form("RandomNormalLike")
-def _normal_like(op: Builder, source: RandomSource, turns: Turns, x: Var, *, dtype: int = 0, **attrs: Any) -> Var:
-    return _normal_of(op, source, turns, op.shape(x), ir.DataType(dtype or x.dtype), **attrs)
-
-
-def _normal_of(
-    op: Builder, source: RandomSource, turns: Turns, shape: Var, dtype: ir.DataType, mean: float, scale: float, **_: Any
+@_form("RandomNormal", "RandomNormalLike")
+def _normal(
+    op: Builder, source: RandomSource, turns: Turns, *like: Var, mean: float, scale: float, **given: Any
 ) -> Var:
+    shape, dtype = _asked_for(op, *like, **given)
     return op.cast(source.normal(op, shape, turns, _wide(dtype)) * scale + mean, dtype)
+
+
+def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
+    """The shape and the element type that attributes ask for, or an input that the output is to be like."""
+    if like:
+        return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
+    return op.const(np.array(shape, np.int64)), ir.DataType(dtype)
 
 
 def _wide(dtype: ir.DataType) -> ir.DataType:

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from gradgraph.arguments import matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder
+from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import is_marked_constant, mark_precision
 from gradgraph.graph.schemas import signature
 from gradgraph.graph.shapes import OPSET, constant_of, shape_of
@@ -60,7 +61,7 @@ class _Pass:
         self.forced = _chosen(every, precision.lower)
         for node in self.forced:
             if not _can_be_low(node):
-                raise BuildError(f"{_named(node)} cannot be computed in {self.suffix}; take it out of `lower`")
+                raise BuildError(f"{describe(node)} cannot be computed in {self.suffix}; take it out of `lower`")
 
     def run(self) -> int:
         count = 0
@@ -107,13 +108,13 @@ class _Pass:
         for i in _places(node):
             value = node.inputs[i]
             assert value is not None
-            node.replace_input_with(i, self._low(value, node))
+            node.replace_input_with(i, self._low_copy(value, node))
         for i, output in enumerate(node.outputs):
             if output.name and _is_alike(node, i, of_output=True):
                 self._give(node, output)
 
-    def _low(self, value: ir.Value, reader: ir.Node) -> ir.Value:
-        """What a low operator reads in place of ``value``."""
+    def _low_copy(self, value: ir.Value, reader: ir.Node) -> ir.Value:
+        """The value that a low operator reads in place of ``value``."""
         if value not in self.copies:
             if self.emulates and is_marked_constant(value):
                 return value  # a number of a formula is used as it is, as PyTorch does
@@ -194,7 +195,3 @@ def _is_alike(node: ir.Node, i: int, of_output: bool) -> bool:
     if known is None or not known.outputs or known.formal(0, of_output=True).variable is None:
         return False
     return known.formal(i, of_output).variable == known.formal(0, of_output=True).variable
-
-
-def _named(node: ir.Node) -> str:
-    return f"node '{shown(node.name)}' ({node.op_type})"

@@ -10,8 +10,9 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.rules.broadcasting import unbroadcast
-from gradgraph.rules.patterns import is_standard, some
+from gradgraph.rules.patterns import some
 from gradgraph.rules.registry import Gradients, case, no_gradient, point, real, vjp
 
 # --- MatMul ----------------------------------------------------------------------------------------

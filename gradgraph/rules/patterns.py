@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.marks import is_for_precision, is_marked_constant
+from gradgraph.graph.nodes import is_standard, made_by
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
@@ -39,10 +40,10 @@ class Walk:
 
     def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
         """The node that computes ``value``, which is one of these operators in the same graph."""
-        node = some(value).producer() if value is not None else None
-        need(node is not None and is_standard(node, *op_types) and node.graph is self.last.graph)
-        self.passed.append(some(node))
-        return some(node)
+        node = some(made_by(value, *op_types))
+        need(node.graph is self.last.graph)
+        self.passed.append(node)
+        return node
 
     def first(self, finds: Callable[[_T], _Result], choices: Iterable[_T]) -> _Result:
         """The result of ``finds`` for the first choice that matches; a choice that does not leaves no trace."""
@@ -53,10 +54,6 @@ class Walk:
             except MismatchError:
                 del self.passed[before:]
         raise MismatchError
-
-
-def is_standard(node: ir.Node, *op_types: str) -> bool:
-    return node.domain == "" and node.op_type in op_types
 
 
 def number_of(value: ir.Value | None) -> float | None:

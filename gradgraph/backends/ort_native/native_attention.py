@@ -34,10 +34,11 @@ from gradgraph.backends.ort_native.strided import (
 )
 from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.named_operators import DOMAIN
-from gradgraph.rules.patterns import MismatchError, is_standard, need, some
+from gradgraph.rules.patterns import MismatchError, need, some
 from gradgraph.rules.registry import attributes
 
 LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # queries and keys; numbers of a head

@@ -5,12 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.shapes import Shape, shape_of
 from gradgraph.rules.broadcasting import unbroadcast
 from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.linalg import product_gradients, transposed
 from gradgraph.rules.named_operators import named_operator
-from gradgraph.rules.patterns import MismatchError, Walk, is_standard, need, number_of, some, with_number
+from gradgraph.rules.patterns import MismatchError, Walk, need, number_of, some, with_number
 from gradgraph.rules.registry import Gradients, attributes, boolean, case, real, uniform
 from gradgraph.rules.softmax import softmax_gradient
 

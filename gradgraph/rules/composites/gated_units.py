@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.rules.activation import gelu_gradient, silu_gradient
 from gradgraph.rules.composites.table import Found, composite
-from gradgraph.rules.patterns import Walk, is_number, is_standard, need, need_one_rank, number_of, some, with_number
+from gradgraph.rules.patterns import Walk, is_number, need, need_one_rank, number_of, some, with_number
 from gradgraph.rules.registry import Gradients, case, point, real, uniform
 
 FAR = [[40.0, -40.0, 0.0]]

@@ -159,8 +159,7 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
     (That is what onnxruntime's kernel does; its authors thought of as many keys as queries.)
     """
     allowed = visible(op, q, k, offset, right=0)
-    lengths = [None if x.shape is None else x.shape[2] for x in (q, new)]
-    if lengths[0] is not None and lengths[0] == lengths[1]:
+    if q.dim(2) is not None and q.dim(2) == new.dim(2):
         return allowed
     return allowed | op.Unsqueeze(op.Equal(_count(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
 
@@ -176,7 +175,7 @@ def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, bea
     The axis of the samples holds the beams of every sample. onnxruntime asks only for one new token which beams its
     past comes from.
     """
-    new = None if q.shape is None else q.shape[2]
+    new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
         return k, v
     if new != 1:
@@ -237,7 +236,7 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    batch, length = (None if x.shape is None else x.shape[0] for x in (q, ends))
+    batch, length = q.dim(0), ends.dim(0)
     key = _count(op, op.dim(k, 2))
     last = op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
     if length is not None and length == batch:
@@ -285,7 +284,7 @@ def rotary_embedding(
 def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, size: int) -> Var:
     if heads:
         return in_heads(op, x, heads)
-    half = None if cos.shape is None else cos.shape[-1]
+    half = cos.dim(-1)
     if size or not isinstance(half, int):
         raise refuse(node, "does not tell its number of heads")
     return op.Reshape(x, [0, 0, -1, 2 * half])
@@ -338,7 +337,8 @@ def group_query_attention(
     if do_rotary and cos is not None and sin is not None:
         turned = places if positions is None else _turned_to(op, positions, first, steps)
         angles = [op.Unsqueeze(op.Gather(t, turned), [2]) for t in (cos, sin)]
-        size = _rotated_size(cos)
+        half = cos.dim(-1)
+        size = 2 * half if isinstance(half, int) else 0
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
     if sliding_window_cache:
@@ -404,7 +404,7 @@ def _grouped_masks(
         return Masks(bias, shorter_than(op, k, lengths))
     offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
     allowed = visible(op, q, k, offset, left=window - 1 if window > 0 else -1, right=0)
-    if q.shape is not None and q.shape[2] == 1:
+    if q.dim(2) == 1:
         return Masks(bias, allowed)
     return Masks(bias, allowed & shorter_than(op, k, lengths), empty_rows=window > 0)
 
@@ -438,11 +438,6 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
     size = op.Div(op.dim(packed, 2), [sum(heads)])
     lengths = op.Concat(*(size * n for n in heads), axis=0)
     return list(op.Split(packed, lengths, axis=-1, outputs=3))
-
-
-def _rotated_size(cos: Var) -> int:
-    half = None if cos.shape is None else cos.shape[-1]
-    return 2 * half if isinstance(half, int) else 0
 
 
 def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:

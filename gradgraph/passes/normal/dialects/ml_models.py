@@ -74,7 +74,7 @@ def feature_vectorizer(op: Builder, node: ir.Node, *features: Var, inputdimensio
 
 def _columns(op: Builder, x: Var, size: int) -> Var:
     x = op.cast(x, _FLOAT)
-    if x.shape is not None and x.shape[1] == size:
+    if x.dim(1) == size:
         return x
     return op.Pad(x, op.Concat([0, 0, 0], op.Sub([size], op.dim(x, 1)), axis=0))  # less than none: fewer columns
 

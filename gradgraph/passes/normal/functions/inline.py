@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.graph.builder import Var
-from gradgraph.graph.checks import FunctionId
+from gradgraph.graph.checks import FunctionId, subgraphs
 from gradgraph.passes.normal.edit import Editor, nodes_of
 
 
@@ -32,13 +31,14 @@ def inline_functions(model: ir.Model, only: Collection[FunctionId] | None = None
         node = waiting.pop()
         function = chosen[node.op_identifier()]
         _import_domains(model, function)
-        body, outputs = instantiate(function, node.inputs, node.attributes, _namer(editor, node))
+        rename = functools.partial(editor.op.fresh_in, node.name or node.op_type)
+        body, outputs = instantiate(function, node.inputs, node.attributes, rename)
         version = function.opset_imports.get("", opset)
         for new in _all_nodes(body):
             if new.version is None and version != opset:
                 new.version = version
         editor.op.nodes.extend(body)
-        editor.replace(node, *[None if v is None else Var(editor.op, v) for v in outputs])
+        editor.replace(node, *map(editor.op.wrap, outputs))
         waiting.extend(n for n in _all_nodes(body) if n.op_identifier() in chosen)
     for identifier in chosen:
         del model.functions[identifier]
@@ -54,21 +54,11 @@ def _import_domains(model: ir.Model, function: ir.Function) -> None:
             )
 
 
-def _namer(editor: Editor, node: ir.Node) -> Callable[[str], str]:
-    return functools.partial(editor.op.fresh_in, node.name or node.op_type)
-
-
 def _all_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     found = list(nodes)
     for node in found:
-        found.extend(n for a in node.attributes.values() for g in _graphs(a) for n in g)
+        found.extend(n for g in subgraphs(node) for n in g)
     return found
-
-
-def _graphs(attr: ir.Attr) -> Sequence[ir.Graph]:
-    if attr.type == ir.AttributeType.GRAPH:
-        return [attr.as_graph()]
-    return attr.as_graphs() if attr.type == ir.AttributeType.GRAPHS else ()
 
 
 # --- copying a body -----------------------------------------------------------------------------------

@@ -79,10 +79,15 @@ def linear_attention(
     k, v = (op.Unsqueeze(in_heads(op, x, kv_num_heads), [axis]) for x, axis in ((wide[1], 4), (wide[2], 3)))
     inputs = {"q": q * (scale or _default_scale(op, q)), "k": k, "v": v}  # q [b,t,h,g,d]  k [..d,1]  v [..1,m]
     if decay is not None:
-        inputs["decay"] = _column(op, op.Exp(op.cast(decay, ir.DataType.FLOAT)), kv_num_heads)
+        by_head = in_heads(op, op.Exp(op.cast(decay, ir.DataType.FLOAT)), kv_num_heads)
+        inputs["decay"] = op.Unsqueeze(by_head, [4])  # [b, t, h, 1 or d, 1]
     if beta is not None:
         inputs["beta"] = op.Unsqueeze(op.cast(beta, ir.DataType.FLOAT), [3, 4])  # [b, t, h or 1, 1, 1]
-    state = op.cast(past, ir.DataType.FLOAT) if past is not None else _zero_state(op, k, v)
+    if past is not None:
+        state = op.cast(past, ir.DataType.FLOAT)
+    else:
+        shape = op.Concat(op.dim(k, 0), op.dim(k, 2), op.dim(k, 3), op.dim(v, 4), axis=0)
+        state = op.full(shape, 0.0, ir.DataType.FLOAT)
     last, outputs = _scan(op, state, inputs, _step(op, list(inputs)))
     size = value.dim(2)
     hidden = size // kv_num_heads * q_num_heads if isinstance(size, int) else -1
@@ -93,16 +98,6 @@ def linear_attention(
 def _default_scale(op: Builder, q: Var) -> Any:
     size = q.dim(-1)
     return 1 / math.sqrt(size) if isinstance(size, int) else op.Reciprocal(op.Sqrt(op.cast(op.dim(q, -1), q.dtype)))
-
-
-def _column(op: Builder, x: Var, heads: int) -> Var:
-    """[b, t, h] or [b, t, h·d] as [b, t, h, 1 or d, 1]."""
-    return op.Unsqueeze(in_heads(op, x, heads), [4])
-
-
-def _zero_state(op: Builder, k: Var, v: Var) -> Var:
-    shape = op.Concat(op.dim(k, 0), op.dim(k, 2), op.dim(k, 3), op.dim(v, 4), axis=0)
-    return op.full(shape, 0.0, ir.DataType.FLOAT)
 
 
 def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:

@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import INTEGER_RANGES, QUANTISED, is_marked_constant, learned_ranges, mark_detached
+from gradgraph.graph.nodes import made_by, source_of
 from gradgraph.graph.shapes import constant_of
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 _wanted = False
 
@@ -42,8 +43,8 @@ def write_fake_quantization(model: ir.Model) -> bool:
         return False
     learned = _behind([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
     editor, changed = Editor(model), False
-    for node in list(nodes_of(model)):
-        before = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
+    for node in calls_of(model, "DequantizeLinear"):
+        before = node.inputs[0].producer() if node.inputs[0] else None
         x: ir.Value | None = None
         if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
             x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
@@ -77,10 +78,8 @@ def _bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
     """The b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
     if before.op_type != "Cast" or before.outputs[0].dtype != ir.DataType.INT32:
         return None
-    rounded = before.inputs[0].producer() if before.inputs[0] else None
-    part = rounded.inputs[0].producer() if rounded and rounded.op_type == "Round" and rounded.inputs[0] else None
-    is_part = part is not None and part.op_type == "Div" and _same(part.inputs[1], node.inputs[1])
-    return part.inputs[0] if part is not None and is_part else None
+    part = made_by(source_of(before.inputs[0], "Round"), "Div")
+    return part.inputs[0] if part is not None and _same(part.inputs[1], node.inputs[1]) else None
 
 
 def _gentle(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
@@ -112,12 +111,9 @@ def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
     if a is b or a is None or b is None:
         return a is b
     x, y = constant_of(a), constant_of(b)
-    fixed = all(is_marked_constant(v) or not _is_float(v) for v in (a, b))
+    changes = (v for v in (a, b) if v.dtype is None or v.dtype.is_floating_point())
+    fixed = all(map(is_marked_constant, changes))
     return fixed and x is not None and y is not None and np.array_equal(x, y)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _arithmetic(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Var, all_of
+from gradgraph.graph.nodes import input_at, made_by, source_of
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 
 Elements = dict[ir.Value, list[Var]]  # of the sequences that are known
@@ -42,14 +42,6 @@ def resolve_sequences(model: ir.Model) -> bool:
     return changed
 
 
-def _constant(node: ir.Node, i: int) -> np.ndarray | None:
-    return shapes.constant_of(node.inputs[i]) if i < len(node.inputs) else None
-
-
-def _is_absent(node: ir.Node, i: int) -> bool:
-    return i >= len(node.inputs) or node.inputs[i] is None
-
-
 # --- what makes a sequence -------------------------------------------------------------------------------
 
 
@@ -59,8 +51,8 @@ def _construct(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | No
 
 def _insert(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
     sequence, x = node.inputs[:2]
-    elements = known.get(sequence) if sequence is not None else None
-    place = len(elements or ()) if _is_absent(node, 2) else _place(node, 2)
+    elements = None if sequence is None else known.get(sequence)
+    place = len(elements or ()) if input_at(node, 2) is None else _place(node, 2)
     if elements is None or place is None or x is None or not -len(elements) <= place <= len(elements):
         return None
     place += len(elements) if place < 0 else 0
@@ -69,8 +61,8 @@ def _insert(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 def _erase(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
     sequence = node.inputs[0]
-    elements = known.get(sequence) if sequence is not None else None
-    place = -1 if _is_absent(node, 1) else _place(node, 1)
+    elements = None if sequence is None else known.get(sequence)
+    place = -1 if input_at(node, 1) is None else _place(node, 1)
     if elements is None or place is None or not -len(elements) <= place < len(elements):
         return None
     place %= len(elements)
@@ -78,7 +70,7 @@ def _erase(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 
 def _place(node: ir.Node, i: int) -> int | None:
-    found = _constant(node, i)
+    found = shapes.constant_of(input_at(node, i))
     return None if found is None else int(found.item())
 
 
@@ -100,20 +92,19 @@ def _needs_pieces(reader: ir.Node) -> bool:
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
     """The sizes of the pieces; None if they are unknown or more than MOST_PIECES."""
-    x, axis = node.inputs[0], attributes(node).get("axis", 0)
-    shape = shapes.shape_of(x)
+    shape, axis = shapes.shape_of(node.inputs[0]), attributes(node).get("axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    split = None if _is_absent(node, 1) else _constant(node, 1)
+    split = shapes.constant_of(input_at(node, 1))
     if split is not None and split.ndim == 1:
         return split.tolist() if split.size <= MOST_PIECES else None
-    length = 1 if _is_absent(node, 1) else 0 if split is None else int(split)
+    length = 1 if input_at(node, 1) is None else 0 if split is None else int(split)
     if not isinstance(size, int) or length <= 0 or size > MOST_PIECES * length:
         return None
     return [min(length, size - start) for start in range(0, size, length)]
 
 
 def _drops_axis(node: ir.Node) -> bool:
-    return _is_absent(node, 1) and not attributes(node).get("keepdims", 1)
+    return input_at(node, 1) is None and not attributes(node).get("keepdims", 1)
 
 
 _MAKERS: Mapping[str, Callable[[Editor, ir.Node, Elements], list[Var] | None]] = {
@@ -146,13 +137,13 @@ def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 def _slices(sequence: ir.Value) -> ir.Node | None:
     """The SplitToSequence into single slices that makes ``sequence``."""
-    source = sequence.producer()
-    return source if source is not None and source.op_type == "SplitToSequence" and _is_absent(source, 1) else None
+    source = made_by(sequence, "SplitToSequence")
+    return source if source is not None and input_at(source, 1) is None else None
 
 
 def _concat(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
     sequence = node.inputs[0]
-    elements = known.get(sequence) if sequence is not None else None
+    elements = None if sequence is None else known.get(sequence)
     if not elements:
         return None
     attrs = attributes(node)
@@ -173,13 +164,11 @@ def _length(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 
 def _content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
-    source = None if _is_absent(node, 0) else node.inputs[0]
-    if source is None or not isinstance(source.type, ir.OptionalType):
-        return None if source is None or source.type is None else editor.op.wrap(source)
-    made = source.producer()
-    if made is None or made.op_type != "Optional" or _is_absent(made, 0):
+    source = input_at(node, 0)
+    if source is None or source.type is None:
         return None
-    return editor.op.wrap(made.inputs[0])
+    optional = isinstance(source.type, ir.OptionalType)
+    return editor.op.wrap(source_of(source, "Optional") if optional else source)
 
 
 def _has_content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:

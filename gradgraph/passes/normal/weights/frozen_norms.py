@@ -10,27 +10,25 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from gradgraph.graph.nodes import input_at, is_standard
 from gradgraph.graph.shapes import all_sizes, shape_of
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Of these, the pairs (s, t) of one number a channel, behind convolutions without a bias."""
+    """Find pairs (s, t) among ``weights`` of one number a channel, behind convolutions without a bias."""
     known = set(weights)
     for scale in known:
         mul = _only_reader(scale, "Mul")
         conv = None if mul is None else _other(mul, scale).producer()
-        if mul is None or conv is None or conv.op_type not in _CONVOLUTIONS or _has_bias(conv):
+        if mul is None or conv is None or conv.op_type not in _CONVOLUTIONS or input_at(conv, 2) is not None:
             continue
         add = _only_reader(mul.outputs[0], "Add")
         shift = None if add is None else _other(add, mul.outputs[0])
-        spatial = len(shape_of(conv.inputs[1]) or ()) - 2 if conv.inputs[1] is not None else 0
-        if (
-            shift in known
-            and _only_reader(shift, "Add") is add
-            and all(_is_by_channel(v, spatial) for v in (scale, shift))
-        ):
+        spatial = len(shape_of(conv.inputs[1]) or ()) - 2
+        by_channel = shift is not None and _is_by_channel(scale, spatial) and _is_by_channel(shift, spatial)
+        if shift in known and by_channel and _only_reader(shift, "Add") is add:
             yield scale, shift
 
 
@@ -44,7 +42,7 @@ def _is_by_channel(value: ir.Value, spatial: int) -> bool:
 def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
     uses = list(value.uses())
     node = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-    return node if node is not None and node.op_type == op_type and not node.domain else None
+    return node if node is not None and is_standard(node, op_type) else None
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value:
@@ -52,7 +50,3 @@ def _other(node: ir.Node, value: ir.Value) -> ir.Value:
     other = b if a is value else a
     assert other is not None
     return other
-
-
-def _has_bias(conv: ir.Node) -> bool:
-    return len(conv.inputs) > 2 and conv.inputs[2] is not None
