@@ -195,7 +195,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def says_why(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error of the system while something is written to ``path`` becomes an OutputError with a remedy."""
+    """Turn errors of the system, while something is written to ``path``, into an OutputError with a remedy."""
     try:
         yield
     except GradgraphError:

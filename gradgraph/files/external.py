@@ -27,7 +27,7 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """Where the data of a tensor lie: in which file, from which byte, how many; -1 stands for what is no number."""
+    """Tells where the data of a tensor lie: in which file, from which byte, how many; -1 for what is no number."""
 
     location: str
     offset: int
@@ -39,7 +39,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def external_entry(tensor: onnx.TensorProto) -> Entry:
-    """Where the data of ``tensor`` lie; as many bytes as it needs, where their number is left out."""
+    """The entry of ``tensor``; with as many bytes as it needs, if their number is left out."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
@@ -64,7 +64,7 @@ def lie_in(tensor: onnx.TensorProto, location: str) -> None:
 
 
 def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
-    """Let ``tensor`` hold its data, which are these bytes."""
+    """Let ``tensor`` hold ``raw`` as its data."""
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
     tensor.raw_data = raw
@@ -78,7 +78,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
 
 def is_packed(tensor: onnx.TensorProto) -> bool:
-    """Whether an element takes less than a byte (int4 and its like)."""
+    """Does an element take less than a byte (int4 and its like)?"""
     return ir.DataType(tensor.data_type).bitwidth < 8
 
 
@@ -86,7 +86,7 @@ def is_packed(tensor: onnx.TensorProto) -> bool:
 
 
 class DataFiles:
-    """The one directory (two for a symlinked model) whose files external tensors may lie in.
+    """Checks that external tensors lie in files of one directory (of two, for a symlinked model).
 
     Args:
         base_dir: the directory.
@@ -157,7 +157,7 @@ def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> N
 
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
-    """Check all external tensors of ``proto``; the real file of each location."""
+    """Check all external tensors of ``proto``; return the real file of each location."""
     located: dict[str, Path] = {}
     for tensor in filter(is_external, proto_tensors(proto)):
         location = external_entry(tensor).location
@@ -276,7 +276,7 @@ class DataFile:
         self._offsets: dict[Hashable, int] = {}
 
     def place(self, size: int, read: Callable[[], Iterable[bytes | memoryview]], key: Hashable = None) -> int:
-        """Where ``size`` bytes will lie, which ``read`` gives when they are written; those of one key lie once."""
+        """Reserve ``size`` bytes, which ``read`` gives later, and return their offset; those of one key lie once."""
         if key in self._offsets:
             return self._offsets[key]
         offset = self.size + -self.size % PAGE

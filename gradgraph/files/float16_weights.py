@@ -10,7 +10,7 @@ LEAST = 256  # numbers of a tensor that is worth it
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` with its weights as initializers again; itself, if they are."""
+    """Store the weights of ``model`` as float32 again, in a copy; return ``model`` itself if they are."""
     narrow = {t.name: t for t in model.graph.initializer if t.name.endswith(STORED)}
     casts = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.input[0] in narrow}
     if not casts:

@@ -21,12 +21,12 @@ PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is g
 
 
 def is_mapped(array: Array) -> bool:
-    """Whether ``array`` lies in a file, as far as NumPy tells: also behind views and ``np.asarray``."""
+    """Does ``array`` lie in a file, as far as NumPy tells? Also behind views and ``np.asarray``."""
     return _mapping(array) is not None
 
 
 def is_cut(array: Array) -> bool:
-    """Whether the file that ``array`` lies in, if it does, has become shorter than what is mapped of it."""
+    """Does ``array`` lie in a file that has become shorter than what is mapped of it?"""
     found = _mapping(array)
     if found is None:
         return False

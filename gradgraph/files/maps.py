@@ -13,7 +13,7 @@ _ZIP = ("ai.onnx.ml", "ZipMap")
 
 
 def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, or a copy in which every ZipMap gives the matrix that it reads, one column a label, by its old name.
+    """Let every ZipMap give the matrix that it reads, one column a label, by its old name; in a copy, if there are any.
 
     skl2onnx ends classifiers so, unless told ``zipmap=False``.
 

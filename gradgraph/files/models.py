@@ -44,7 +44,7 @@ PROTOBUF_LIMIT = 2**31
 
 
 def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
-    """The model as an onnx-ir model of our own: what the caller passed is never modified.
+    """Read a model as an onnx-ir model of our own: what the caller passed is never modified.
 
     Args:
         source: path of a ``.onnx`` file, ``onnx.ModelProto`` or ``onnx_ir.Model``.
@@ -67,7 +67,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
 
 
 def _copy(model: ir.Model) -> ir.Model:
-    """A clone that shares the tensors; cloning needs sorted nodes, so an unsorted model goes through protobuf."""
+    """Clone ``model``, sharing the tensors; cloning needs sorted nodes, so an unsorted model goes through protobuf."""
     if _is_sorted(model):
         return model.clone()
     tensors = {v.name: v.const_value for v in model.graph.initializers.values()}
@@ -92,7 +92,7 @@ def _is_sorted(model: ir.Model) -> bool:
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """The message in the file; it is not looked at.
+    """Parse the file, without a look at what it says.
 
     Raises:
         ModelError: no regular file, or no message in it.

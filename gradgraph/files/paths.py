@@ -52,5 +52,5 @@ def _parts(path: Path) -> list[str]:
 
 
 def may_follow(link: os.stat_result, folder: os.stat_result, user: int) -> bool:
-    """Whether the owner of ``link`` may lead this ``user``."""
+    """May the owner of ``link`` lead this ``user``?"""
     return not folder.st_mode & stat.S_IWOTH or link.st_uid in (user, 0, folder.st_uid)

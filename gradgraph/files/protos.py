@@ -158,7 +158,7 @@ _VALUES = frozenset(_VALUE_OF.values())
 
 
 def _is_binary(attr: onnx.AttributeProto) -> bool:
-    """Whether some text is none: not UTF-8."""
+    """Does it hold text that is not UTF-8?"""
     try:
         _ = [text.decode() for text in (attr.s, *attr.strings)]
     except UnicodeDecodeError:
@@ -281,7 +281,7 @@ _DAMAGED = "the file is damaged"
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The names that a node reads; those that its subgraphs take from outside too (their own names do no harm)."""
+    """The names that a node reads, with those in its subgraphs (their own names do no harm)."""
     names: set[str] = set()
     for inner in proto_nodes([node]):
         names.update(filter(None, inner.input))

@@ -72,7 +72,7 @@ def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], M
 
 
 def _has_watched(call: Call) -> bool:
-    """Of an operator that ONNX does not have, attributes may be of any type."""
+    """Has it attributes that are judged by value? An operator that ONNX does not have may have any."""
     watched = not _WATCHED.isdisjoint(name for name, _ in call.attributes)
     return watched and signature(call.op_type, call.opset) is not None
 

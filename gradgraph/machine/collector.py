@@ -18,7 +18,7 @@ _was_enabled = True
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Also a decorator: no collection until the last of those who asked for this is done."""
+    """Pause collection until the last of those who asked for this is done; also a decorator."""
     global _pauses, _was_enabled
     with _lock:
         if not _pauses:

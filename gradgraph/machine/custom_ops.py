@@ -16,7 +16,7 @@ KNOWN: dict[Path, None] = {}  # those that every session of this process is to h
 
 
 def absolute(paths: Paths) -> list[Path]:
-    """One path or several, each once."""
+    """The absolute paths of one or several, each once."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return list(dict.fromkeys(Path(path).absolute() for path in given))
 

@@ -52,7 +52,7 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
 
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """The same of Python ``code``, which finds the modules that this process finds, but none in the working folder."""
+    """Run Python ``code`` likewise; it finds the modules that this process finds, but none in the working folder."""
     paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
     return run([sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments], **options)
 

@@ -95,7 +95,7 @@ class Precision:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """For the manifest: those that are not as they are by default."""
+        """The arguments that differ from their defaults, for the manifest."""
         given = {f.name: getattr(self, f.name) for f in fields(self)[1:] if getattr(self, f.name) != f.default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 

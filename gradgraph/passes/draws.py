@@ -128,7 +128,7 @@ def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype
 def _multinomial(
     op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
 ) -> Var:
-    """How many cumulative shares lie at or below a number in [0, sum): no class of probability 0 is drawn.
+    """Count how many cumulative shares lie at or below a number in [0, sum): no class of probability 0 is drawn.
 
     23 digits, so that no rounding takes the number up to the sum.
     """

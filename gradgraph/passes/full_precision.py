@@ -96,7 +96,7 @@ def _final_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Also what the bodies of ``node`` read from outside."""
+    """Rename what ``node`` reads and gives, also what its bodies read from outside."""
     for inner in proto_nodes([node]):
         for field in (inner.input, inner.output):
             for i, name in enumerate(field):

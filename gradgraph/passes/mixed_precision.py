@@ -36,7 +36,7 @@ WIDE = ir.DataType.FLOAT
 
 
 def compute_low(model: ir.Model, precision: Precision) -> int:
-    """Apply the pass to a model in normal form, in place; the number of operators that are low now.
+    """Apply the pass to a model in normal form, in place; return the number of operators that are low now.
 
     Raises:
         UnknownNameError: a glob matches neither a node nor an operator.
@@ -97,7 +97,7 @@ class _Pass:
         return number == 0 or not np.isfinite(number) or float(info.tiny) <= number <= float(info.max)
 
     def _is_bias(self, node: ir.Node, value: ir.Value | None) -> bool:
-        """A vector of weights that is added to a product."""
+        """Is it a vector of weights that ``node`` adds to a product?"""
         others = [v for v in node.inputs if v is not value]
         is_vector = value is not None and value.is_initializer() and len(shape_of(value) or (0, 0)) <= 1
         return node.op_type == "Add" and is_vector and all(v in self.products for v in others)
@@ -161,7 +161,7 @@ class _Pass:
 
 
 def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]:
-    """The nodes that these names and globs of nodes or operators mean."""
+    """The nodes that match one of these names and globs, of nodes or of operators."""
     found = set[ir.Node]()
     names = [n.name or "" for n in nodes]
     operators = sorted({n.op_type for n in nodes})

@@ -58,7 +58,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
 
 
 def drop_in_loss(model: ir.Model, op: Builder, keep_mask: Mask) -> None:
-    """Let the Dropouts drop that a loss has written behind a model in training mode, in place."""
+    """Put the Dropouts in training mode that a loss has written behind a model, in place."""
     editor = Editor(model, op)
     for node in [n for n in model.graph if is_standard(n, "Dropout")]:
         editor.replace(node, *_drop(op, node, keep_mask))
@@ -79,7 +79,10 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
 
 
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
-    """A mask or statistic of every iteration cannot be state of the step; to ignore them would train something else."""
+    """Raise BuildError if a body draws masks or updates statistics.
+
+    A mask or statistic of every iteration cannot be state of the step; to ignore them would train something else.
+    """
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
             drops = is_standard(node, "Dropout") and not _never_drops(node)
@@ -96,14 +99,14 @@ def _never_drops(node: ir.Node) -> bool:
 
 
 def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
-    """Whether training updates statistics that ``node`` reads: a norm's that is not wholly frozen and stores them."""
+    """Does training update statistics that ``node`` reads? A norm stores them, and is not wholly frozen."""
     if not is_standard(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
         return False
     return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
-    """Training form; momentum 0 makes the outputs the batch's own statistics, which the gradient needs anyway.
+    """Write a norm in training form, with momentum 0: it gives the batch's own statistics, which the gradient needs.
 
     onnxruntime writes those outputs over the buffers of inputs 3 and 4, even where they are graph inputs. So the
     node gets scratch tensors of its own there, and the running statistics are updated beside it. A layer that is

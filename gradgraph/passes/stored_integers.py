@@ -27,7 +27,7 @@ Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: the place of a no
 
 
 def stores_integers(model: onnx.ModelProto) -> bool:
-    """Whether the pass has anything to do in ``model``."""
+    """Does the model say that its weights are to be stored as integers?"""
     return any(p.key == QUANTISED for p in model.metadata_props)
 
 
@@ -41,7 +41,7 @@ def store_integers(model: onnx.ModelProto) -> None:
     known = _computable(graph, set(stored))
     new: Tensors = {}
     for node in graph.node:
-        for name, tensor in _numbers(node, stored, made_by, known, model):
+        for name, tensor in _stored_for(node, stored, made_by, known, model):
             if name not in new:
                 new[name] = tensor
     graph.initializer.extend(new.values())
@@ -50,14 +50,14 @@ def store_integers(model: onnx.ModelProto) -> None:
     _keep(graph, nodes, names)
 
 
-def _numbers(
+def _stored_for(
     node: onnx.NodeProto,
     stored: Tensors,
     made_by: Makers,
     known: set[str],
     model: onnx.ModelProto,
 ) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """What is stored in place of being computed, for this node."""
+    """Yield the tensors that are stored for ``node`` instead of being computed, by name."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
     maker = _maker(made_by, node.input[1])
@@ -139,7 +139,7 @@ _STORED = {
 
 
 def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
-    """Scales or zero points, to be broadcast against ``x``."""
+    """Reshape scales or zero points so that they broadcast against ``x``."""
     if v.ndim == 0:
         return v
     axis %= x.ndim
@@ -157,7 +157,7 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
 
 
 def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> int:
-    """The element type of the integers."""
+    """The element type of the integers that a QuantizeLinear gives."""
     point = node.input[2] if len(node.input) > 2 else ""
     if point in stored:
         return int(stored[point].data_type)

@@ -62,7 +62,7 @@ def bases_of(model: ir.Model) -> dict[str, Base]:
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    """``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
+    """Write ``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
     stored = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
     staying = {v: t for v in model.graph.initializers.values() if (t := staying(v)) and path_of(t) in bases}
     store_inside(v for v in stored if v not in staying)
@@ -94,7 +94,7 @@ def path_from(folder: Path, base: Path) -> str:
 
 
 def described(bases: Mapping[str, Base]) -> dict[str, Any]:
-    """What manifest.json says of them."""
+    """The entries of manifest.json for ``bases``."""
     return {location: {"bytes": base.size, "digest": base.digest} for location, base in bases.items()}
 
 
@@ -111,7 +111,7 @@ def bases_in(manifest: str, path: Path) -> dict[str, Base]:
 
 
 def _is_description(location: str, entry: Any) -> bool:
-    """Whether ``location`` is a plain relative path, and ``entry`` has a size and a digest."""
+    """Is ``location`` a plain relative path, and has ``entry`` a size and a digest?"""
     odd = "\0" in location or "\\" in location or location.startswith("/") or ":" in location.split("/")[0]
     if odd or not location or not isinstance(entry, dict) or entry.keys() != {"bytes", "digest"}:
         return False
@@ -134,7 +134,7 @@ def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
 
 
 def changed(path: Path) -> ModelError:
-    """The content of a base is another one."""
+    """The error for a base whose content is another one."""
     return ModelError(f"'{shown(path)}', which has frozen weights of a step, has changed since it was saved; {_REMEDY}")
 
 

@@ -66,7 +66,7 @@ def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, .
 def without_loss(
     eval_model: onnx.ModelProto, manifest: Manifest, outputs: Sequence[str] | None = None
 ) -> onnx.ModelProto:
-    """A copy of eval.onnx that computes the model's own outputs only, or some; the state tensors stay inputs."""
+    """Copy eval.onnx so that it computes the model's own outputs only, or some; the state tensors stay inputs."""
     source = eval_model.graph
     if not manifest.outputs:
         raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")

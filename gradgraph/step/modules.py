@@ -25,7 +25,7 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 
 @dataclass(frozen=True)
 class Module:
-    """A part of a model, by the first words of its weights' and nodes' names.
+    """A part of a model, called by the first words of the names of its weights and nodes.
 
     Attributes:
         name: such as ``features.0``; empty for what has none.
@@ -68,7 +68,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
 
 
 def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
-    """The same with modules of common first words added up, as far down as ``most`` rows allow."""
+    """Add up modules with common first words, so that ``most`` rows are enough."""
     deepest = max((m.name.count(".") + 1 for m in found), default=0)
     for depth in range(deepest, 0, -1):
         rows: dict[str, Module] = {}
@@ -107,7 +107,7 @@ def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> di
 
 
 def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
-    """Those of one node; 0 for what is no product, None where a shape is not known."""
+    """The multiply-accumulates of one node; 0 if it is no product, None if a shape is not known."""
     count = COUNTS.get(node.op_type) if not node.domain else None
     if count is None:
         return 0

@@ -26,7 +26,7 @@ _MANY = ""  # weights
 
 @dataclass(frozen=True)
 class Origin:
-    """What a node was written for.
+    """Tells for which part of the model a node was written.
 
     Attributes:
         role: one of ``ROLES``.
@@ -44,7 +44,7 @@ class Origin:
 
 
 class Origins:
-    """Those of the nodes of one graph, and of what a backend makes of it.
+    """Knows the origin of each node of a graph, and of the nodes that a backend makes of it.
 
     Args:
         graph: the graph.
@@ -70,20 +70,20 @@ class Origins:
 
     @classmethod
     def of_step(cls, manifest: Manifest, eval_: onnx.ModelProto, train: onnx.ModelProto) -> Origins:
-        """Those of a train graph of a step."""
+        """The origins in a train graph of a step."""
         weights = {s.name for s in manifest.state if s.kind in ("parameter", "statistic")} | {*manifest.frozen}
         own = _own_names(eval_.graph, {*manifest.outputs})
         return cls(train.graph, own, eval_.graph.node, weights, _moved(train, manifest))
 
     @classmethod
     def of_model(cls, model: onnx.ModelProto) -> Origins:
-        """Those of any model; in one that has gradients, those of these are named so."""
+        """The origins in any model; nodes of gradients are told by their names."""
         own = {n.name for n in model.graph.node if not n.name.startswith("grad/")}
         return cls(model.graph, own, (), {t.name for t in model.graph.initializer}, {})
 
     def _modules_of(self, nodes: Sequence[onnx.NodeProto], weights: set[str]) -> dict[str, str]:
-        """The module of each node of the forward pass. What has none has that which contains both what it reads and
-        who reads it.
+        """The module of each node of the forward pass; without one, a node belongs to the module that contains both
+        what it reads and who reads it.
         """
         forward = [node for node in nodes if self._role(node.name) == FORWARD]
         cast, found, maker = casts_among(nodes), dict[str, str](), dict[str, str]()
@@ -100,11 +100,11 @@ class Origins:
         return found
 
     def place(self, name: str) -> str:
-        """The name of the node of the train graph that this node, of what a backend makes of it, is or stands for."""
+        """The node of the train graph that a node of the lowered graph is or stands for, by name."""
         return next((prefix for prefix in _prefixes(name) if prefix in self._nodes), "")
 
     def __call__(self, name: str) -> Origin:
-        """That of the node of this name."""
+        """The origin of the node of this name."""
         role = self._role(name)
         if role == UPDATE:
             weight = next((w for p in _prefixes(name) if (w := self._weights.get(p)) is not None), _MANY)
@@ -117,7 +117,7 @@ class Origins:
         return FORWARD if name in self._own else _SCOPES.get(name.partition("/")[0], FORWARD)
 
     def _forward(self, name: str) -> str:
-        """The node whose gradient this is part of; a second derivative has its scope twice."""
+        """The node whose gradient ``name`` is part of; a second derivative has its scope twice."""
         if (first := _AGAIN.fullmatch(name)) is not None:
             return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
         whole = scope = name.rpartition("/")[0]
@@ -133,7 +133,7 @@ class Origins:
         return self._shortened.get(tail, "") if cut else ""
 
     def _node(self, name: str) -> str:
-        """The node that it stands for: of a Dropout that was written as many nodes, the Dropout."""
+        """The node that ``name`` stands for: the Dropout, for one of the many nodes that a Dropout is written as."""
         if name in self._own:
             return name
         found = ""
@@ -163,13 +163,13 @@ def write_origins(model: onnx.ModelProto, origins: Origins) -> None:
 
 
 def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
-    """What each Cast gives, and what it reads."""
+    """The input of each Cast by its output."""
     return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
 
 
 def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
-    """That of a weight that it reads, else that which its exporter tells, else that of its name: ``layer1.conv`` for
-    ``/layer1/conv/MatMul``.
+    """The module of a node: that of a weight that it reads, else the one that its exporter tells, else the one in its
+    name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
 
     Args:
         cast: what a Cast gives, and what it reads.
@@ -193,7 +193,7 @@ def _told(node: onnx.NodeProto) -> str | None:
 
 
 def _common(a: str, b: str) -> str:
-    """The module that contains both."""
+    """The module that contains both ``a`` and ``b``."""
     words = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
     return ".".join(word for word, _ in words)
 
@@ -218,14 +218,14 @@ def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """``a/b/c``, ``a/b``, ``a``."""
+    """The name and its scopes, from the innermost: ``a/b/c``, ``a/b``, ``a``."""
     while name:
         yield name
         name = name.rpartition("/")[0]
 
 
 def _tails(names: Iterable[str]) -> dict[str, str]:
-    """Names that are too long to stand whole in others, by each of their ends; where two have one, by none."""
+    """Long names, which others hold cut, by each of their ends; an end that two names share gives none."""
     found: dict[str, str] = {}
     for name in names:
         tail = name
@@ -239,7 +239,7 @@ def _tails(names: Iterable[str]) -> dict[str, str]:
 
 
 def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
-    """The weight that each node of the optimizer works for: that whose value or state it reads, or whose it becomes."""
+    """The weight that each node of the optimizer works for: whose value or state it reads, or computes."""
     weights = {s.name for s in manifest.state if s.kind == "parameter"}
     known = {name: name for name in weights} | kept_of(manifest)
     known |= {s.next: known[s.name] for s in manifest.state if known.get(s.name)}

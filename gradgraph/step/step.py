@@ -115,7 +115,7 @@ class Step:
         return escaped(f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; {'; '.join(each)})")
 
     def _model(self, name: str) -> onnx.ModelProto:
-        """One of ``model_names``."""
+        """The model of this name, one of ``model_names``."""
         if name in self.separate:
             return self.separate[name]
         step = "" if name == "train" else name.removeprefix("train.")
@@ -189,7 +189,7 @@ class Step:
         return step
 
     def _take_in_small(self) -> None:
-        """Small weights, which a step that we have saved keeps inside: whoever lowers a model looks at their values."""
+        """Put small weights inside, as in a step that we have saved: whoever lowers a model looks at their values."""
         models = (*self.trains.values(), self.eval, *self.separate.values())
         for tensor in (t for model in models for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
@@ -249,11 +249,11 @@ class Step:
             self._mapped.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which map the files anew."""
+        """The state of copies and pickles, which map the files anew."""
         return {**vars(self), "_mapped": {}}
 
     def __getattr__(self, name: str) -> Any:
-        """``init`` after it was released.
+        """Read ``init`` again after it was released.
 
         Raises:
             ModelError: the file is not there any more, or is another one; there are several train graphs.
@@ -327,7 +327,7 @@ class Step:
         return counts
 
     def summary(self, **sizes: int) -> str:
-        """For people: what is trained and frozen, how large the state is, what goes in, weights and MACs by module.
+        """Say what is trained and frozen, how large the state is, what goes in, weights and MACs by module.
 
         Args:
             sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.

@@ -61,7 +61,7 @@ def summary(
 
 
 def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str, int]) -> str:
-    """``1,024 forward (batch=1)``."""
+    """The multiply-accumulates in words: ``1,024 forward (batch=1)``."""
     dims = dict.fromkeys(d for s in m.inputs for d in s.shape if isinstance(d, str))
     at = ", ".join(f"{shown(d)}={sizes.get(d, 1)}" for d in dims)
     rest = f", and {unknown} products of unknown size" if unknown else ""
@@ -69,7 +69,7 @@ def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str
 
 
 def _table(rows: list[Module]) -> list[str]:
-    """A line for each module, under a header; none where there is but one."""
+    """A header and a line for each module; nothing if there is only one."""
     if len(rows) < 2:
         return []
     wide = max(6, *(len(shown(row.name)) for row in rows)) + 2
@@ -87,7 +87,7 @@ def _count(specs: list[StateSpec]) -> str:
 
 
 def _node_counts(nodes: Mapping[str, int]) -> str:
-    """``train 57, init 7, eval 12 (train 80 before clean-up)``."""
+    """Numbers of nodes in words: ``train 57, init 7, eval 12 (train 80 before clean-up)``."""
     counts = {name: count for name, count in nodes.items() if not name.endswith(WRITTEN)}
     written = {name: nodes.get(f"{name}{WRITTEN}", 0) for name in counts}
     removed = ", ".join(f"{name} {count:,}" for name, count in written.items() if count > counts[name])
@@ -96,7 +96,7 @@ def _node_counts(nodes: Mapping[str, int]) -> str:
 
 
 def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
-    """``Mul 59, Add 32 and 12 more``."""
+    """The most frequent operators in words: ``Mul 59, Add 32 and 12 more kinds``."""
     counts = Counter(op_types).most_common()
     more = len(counts) - shown_kinds
     listed = ", ".join(f"{shown(kind)} {count:,}" for kind, count in counts[:shown_kinds])

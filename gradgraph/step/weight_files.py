@@ -41,7 +41,7 @@ class MappedFile:
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
 
     def part(self, offset: int, length: int) -> Array:
-        """Some of the bytes.
+        """Bytes of the file.
 
         Raises:
             ModelError: they are not there (any more).
@@ -53,7 +53,7 @@ class MappedFile:
         return part
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Some of the bytes, a few at a time, of which none stay in memory.
+        """Bytes of the file, a few at a time, of which none stay in memory.
 
         Raises:
             ModelError: they are not there (any more).

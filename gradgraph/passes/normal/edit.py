@@ -38,7 +38,7 @@ class Editor:
 
     @contextlib.contextmanager
     def replacing_many(self) -> Iterator[None]:
-        """Within, replaced nodes only lose their inputs; all go at the end: each removal looks at all outputs."""
+        """Remove all replaced nodes at the end, as each removal looks at all outputs; till then they read nothing."""
         gone = self._gone = {}
         yield
         self._gone = None
@@ -167,7 +167,7 @@ def attributes(node: ir.Node) -> dict[str, Any]:
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """The same data under a name of its own: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
+    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(tensor.numpy(), name=name)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

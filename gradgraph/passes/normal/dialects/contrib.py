@@ -120,7 +120,7 @@ def fused_mat_mul(
 
 
 def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
-    """``batch``: axis 0 goes behind the batch axes; ``last``: the last two axes swap. Vectors stay."""
+    """Put axis 0 behind the batch axes if ``batch``, and swap the last two axes if ``last``. Vectors stay."""
     if x.rank < 2 or not (last or batch):
         return x
     perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))
@@ -167,7 +167,7 @@ def fused_conv(
 
 
 def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
-    """The activation's own defaults hold where no parameter is given."""
+    """Apply an activation; its own defaults hold where no parameter is given."""
     if not activation:
         return x
     if activation == "Clip":

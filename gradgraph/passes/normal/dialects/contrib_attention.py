@@ -154,7 +154,7 @@ def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
 
 
 def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
-    """Keys up to the query's own place; if there are more ``new`` ones than queries, the last query sees all.
+    """Allow keys up to the query's own place; if there are more ``new`` ones than queries, the last query sees all.
 
     (That is what onnxruntime's kernel does; its authors thought of as many keys as queries.)
     """
@@ -165,12 +165,12 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
 
 
 def _count(op: Builder, length: Var) -> Var:
-    """0, 1, …, ``length`` − 1; ``length`` is [1]."""
+    """The numbers 0 to ``length`` − 1; ``length`` is [1]."""
     return op.Range(0, op.Squeeze(length, [0]), 1)
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
-    """Keys and values of the past come from the beams [batch, width, maximum] that they once were in.
+    """Take keys and values of the past from the beams [batch, width, maximum] that they once were in.
 
     The axis of the samples holds the beams of every sample. onnxruntime asks only for one new token which beams its
     past comes from.
@@ -211,7 +211,7 @@ def _heads_of(
 
 
 def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
-    """The bias holds those of queries, keys and values; a part that is in heads already has had its own."""
+    """Add to each part its share of ``bias``, which holds one after the other; one in heads has its share already."""
     size = op.dim(parts[0], -1) * heads
     lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
     biases = op.Split(bias, lengths, axis=0, outputs=3)
@@ -219,7 +219,7 @@ def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, h
 
 
 def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
-    """A mask adds this to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where the mask is 0.
+    """The term that a mask adds to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where the mask is 0.
 
     [batch]: the number of keys; [3 · batch + 2]: this, then what only other runtimes read; [2 · batch]: their ends,
     then their starts; [batch, keys], [batch, queries, keys] and [batch, 1, maximum, maximum] hold 1 and 0.
@@ -373,7 +373,7 @@ def _sliding(
 def _slide(
     caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
 ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
-    """Keys and values, with those of the past; what the caches hold next; what is seen."""
+    """Return keys and values with those of the past, what the caches hold next, and what is seen."""
     cache, past_key, past_value = caches
     positions = cache.positions(k)
     k, v = cache.join(past_key, k), cache.join(past_value, v)
@@ -383,7 +383,7 @@ def _slide(
 
 
 def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """The places that queries and keys are turned to; in a first prompt the first of all is read, and counted on."""
+    """The places to which queries and keys are turned; a first prompt counts on from the first of ``positions``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -410,7 +410,7 @@ def _grouped_masks(
 
 
 def _sink(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
-    """One more key for every query, with a score of its head (or 0) and no value: it takes part of the softmax."""
+    """Two changes that give every query one more key, with a score of its head (or 0) and no value, in the softmax."""
     if head_sink is None and not smooth:
         return None, None
     score = op.const(0.0, q.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
@@ -441,18 +441,18 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """``new`` [batch, heads, tokens, size] at its places in a cache that holds all tokens."""
+    """Put ``new`` [batch, heads, tokens, size] at its places in a cache that is made to hold all tokens."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _write(op, cache, new, places)
 
 
 def _put(op: Builder, cache: Var, new: Var, start: Var) -> Var:
-    """``cache`` with ``new`` from place ``start`` [1] on."""
+    """Put ``new`` into ``cache`` from place ``start`` [1] on."""
     return _write(op, cache, new, op.Unsqueeze(_count(op, op.dim(new, 2)) + start, [0]))
 
 
 def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:
-    """``cache`` [batch, heads, length, size] with ``new`` at its places [batch or 1, tokens]."""
+    """Put ``new`` into ``cache`` [batch, heads, length, size] at its places [batch or 1, tokens]."""
     where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
     return op.ScatterElements(cache, where, new, axis=2)

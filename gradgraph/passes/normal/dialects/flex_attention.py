@@ -37,7 +37,7 @@ def flex_attention(
 
 
 def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[Var], Var] | None:
-    """The graph as a function: its nodes are copied to where it is called, and keep the opset of the model."""
+    """Return the graph as a function: its nodes are copied to where it is called, and keep the opset of the model."""
     if graph is None:
         return None
     body, opset = graph, node.version or graph_of(node).opset_imports.get("", OPSET)

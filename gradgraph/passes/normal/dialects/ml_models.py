@@ -40,7 +40,7 @@ def scaler(op: Builder, node: ir.Node, x: Var, *, offset: Floats = (0.0,), scale
 
 @fused("Normalizer", domain=DOMAIN)
 def normalizer(op: Builder, node: ir.Node, x: Var, *, norm: str = "MAX") -> Any:
-    """Rows divided by their largest entry (whatever its sign), L1 or L2 norm; a row whose norm is 0 stays."""
+    """Divide rows by their largest entry (whatever its sign), L1 or L2 norm; a row whose norm is 0 stays."""
     x = op.cast(x, _FLOAT)
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[norm]
     size = reduce(x, [-1], keepdims=1)
@@ -65,7 +65,7 @@ def imputer(
 
 @fused("FeatureVectorizer", domain=DOMAIN)
 def feature_vectorizer(op: Builder, node: ir.Node, *features: Var, inputdimensions: Sequence[int]) -> Any:
-    """The first columns of each matrix side by side; zeros where one has too few."""
+    """Put the first columns of the matrices side by side, with zeros where one has too few."""
     if any(x.rank != 2 for x in features):
         raise refuse(node, "has features that are no matrices")
     columns = [_columns(op, x, size) for x, size in zip(features, inputdimensions, strict=True)]
@@ -144,7 +144,7 @@ def _identity(size: int) -> dict[str, ir.Attr]:
 
 
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
-    """The node itself gives the labels: a copy of it, whose scores nobody reads."""
+    """Let a copy of the node, whose scores nobody reads, give the labels."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
     labels = all_of(op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs))[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
@@ -154,7 +154,7 @@ def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = Map
 
 
 def _transformed(op: Builder, node: ir.Node, scores: Var, how: str) -> Any:
-    """Softmax, if that of SOFTMAX_ZERO, leaves scores of zero out."""
+    """Apply ``post_transform``; the softmax of SOFTMAX_ZERO leaves scores of zero out."""
     if how == "LOGISTIC":
         return op.Sigmoid(scores)
     if how == "SOFTMAX":

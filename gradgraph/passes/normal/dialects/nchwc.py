@@ -86,7 +86,7 @@ def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> Non
 
 
 def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray:
-    """[O, I, kH, kW] of numbers that lie as OIHWBiBo, if ``inputs_blocked``, or as OIHWBo."""
+    """Put numbers that lie as OIHWBiBo (if ``inputs_blocked``) or as OIHWBo into the order [O, I, kH, kW]."""
     o, i, *kernel = data.shape
     if inputs_blocked:
         split = data.reshape(o // block, i // block, *kernel, block, block).transpose(0, 5, 1, 4, 2, 3)
@@ -96,7 +96,7 @@ def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray
 
 
 def _keep_names(model: ir.Model) -> None:
-    """A value that leaves the blocks gets the name under which it leaves them: that of the original model."""
+    """Give each value that leaves the blocks the name under which it leaves them: that of the original model."""
     for node in nodes_of(model):
         last = node.attributes.get_int("channels_last", 0)
         if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not last:
@@ -146,7 +146,7 @@ class _Channels:
         self._sums.append((node, parts, whole))
 
     def tell_weight(self, weight: _Weight, axis: int) -> None:
-        """Its axis has the channels of the group, and those that fill up the last block."""
+        """Axis ``axis`` of ``weight`` has the channels of its group, and those that fill up the last block."""
         self._weights.append((weight, axis))
 
     def count(self, block: int) -> dict[Axis, int]:
@@ -199,7 +199,7 @@ def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
 
 
 class _Layout:
-    """It learns which tensors lie in blocks, node by node in the order of execution."""
+    """Learns which tensors lie in blocks, node by node in the order of execution."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -297,7 +297,7 @@ class _Layout:
             self.channels.tell_weight(weight, 0)
 
     def _read_reshape(self, node: ir.Node) -> None:
-        """It goes from the declared [N, C, H, W] to [N, C/B, H, W, B], as which the numbers lie, or back.
+        """Read a Reshape from the declared [N, C, H, W] to [N, C/B, H, W, B], as which the numbers lie, or back.
 
         The addition in between broadcasts over all axes but those of the channels, and so it does without blocks.
         """

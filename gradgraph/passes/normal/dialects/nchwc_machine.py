@@ -58,7 +58,11 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
         ModelError: they differ, or only ``saved`` runs.
     """
     before, after = to_proto(saved.clone()), to_proto(plain.clone())
-    _show(_leaving(before) & {y for node in after.graph.node for y in node.output}, before, after)
+    leaving = {n.output[0] for n in before.graph.node if n.domain == BLOCKED and n.op_type == "ReorderOutput"}
+    shared = leaving & {y for node in after.graph.node for y in node.output}
+    for model in (before, after):  # in one order
+        have = {v.name for v in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(shared - have))
     outputs = [v.name for v in before.graph.output]
     for size in _SIZES:
         feeds = _made_up(before.graph, size)
@@ -73,19 +77,8 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
             raise ModelError(f"without channels in blocks, '{shown(name)}' would have other values; {REMEDY}")
 
 
-def _leaving(model: onnx.ModelProto) -> set[str]:
-    return {n.output[0] for n in model.graph.node if n.domain == BLOCKED and n.op_type == "ReorderOutput"}
-
-
-def _show(names: set[str], *models: onnx.ModelProto) -> None:
-    """Make ``names`` outputs, in the same order."""
-    for model in models:
-        have = {v.name for v in model.graph.output}
-        model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(names - have))
-
-
 def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
-    """Normal numbers, and zeros for what counts; two samples, and ``size`` for every other axis without a size."""
+    """Make up inputs, zeros for integers; two samples, and ``size`` for every other axis without a size."""
     given = {t.name for t in graph.initializer}
     rng = np.random.default_rng(0)
     feeds = {}
@@ -100,7 +93,7 @@ def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
 
 
 def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs in onnxruntime, as the model is written.
+    """Run the model in onnxruntime as it is written, and return its outputs.
 
     Raises:
         ModelError: it does not run.

@@ -21,7 +21,7 @@ _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 def as_stored(
     op: Builder, packed: Var, scales: Var, zero_points: Var | None, sizes: tuple[int, int], bits: int, block_size: int
 ) -> Var | None:
-    """The float weight (N, K), where the packed numbers are an initializer whose rows end with a block; else None."""
+    """Read the float weight (N, K) from packed numbers, if they are an initializer whose rows end with a block."""
     rows, columns = sizes
     tensor = packed.value.const_value
     if bits not in _TYPES or columns % block_size or tensor is None or not packed.value.is_initializer():
@@ -40,7 +40,7 @@ def as_stored(
 
 
 def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.ndarray | None:
-    """Zero points as numbers of the weight's type; None where they are none."""
+    """The zero points as numbers of the weight's type; None if they cannot be written so."""
     kind = ml_dtypes.uint4 if bits == 4 else np.dtype(np.uint8)
     if zero_points is None:
         return np.full((rows, blocks), 2 ** (bits - 1), kind)
@@ -70,7 +70,7 @@ def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begi
 
 
 def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:
-    """The initializer itself with other numbers, or another one where somebody else reads it, too."""
+    """Let the initializer hold ``tensor``, or a new one if somebody else reads it, too."""
     if len(value.uses()) > 1:
         other = op.weight(f"{value.name}/numbers", np.zeros(0, np.uint8)).value
     else:

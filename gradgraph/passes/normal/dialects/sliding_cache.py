@@ -14,7 +14,7 @@ from gradgraph.graph.builder import Builder, Var
 
 @dataclass(frozen=True)
 class SlidingCache:
-    """It tells what the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and L are [batch].
+    """Tells what the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and L are [batch].
 
     Attributes:
         capacity: C, as [1].
@@ -47,7 +47,7 @@ class SlidingCache:
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 
     def bias(self, bias: Var, positions: Var) -> Var:
-        """``bias``, which has a column for every position, with one for every row."""
+        """Turn ``bias``, which has a column for every position, into one with a column for every row."""
         op = self.op
         batch, columns = op.dim(positions, 0), op.dim(positions, 3)
         rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))
@@ -66,7 +66,7 @@ class SlidingCache:
         return op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
 
     def _held(self, length: Var) -> Var:
-        """L(T)"""
+        """L(T), the rows that hold positions after ``length`` of them."""
         leaving = self.capacity - self.window + 1
         too_many = self.op.Max(length - self.capacity, 0)
         return length - leaving * self.op.Div(too_many + leaving - 1, leaving)

@@ -105,7 +105,7 @@ def _schema_defaults(op_type: str, opset: int) -> dict[str, ir.Attr]:
 
 
 def _type_of(value: ir.Value | None) -> onnx.TypeProto:
-    """The type of an input; an empty one says that it is absent."""
+    """The type of an input as protobuf; empty if the input is absent."""
     if value is None or value.type is None:
         return onnx.TypeProto()
     proto: onnx.TypeProto = ir.to_proto(value).type

@@ -70,7 +70,7 @@ def instantiate(
     attributes: Mapping[str, ir.Attr],
     rename: Callable[[str], str],
 ) -> tuple[list[ir.Node], list[ir.Value | None]]:
-    """The nodes of ``function`` applied to ``inputs``, and its outputs.
+    """Copy the nodes of ``function`` so that they read ``inputs``; return them and its outputs.
 
     Raises:
         ModelError: more inputs than the function has.
@@ -94,7 +94,7 @@ def applied(
     rename: Callable[[str], str],
     stored: Mapping[ir.Value, ir.Value] = {},
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """The nodes of a graph applied to ``inputs``, and the copy of each of its values.
+    """Copy the nodes of a graph so that they read ``inputs``; return them and the copy of each value.
 
     What it reads besides them (what a body captures; initializers) is what ``stored`` gives for it, or stays what it is
     and has no copy.
@@ -109,7 +109,7 @@ def applied(
 def copied(
     nodes: Sequence[ir.Node], rename: Callable[[str], str], stored: Mapping[ir.Value, ir.Value] = {}
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copies of ``nodes``, in graph order, and the copy of each output.
+    """Copy ``nodes``, in graph order; return them and the copy of each output.
 
     What they read besides each other's outputs is what ``stored`` gives for it, or stays what it is.
     """

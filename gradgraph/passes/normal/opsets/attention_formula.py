@@ -34,7 +34,7 @@ class Masks:
     empty_rows: bool = False  # may there be a query that sees no key? its output is zero
 
     def apply(self, op: Builder, scores: Var, hidden: float) -> Var:
-        """``scores`` where a key is seen; ``hidden`` (or below) elsewhere."""
+        """Keep ``scores`` where a key is seen; put ``hidden`` (or less) elsewhere."""
         if self.bias is not None:
             bias = op.cast(self.bias, scores.dtype)
             scores = scores + (bias if math.isinf(hidden) else op.Max(bias, hidden))
@@ -100,7 +100,7 @@ def attend(
 
 
 def _scaled(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """``scale`` on q alone; on both in narrow types, as the specification has it: products could overflow."""
+    """Scale q alone; in narrow types both, by the root, as the specification has it: products could overflow."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)
@@ -115,7 +115,7 @@ def _scaled(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]
 
 @dataclass(frozen=True)
 class _Groups:
-    """Heads of q that share one head of k and v stand in one matrix: [b, h, s, d] as [b, h/g, g·s, d], and back.
+    """Puts heads of q that share one head of k and v into one matrix: [b, h, s, d] as [b, h/g, g·s, d], and back.
 
     ``heads`` and ``kv_heads`` are None where there are as many of one as of the other.
     """
@@ -155,7 +155,7 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
 
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
-    """The first ``lengths[batch]`` keys, as [batch, 1, 1, keys]."""
+    """Is a key among the first ``lengths[batch]``? [batch, 1, 1, keys]"""
     key = _range(op, k)
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
 
@@ -172,7 +172,7 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """``mask`` may end before the keys do: those behind it are hidden. One entry for all keys stays so."""
+    """Let ``mask``, which may end before the keys do, hide those behind it. One entry for all keys stays so."""
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask
@@ -195,18 +195,18 @@ def _has_empty_row(mask: Var) -> bool:
 
 
 def split_heads(op: Builder, x: Var, heads: int) -> Var:
-    """[batch, length, heads · size] as [batch, heads, length, size]."""
+    """Turn [batch, length, heads · size] into [batch, heads, length, size]."""
     return op.Transpose(in_heads(op, x, heads), perm=[0, 2, 1, 3])
 
 
 def in_heads(op: Builder, x: Var, heads: int) -> Var:
-    """[batch, length, heads · size] as [batch, length, heads, size]."""
+    """Turn [batch, length, heads · size] into [batch, length, heads, size]."""
     hidden = x.dim(-1)
     return op.Reshape(x, [0, 0, heads, hidden // heads if isinstance(hidden, int) else -1])
 
 
 def merge_heads(op: Builder, x: Var) -> Var:
-    """[batch, heads, length, size] as [batch, length, heads · size]."""
+    """Turn [batch, heads, length, size] into [batch, length, heads · size]."""
     heads, size = x.dim(1), x.dim(3)
     hidden = heads * size if isinstance(heads, int) and isinstance(size, int) else -1
     return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
@@ -323,7 +323,7 @@ def rotary_embedding(
 
 
 def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool) -> Var:
-    """Pairs of the first ``size`` (0: all) entries of the last axis, turned by their angles.
+    """Turn pairs of the first ``size`` (0: all) entries of the last axis by their angles.
 
     A pair is two neighbours if ``interleaved``, else an entry of the first half and one of the second.
     """
@@ -345,6 +345,6 @@ def _in_pairs(op: Builder, x: Var) -> Var:
 
 
 def _turn(op: Builder, x: Var, cos: Var, sin: Var) -> Var:
-    """X = (a, b) along its last axis becomes (a cos − b sin, a sin + b cos)."""
+    """Turn x = (a, b), halves along its last axis, into (a cos − b sin, a sin + b cos)."""
     a, b = op.Split(x, axis=-1, num_outputs=2, outputs=2)
     return op.Concat(a * cos - b * sin, a * sin + b * cos, axis=-1)

@@ -55,23 +55,20 @@ FORMATS = {
 
 
 def reinterpreted(op: Builder, x: Var, to: ir.DataType) -> Var | None:
-    """``x`` as BitCast gives it, or ``None`` where there is no form: for types of 8 bits and less, bfloat16, complex.
+    """Compute what BitCast gives; ``None`` for types without a form: of 8 bits and less, bfloat16, complex.
 
     Between signed and unsigned integers Cast keeps the bits, and a boolean is 0 or 1.
     """
     if x.dtype == to:
         return op.Identity(x)
     before, after = x.dtype, to
-    if before.bitwidth != after.bitwidth or not all(t in FORMATS or _is_whole(t) for t in (before, after)):
+    known = (t in FORMATS or t == ir.DataType.BOOL or (t.is_integer() and t.bitwidth >= 8) for t in (before, after))
+    if before.bitwidth != after.bitwidth or not all(known):
         return None
     whole = _bits(op, x, FORMATS[before]) if before in FORMATS else x
     if after not in FORMATS:
         return op.cast(whole, after) if whole is x else _as_integer(op, whole, after)
     return op.cast(_number(op, _signed(op, whole), FORMATS[after]), after)
-
-
-def _is_whole(dtype: ir.DataType) -> bool:
-    return dtype == ir.DataType.BOOL or (dtype.is_integer() and dtype.bitwidth >= 8)
 
 
 # --- from floats to bits -----------------------------------------------------------------------------------------
@@ -95,7 +92,7 @@ def _bits(op: Builder, x: Var, f: Format) -> Var:
 
 
 def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
-    """E, 1 for subnormal numbers: the logarithm, put right where it is rounded across a power of two."""
+    """The exponent field E, 1 for subnormal numbers: a logarithm, corrected if it was rounded across a power of two."""
     powers = op.const(f.powers())
     estimate = op.Floor(op.Log(size) * math.log2(math.e)) + float(f.bias)
     field = op.cast(op.Clip(estimate, 1.0, float(f.top - 1)), INT64)
@@ -114,7 +111,7 @@ def _as_integer(op: Builder, bits: Var, to: ir.DataType) -> Var:
 
 
 def _signed(op: Builder, whole: Var) -> Var:
-    """As int64, negative where the highest bit is set."""
+    """``whole`` as int64, negative where its highest bit is set."""
     width, wide = whole.dtype.bitwidth, op.cast(whole, INT64)
     if whole.dtype.is_signed() or width == 64:
         return wide

@@ -23,7 +23,7 @@ def running_product(op: Builder, x: Var, axis: Var, exclusive: bool, reverse: bo
     """
 
     def shift(v: Var, by: Var) -> Var:
-        """Entries moved on along the axis, ones behind them."""
+        """Move entries on along the axis, with ones behind them."""
         pads = (-by, by) if reverse else (by, -by)
         shifted = op.Pad(v, op.Concat(*pads, axis=0), op.const(1, v.dtype), axis)
         return op.like(shifted, v)

@@ -101,7 +101,7 @@ def _default_scale(op: Builder, q: Var) -> Any:
 
 
 def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
-    """One position: the state and the slices of the inputs to the next state and the output [b, h, g, m]."""
+    """Write one position: from the state and slices of the inputs to the next state and the output [b, h, g, m]."""
 
     def write(state: Var, *slices: Var) -> list[Var]:
         now = dict(zip(names, slices, strict=True))
@@ -117,7 +117,7 @@ def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
 
 
 def _scan(op: Builder, state: Var, inputs: dict[str, Var], write: Callable[..., list[Var]]) -> tuple[Var, Var]:
-    """The last state, and the outputs stacked along axis 1, over which the inputs are cut."""
+    """Scan the inputs along axis 1; return the last state, and the outputs stacked along axis 1."""
     slices = {name: x.shape for name, x in inputs.items()}
     parameters = [_parameter("state", state, state.shape)]
     parameters += [_parameter(n, inputs[n], s if s is None else (s[0], *s[2:])) for n, s in slices.items()]

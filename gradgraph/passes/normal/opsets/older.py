@@ -73,7 +73,7 @@ def write_at(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
-    """A copy at ``opset``; None if that takes sizes, which only calls know."""
+    """Copy ``function`` at ``opset``; None if that takes sizes, which only calls know."""
     copy: ir.Function = ir.from_proto(ir.to_proto(function))
     inner = ir.Model(copy.graph, ir_version=IR_VERSION)
     if any(_write(inner, Editor(inner), opset)):
@@ -84,7 +84,7 @@ def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
 
 
 def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
-    """What cannot be written so."""
+    """Write the nodes of ``model`` at ``opset``, in place; yield a finding for each that cannot be."""
     while _expanded(editor, [n for n in nodes_of(model) if _is_newer(n, opset)]):
         pass
     for node in [n for n in nodes_of(model) if n.domain == ""]:
@@ -111,7 +111,7 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
 
 
 def _written(node: ir.Node, opset: int) -> str | None:
-    """Bring ``node`` to its older form, in place; why that cannot be, if so."""
+    """Bring ``node`` to its older form, in place; return the reason if that cannot be done."""
     old = signature(node.op_type, opset)
     if old is None:
         return f"needs opset {known_since()[node.op_type]}, and the file is to be at {opset}"
@@ -122,7 +122,7 @@ def _written(node: ir.Node, opset: int) -> str | None:
 
 
 def _fitted(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Take from ``node`` the attributes that only say what the older operator does; why it does not fit, if so."""
+    """Drop attributes that only say what the older operator does; return the reason if ``node`` does not fit it."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} has not at opset {opset}"
@@ -144,7 +144,7 @@ _DEFAULTS = {"saturate": 1, "keep_aspect_ratio_policy": "stretch", "antialias": 
 
 
 def _constants_inside(graph: ir.Graph) -> None:
-    """A function has no initializers: they become Constant nodes in front."""
+    """Write the initializers of a function's graph as Constant nodes in front, as a function has none."""
     for name, value in list(graph.initializers.items()):
         assert value.const_value is not None
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
@@ -195,7 +195,7 @@ def split(node: ir.Node) -> str | None:
 
 
 def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
-    """Let input ``i`` of ``node`` be that number."""
+    """Let input ``i`` of ``node`` be a Constant of ``value``."""
     constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(value))])
     constant.outputs[0].name = f"{node.outputs[0].name}.input{i}"
     graph_of(node).insert_before(node, constant)

@@ -90,7 +90,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_outputs(model: ir.Model) -> ir.Model:
-    """Identity that only gives a graph output its name → the node before it gives that name, in place."""
+    """Let the node before an Identity that only names a graph output give that name, in place."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [made_by(v, "Identity") for v in graph.outputs]:
@@ -138,7 +138,7 @@ def _attribute(attribute: ir.Attr) -> Hashable:
 
 
 def _operand_key(value: ir.Value | None) -> Hashable:
-    """A small constant is its numbers; anything else is itself."""
+    """The numbers of a small constant; any other value itself."""
     tensor = None if value is None else value.const_value
     return value if value is None or tensor is None or not is_marked_constant(value) else _numbers(tensor)
 

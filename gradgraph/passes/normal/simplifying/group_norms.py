@@ -31,7 +31,7 @@ def write_groups(model: ir.Model) -> None:
 def _by_groups(
     op: Builder, x: Var, scale: Var, bias: Var, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Var:
-    """Compute in float32 or wider, which is all that ``stash_type`` can ask for."""
+    """Write the formula in float32 or wider, which is all that ``stash_type`` can ask for."""
     wide = DOUBLE if x.dtype == DOUBLE else FLOAT
     rows = op.Reshape(op.cast(x, wide), [0, num_groups, -1])
     normal = op.Reshape(_standardized(op, rows, num_groups, epsilon), op.shape(x))

@@ -99,7 +99,7 @@ def _takes_all(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _as_target(dims: Shape | None) -> np.ndarray | None:
-    """These sizes as the target of a Reshape that copies none: numbers, and one −1 at most."""
+    """Write sizes as the target of a Reshape: numbers and one −1 at most; None if that cannot be."""
     if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
         return None
     return np.array(shapes.sizes_or(dims, -1), np.int64)
@@ -130,7 +130,7 @@ def _known_target(op: Builder, node: ir.Node) -> Var | None:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where a Pad with zeros puts ``x`` on its one axis, and the sizes on the others."""
+    """Tells where a Pad with zeros puts ``x`` on the one axis that it pads, and the sizes of the others."""
 
     x: ir.Value
     axis: int
@@ -191,7 +191,7 @@ def _nested(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
-    """The parts that a Concat on the same axis joins for this reader alone."""
+    """The parts of ``value``, if a Concat on the same axis joins them for ``reader`` alone."""
     node = made_by(value, "Concat")
     if node is None or not read_once(value, reader):
         return None

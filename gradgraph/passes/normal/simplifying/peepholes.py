@@ -66,7 +66,7 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def _keeps_outputs(node: ir.Node, new: Var) -> bool:
-    """A graph output that equals another value needs a node of its own, so the one it has may as well stay."""
+    """Does a graph output keep a node of its own? If it would equal another value, its node may as well stay."""
     producer = new.value.producer()
     return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
 
@@ -81,13 +81,13 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
-    """Broadcasting the one-element ``other`` against ``x`` leaves the shape of ``x``."""
+    """Does broadcasting the one-element ``other`` against ``x`` leave the shape of ``x``?"""
     known = None if other is None or other.shape is None else len(other.shape)
     return known == 0 or (known is not None and x.shape is not None and known <= len(x.shape))
 
 
 def same_dims(a: ir.Value, b: ir.Value) -> bool:
-    """Both shapes are known to be equal, symbolic names included."""
+    """Are both shapes known to be equal, symbolic names included?"""
     dims = shapes.recorded_shape(a)
     return dims is not None and None not in dims and dims == shapes.recorded_shape(b)
 

@@ -48,7 +48,7 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The padding with which the axis ends where its last window does; below 0: so many elements are not read."""
+        """The padding at the end with which the last window ends there; if negative, so many elements are not read."""
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property
@@ -79,7 +79,7 @@ def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> 
 
 
 def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Form 1, where it can be."""
+    """Write form 1; False if it cannot be."""
     ends = [None if a is None else a.end if a.drops else max(a.end, a.exact_end) for a in axes]
     counts_padding = node.attributes.get_int("count_include_pad", 0)
     if None in ends or (counts_padding and ends != pads[len(axes) :]):
@@ -90,7 +90,7 @@ def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) ->
 
 
 def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Form 2. Places of maxima count elements of the whole input: where those are read, nothing is cut off."""
+    """Write form 2; False if it cannot be: where places of maxima, which count all elements, are read, nothing is cut."""
     dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
     cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
     if cut and any(map(is_wanted, node.outputs[1:])):

@@ -21,7 +21,7 @@ _FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes do so even
 
 
 def forget_false_names(model: ir.Model) -> bool:
-    """Call such sizes ``<output>.<axis>``; True if there was one.
+    """Call sizes of outputs that have the name of another size ``<output>.<axis>``; True if there was one.
 
     It costs one inference, where an output has the name of a size that layers may change.
     """
@@ -52,7 +52,7 @@ def forget_false_names(model: ir.Model) -> bool:
 
 
 def _with_numbers(model: ir.Model, sizes: dict[str, int]) -> dict[str, tuple[int | str | None, ...]]:
-    """The sizes of outputs, if the model's inputs have these; empty if it cannot have them."""
+    """The shapes of outputs for these sizes of the inputs; empty if the model cannot have them."""
     copy = model.clone()
     for value in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)):
         value.shape = None

@@ -65,7 +65,7 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
 
 
 def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> None:
-    """``sizes`` as the shape of an input; a name that one of them stands for goes into ``dims``."""
+    """Give an input the shape ``sizes``; the names of its dimensions get their numbers in ``dims``."""
     assert value.shape is not None
     known = list(value.shape)
     if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):

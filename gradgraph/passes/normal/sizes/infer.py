@@ -55,7 +55,7 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _infer(model: ir.Model) -> bool:
-    """One round; True if our own rules found what may help the next one."""
+    """Infer once; True if another round may find more."""
     ends = {*model.graph.inputs, *model.graph.outputs}
     for value in _values(model):
         _forget(value, generated=value not in ends)
@@ -120,7 +120,7 @@ def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
 
 
 def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
-    """Let ONNX infer: without data where these would not fit into memory; ``proto`` itself where types would not."""
+    """Let ONNX infer, without data if these do not fit into memory; return ``proto`` if types do not fit either."""
     room += _COPIES * proto.ByteSize()
     found = proto
     for data in (True, False):
@@ -140,7 +140,7 @@ def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension
 
 
 def _room(model: ir.Model) -> int:
-    """Bytes that an inference of ``model`` may take; it writes vectors out, element by element."""
+    """Bytes that an inference of ``model`` may take, which writes vectors out, element by element."""
     stored = (v.const_value for v in model.graph.initializers.values())
     elements = sum(t.size for t in stored if t is not None and len(t.shape) == 1)
     return _ROOM + 100 * elements + 5_000 * sum(1 for _ in nodes_of(model))
@@ -158,7 +158,7 @@ class _Scope(NamedTuple):
 
 
 def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
-    """Give nodes that were misjudged a domain without rules, and say what is right.
+    """Give misjudged nodes a domain without rules and record what is right; True if there were any.
 
     These are every Attention with an output that was inferred to be empty, though no input is, and the first Resize
     whose size was miscounted (``resize_scales.py``).

@@ -60,7 +60,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def settle_resize(node: ir.Node) -> bool:
-    """An axis that is scaled by 1 keeps its size, symbolic or not."""
+    """Record that an axis which is scaled by 1 keeps its size, symbolic or not."""
     dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
@@ -87,7 +87,7 @@ def is_generated(dim: Dim) -> bool:
 
 
 def better(old: Dim, new: Dim) -> Dim:
-    """A number, else a name given by a person, else a generated one, else what was there."""
+    """Choose a number before a name given by a person, that before a generated one, and else ``old``."""
     if old == new:
         return old
 

@@ -74,7 +74,7 @@ class _Proofs:
         self._left = _TRIALS * len(loops)
 
     def of(self, node: ir.Node) -> list[Shape | None]:
-        """For each state the shape that it has before and after every iteration; ``None`` for sizes that change."""
+        """Return each state's shape before and after every iteration, with ``None`` for sizes that change."""
         if node not in self._read:
             self._read[node] = [*node.inputs[2:], *_captured(node.attributes["body"].as_graph())]
         key = node, tuple(map(self._known_of, self._read[node]))
@@ -103,7 +103,7 @@ class _Proofs:
         return _EMPTY if before == _EMPTY else _named(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
 
     def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
-        """The shapes that an iteration makes of those of ``states``."""
+        """The shapes of the states after an iteration that starts with ``states``."""
         with shapes.assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
             for x, shape in zip(body.inputs[2:], states, strict=True):
                 x.shape = None
@@ -164,7 +164,7 @@ def _captured(body: ir.Graph) -> list[ir.Value]:
 
 
 def _named(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
-    """The shape before the loop, which that inside may complete, with names for sizes that are open."""
+    """The shape before the loop, completed by the one inside, with names for sizes that are open."""
     if before is None or inside is None or len(before) != len(inside):
         before = inside = before or inside
     if before is None or inside is None:

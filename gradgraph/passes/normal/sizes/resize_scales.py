@@ -25,7 +25,7 @@ from gradgraph.passes.normal.edit import Editor, attributes
 
 
 def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
-    """``dims`` as runtimes resize them: by scales in float32; ``None`` where that is not known or goes otherwise."""
+    """Resize ``dims`` as runtimes do: by scales in float32; ``None`` where that is not known or goes otherwise."""
     crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
     if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):

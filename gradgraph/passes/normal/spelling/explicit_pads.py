@@ -89,7 +89,7 @@ def _sizes(node: ir.Node) -> list[shapes.Dim]:
 
 
 def _halves(totals: Sequence[int], upper: bool) -> list[int]:
-    """Begins, then ends: the odd one goes to the end if ``upper``."""
+    """Halve the totals into begins, then ends; the odd one goes to the end if ``upper``."""
     less = [t // 2 for t in totals]
     more = [t - h for t, h in zip(totals, less, strict=True)]
     return [*less, *more] if upper else [*more, *less]

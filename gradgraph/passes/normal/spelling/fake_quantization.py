@@ -63,7 +63,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
 
 
 def _behind(values: Iterable[ir.Value | None]) -> set[ir.Value]:
-    """All that is computed from the trained numbers on the way to a scale."""
+    """The values that are computed from trained numbers on the way to a scale, and these."""
     waiting, found = [v for v in values if v is not None], set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -75,7 +75,7 @@ def _behind(values: Iterable[ir.Value | None]) -> set[ir.Value]:
 
 
 def _bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
-    """The b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
+    """Return the bias b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
     if before.op_type != "Cast" or before.outputs[0].dtype != ir.DataType.INT32:
         return None
     part = made_by(source_of(before.inputs[0], "Round"), "Div")
@@ -83,7 +83,7 @@ def _bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
 
 
 def _gentle(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
-    """``scale``, whose gradient is counted 1/(√(n·Q)·s²) times: one s is of ds/dr, one of the quotient."""
+    """Weigh the gradient of ``scale`` by 1/(√(n·Q)·s²): one s belongs to ds/dr, one to the quotient."""
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
     if not of_weight:
@@ -107,7 +107,7 @@ def _blocks(node: ir.Node) -> dict[str, int]:
 
 
 def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """One value, or equal constants. Two parameters may part in training, however equal they are now."""
+    """Are they one value, or equal constants? Two parameters may part in training, however equal they are now."""
     if a is b or a is None or b is None:
         return a is b
     x, y = constant_of(a), constant_of(b)
@@ -148,7 +148,7 @@ def _detached(op: Builder, value: Var) -> Var:
 
 
 def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
-    """Scales or zero points, to be broadcast against ``x``."""
+    """Reshape scales or zero points so that they broadcast against ``x``."""
     if v.rank == 0:
         return v
     axis %= x.rank

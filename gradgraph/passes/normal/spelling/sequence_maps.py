@@ -52,7 +52,7 @@ def _typed(x: Var, kind: ir.TypeProtocol) -> Var:
 
 
 def _element(source: Var, place: Var, x: ir.Value) -> Var:
-    """The value that enters the body as ``x``."""
+    """The value that enters the body as ``x``: an element of ``source``, or ``source`` itself."""
     if not isinstance(source.value.type, ir.SequenceType):
         return source
     element = source.op.SequenceAt(source, place)

@@ -119,7 +119,7 @@ def _listed(allowed: Iterable[str]) -> str:
 
 
 def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
-    """The first type that does not fit."""
+    """Yield a finding about the first type that does not fit."""
     bound: dict[str, tuple[ir.Value, ir.TypeProtocol]] = {}
     latest = signature(node.op_type, onnx.defs.onnx_opset_version()) or schema
     for i, of_output, value in _ends(node):
@@ -209,7 +209,7 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
 
 
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
-    """A complaint counts if the rule makes it also without the sizes that the model declares of intermediate values.
+    """Findings about sizes. The rule must make its complaint also without the declared sizes of intermediate values.
 
     Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. A complaint about a branch of an If
     counts only where ONNX's own inference objects, too, because then no runtime loads the model. About others the

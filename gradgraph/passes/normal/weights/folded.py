@@ -115,7 +115,7 @@ class _Others:
 
 
 def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
-    """(Numbers in a row, rows), as the tensor lies and turned; (size, 0) if ``whole``."""
+    """The pairs (numbers in a row, rows) of a tensor as it lies and turned; (size, 0) if ``whole``."""
     if whole:
         return [(math.prod(dims), 0)]
     return [(_width(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_width(dims), dims[0])]
@@ -155,7 +155,7 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order(array: Array) -> Hashable | None:
-    """The size, and which of a few numbers is larger than which: the same for every monotone function of it."""
+    """Return the size and the order of a few numbers, which every monotone function keeps or turns round."""
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
     if len(distinct) < _DISTINCT:
@@ -184,7 +184,7 @@ def _whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) -> Copy 
 
 
 def _spread(x: Array, y: Array) -> tuple[Array, Array]:
-    """Numbers of ``x`` and ``y`` at the same places, in float64: all, or as many as are compared."""
+    """Take numbers of ``x`` and ``y`` at the same places, in float64: all, or as many as are compared."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
         return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
@@ -213,7 +213,7 @@ def _is_close(a: Array, b: Array) -> bool:
 
 
 def _part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
-    """A weight that was joined with others along the first axis, or along the second."""
+    """Find a weight that was joined with others along the first axis, or along the second."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
         every, keys = lookup.get(_width(whole.shape), ((), np.array([], np.uint64)))
@@ -245,7 +245,7 @@ def _hashes(array: Array) -> Array:
 
 
 def _probe(view: _View) -> _Probe:
-    """A row in the middle, where padding is not."""
+    """Take a row from the middle, where no padding is."""
     array = view.array
     rows = _PROBE if array.ndim == 1 else 1
     middle = min(len(array) // 2, len(array) - rows)

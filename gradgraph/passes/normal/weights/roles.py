@@ -220,7 +220,7 @@ def _moves(node: ir.Node) -> bool:
 
 
 def _is_column(value: ir.Value | None) -> bool:
-    """Is the node a product with a stored matrix or kernel that has one column or channel?"""
+    """Is the value a product with a stored matrix or kernel that has one column or channel?"""
     node = _before_moves(value).producer() if value is not None else None
     return node is not None and not node.domain and any(_has_one(v, node.op_type) for v in node.inputs)
 

@@ -17,7 +17,7 @@ _SAMPLE = 256  # numbers that are looked at first
 
 
 def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
-    """Of these, those that several modules read which may have had equal ones of their own.
+    """Find the weights that several modules read, which may have had equal ones of their own.
 
     Modules read such a weight as the same input of the same operator; or, where it holds one number throughout, as
     anything. Tables of rows are not among them: encoders and decoders share theirs on purpose.

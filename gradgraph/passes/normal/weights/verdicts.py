@@ -108,7 +108,7 @@ def is_buffer(value: ir.Value) -> bool:
 
 
 def _said(value: ir.Value) -> str:
-    """The exporter calls an initializer a ``parameter``, ``frozen`` or a ``buffer``; empty if it says nothing."""
+    """The exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if it has none."""
     role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
     kind = value.metadata_props.get(_KIND, "")
     return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
