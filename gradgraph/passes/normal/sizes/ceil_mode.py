@@ -90,7 +90,7 @@ def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) ->
 
 
 def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Write form 2; False if it cannot be: where places of maxima, which count all elements, are read, nothing is cut."""
+    """Write form 2; False if not: nothing is cut where places of maxima, which count all elements, are read."""
     dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
     cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
     if cut and any(map(is_wanted, node.outputs[1:])):
