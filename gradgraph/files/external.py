@@ -176,10 +176,9 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
 
 def attach(model: ir.Model, located: Mapping[str, Path]) -> None:
     """Point every external tensor at the real file that was checked."""
-    for graph in model.graphs():
-        for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _moved(value.const_value, located)
+    for value in stored_values(model):
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = _moved(value.const_value, located)
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (n for body in bodies for n in body.all_nodes()):
         for attr in node.attributes.values():
@@ -201,6 +200,11 @@ def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path]) -> ir.Externa
 
 
 # --- writing ------------------------------------------------------------------------------------------
+
+
+def stored_values(model: ir.Model) -> list[ir.Value]:
+    """The initializers of all graphs of ``model``."""
+    return [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
 
 
 def bytes_of(weights: Iterable[ir.Value]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx
 
@@ -15,13 +17,12 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     casts = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.input[0] in narrow}
     if not casts:
         return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    nodes = [n for n in copy.graph.node if not (n.op_type == "Cast" and n.input[0] in casts)]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    for tensor in copy.graph.initializer:
+    wide = copy.deepcopy(model)
+    nodes = [n for n in wide.graph.node if not (n.op_type == "Cast" and n.input[0] in casts)]
+    del wide.graph.node[:]
+    wide.graph.node.extend(nodes)
+    for tensor in wide.graph.initializer:
         if tensor.name in casts:
-            wide = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, casts[tensor.name]))
-    return copy
+            numbers = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(numbers, casts[tensor.name]))
+    return wide

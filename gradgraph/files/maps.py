@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import onnx
@@ -22,14 +23,13 @@ def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(_holds_map(v.type) for v in _declared(proto)):
         return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    zipped = {n.output[0] for n in copy.graph.node if (n.domain, n.op_type) == _ZIP and len(n.output) == 1}
-    for node in copy.graph.node:
+    changed = copy.deepcopy(proto)
+    zipped = {n.output[0] for n in changed.graph.node if (n.domain, n.op_type) == _ZIP and len(n.output) == 1}
+    for node in changed.graph.node:
         if (node.domain, node.op_type) == _ZIP:
             node.domain, node.op_type = "", "Identity"
             del node.attribute[:]
-    for value in _declared(copy):
+    for value in _declared(changed):
         if value.name in zipped:
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
         elif _holds_map(value.type):
@@ -37,7 +37,7 @@ def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
                 f"'{shown(value.name)}' is a map from labels to numbers, which no gradient passes; let the model start "
                 "behind the operator that makes a tensor of it (DictVectorizer, CastMap)"
             )
-    return copy
+    return changed
 
 
 def _declared(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:

@@ -25,13 +25,14 @@ from gradgraph.files.external import (
     locate,
     store_inside,
     store_outside,
+    stored_values,
     unused_data_name,
 )
 from gradgraph.files.large_weights import large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
-from gradgraph.graph.checks import in_order, validate
+from gradgraph.graph.checks import in_order, is_sorted, validate
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
@@ -68,7 +69,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
 
 def _copy(model: ir.Model) -> ir.Model:
     """Clone ``model``, sharing the tensors; cloning needs sorted nodes, so an unsorted model goes through protobuf."""
-    if _is_sorted(model):
+    if all(map(is_sorted, model.graphs())):
         return model.clone()
     tensors = {v.name: v.const_value for v in model.graph.initializers.values()}
     copy: ir.Model = ir.from_proto(ir.to_proto(model))
@@ -76,19 +77,6 @@ def _copy(model: ir.Model) -> ir.Model:
         value.const_value = tensors[value.name]
     copy.graph.sort()
     return copy
-
-
-def _is_sorted(model: ir.Model) -> bool:
-    seen: set[ir.Node] = set()
-    for graph in model.graphs():
-        for node in graph:
-            if any(
-                v is not None and (p := v.producer()) is not None and p.graph is graph and p not in seen
-                for v in node.inputs
-            ):
-                return False
-            seen.add(node)
-    return True
 
 
 def read_message(path: Path) -> onnx.ModelProto:
@@ -163,9 +151,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
         OutputError: the file cannot be written, or the model without its initializers exceeds 2 GB.
     """
     own = model.clone() if isinstance(model, ir.Model) else load_model(model)
-    weights = [
-        v for g in own.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values() if v.const_value is not None
-    ]
+    weights = stored_values(own)
     with says_why(path):
         target = output_target(path)
     if bytes_of(weights) <= INLINE_LIMIT and not large_outside(own):
@@ -208,7 +194,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     Raises:
         ModelError: they are more than protobuf writes.
     """
-    weights = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
+    weights = stored_values(model)
     check_fits(bytes_of(weights))
     store_inside(weights)
     return ir.to_proto(model)

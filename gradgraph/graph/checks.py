@@ -151,28 +151,26 @@ def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
 
 
 def in_order(graph: ir.Graph | ir.Function) -> bool:
-    """Is this a graph without bodies whose nodes read only what stands before them? So most files are."""
+    """Is this a sorted graph without bodies? So most files are."""
+    return is_sorted(graph) and not any(True for node in graph if node.attributes for _ in subgraphs(node))
+
+
+def is_sorted(graph: ir.Graph | ir.Function) -> bool:
+    """Do its nodes read only what stands before them, as far as it is in this graph? Bodies are not looked at."""
     seen: set[ir.Node] = set()
     for node in graph:
-        for value in node.inputs:
-            producer = None if value is None else value.producer()
-            if producer is not None and producer not in seen and producer.graph is node.graph:
-                return False
-        if node.attributes and any(True for _ in subgraphs(node)):
+        makers = (v.producer() for v in node.inputs if v is not None)
+        if any(p is not None and p not in seen and p.graph is node.graph for p in makers):
             return False
         seen.add(node)
     return True
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    inner = [node]
-    if any(
-        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values() if not a.is_ref()
-    ):
-        inner.extend(n for g in subgraphs(node) for n in g.all_nodes())
-        yield from (v for g in subgraphs(node) for v in g.outputs)
-    for n in inner:
-        yield from (v for v in n.inputs if v is not None)
+    bodies = list(subgraphs(node))
+    yield from (v for body in bodies for v in body.outputs)
+    for inner in (node, *(n for body in bodies for n in body.all_nodes())):
+        yield from (v for v in inner.inputs if v is not None)
 
 
 WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})

@@ -289,23 +289,26 @@ def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> in
     return last if last * stride >= size + begin else last + 1
 
 
+def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
+    """How far the windows of a node with ``kernel_shape`` reach along each axis, their strides, and the pads."""
+    attributes, kernel = node.attributes, node.attributes["kernel_shape"].as_ints()
+    rank = len(kernel)
+    strides, dilations = (attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=False)]
+    return reaches, list(strides), list(attributes.get_ints("pads") or [0] * (2 * rank))
+
+
 def _infer_windows(pool: ir.Node) -> None:
     """Record the output shapes of a pool with ``ceil_mode=1`` and explicit pads."""
-    x, attributes = pool.inputs[0], {name: a.value for name, a in pool.attributes.items()}
-    explicit = attributes.get("auto_pad", "NOTSET") == "NOTSET"
-    if not attributes.get("ceil_mode") or x is None or x.shape is None or not explicit:
+    dims = recorded_shape(pool.inputs[0])
+    explicit = pool.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+    if not pool.attributes.get_int("ceil_mode", 0) or dims is None or not explicit:
         return
-    dims, kernel = as_dims(x.shape), attributes["kernel_shape"]
-    rank = len(kernel)
-    strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
-    pads = attributes.get("pads") or [0] * (2 * rank)
+    reaches, strides, pads = windows_of(pool)
     if min(strides, default=1) < 1:
         return
-    axes = zip(dims[2:], kernel, strides, dilations, pads[:rank], pads[rank:], strict=False)
-    counts = [
-        window_count(size, (k - 1) * d + 1, stride, begin, end) if isinstance(size, int) else None
-        for size, k, stride, d, begin, end in axes
-    ]
+    axes = zip(dims[2:], reaches, strides, pads[: len(reaches)], pads[len(reaches) :], strict=False)
+    counts = [window_count(size, *window) if isinstance(size, int) else None for size, *window in axes]
     for y in pool.outputs:
         y.shape = ir.Shape([*dims[:2], *counts]) if y.shape is None else y.shape
 
@@ -327,8 +330,8 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
-    if node.op_type in POOLS and "kernel_shape" in node.attributes:
-        return 2 + len(node.attributes["kernel_shape"].as_ints())
+    if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
+        return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have as many axes
         return next((len(s) for s in known[:2] if s is not None), None)
     if node.op_type in _KEEP_RANK or (node.op_type.startswith("Reduce") and _keeps_axes(node)):
@@ -348,8 +351,7 @@ REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 
 
 def _keeps_axes(reduction: ir.Node) -> bool:
-    given = reduction.attributes.get("keepdims")
-    return given is None or given.as_int() == 1
+    return reduction.attributes.get_int("keepdims", 1) == 1
 
 
 _KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})

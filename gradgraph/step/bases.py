@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.files.aside import Folder, write_aside
-from gradgraph.files.external import point_at, store_inside
+from gradgraph.files.external import point_at, store_inside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_outside, path_of, staying
 from gradgraph.step.manifest import BASES
 
@@ -63,9 +63,8 @@ def bases_of(model: ir.Model) -> dict[str, Base]:
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
     """Write ``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
-    stored = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
     staying = {v: t for v in model.graph.initializers.values() if (t := staying(v)) and path_of(t) in bases}
-    store_inside(v for v in stored if v not in staying)
+    store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)
     named = {v.name: tensor for v, tensor in staying.items()}
     for kept in proto.graph.initializer:

@@ -6,9 +6,10 @@ What stands in functions and bodies is not counted.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -16,7 +17,7 @@ import onnx.shape_inference
 
 from gradgraph.graph.shapes import all_sizes, shape_of_type
 from gradgraph.step.manifest import Manifest
-from gradgraph.step.origins import casts_among, module_of
+from gradgraph.step.origins import casts_among, module_of, parent_of
 
 MOST_ROWS = 24
 Shape = tuple[int, ...]
@@ -60,10 +61,10 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
             counts[module_of(node, {*weights, *still}, cast)][2] += macs
         for name in node.input:
             if name in weights or name in still:
-                counts[_parent(name)]  # in the order of the model
+                counts[parent_of(name)]  # in the order of the model
     for i, group in enumerate((weights, still)):
         for name, size in group.items():
-            counts[_parent(name)][i] += size
+            counts[parent_of(name)][i] += size
     return [Module(name, *numbers) for name, numbers in counts.items()], unknown
 
 
@@ -81,14 +82,9 @@ def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
     return found
 
 
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
 def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> dict[str, Shape]:
     """The shapes of tensors, as far as they are known once symbolic dimensions have sizes."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = copy.deepcopy(model)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shape_of_type(value.type) or (), strict=True):
             dim.dim_value = size if isinstance(size, int) else sizes.get(size or "", 1)
@@ -112,9 +108,8 @@ def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
     if count is None:
         return 0
     try:
-        return count(
-            node, [known[name] if name else () for name in node.input[:3]], known[node.output[0] or node.input[0]]
-        )
+        read = [known[name] if name else () for name in node.input[:3]]
+        return count(node, read, known[node.output[0] or node.input[0]])
     except (KeyError, IndexError, ValueError):
         return None
 
@@ -142,15 +137,11 @@ def _of_recurrent(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
 
 def _of_einsum(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
     equation = next(a.s.decode() for a in node.attribute if a.name == "equation").replace(" ", "")
-    sizes = dict(_labelled(equation.partition("->")[0].split(","), read))
+    terms = equation.partition("->")[0].split(",")
+    if any("." in term for term in terms):
+        raise ValueError("an ellipsis")
+    sizes = {x: n for term, shape in zip(terms, read, strict=True) for x, n in zip(term, shape, strict=True)}
     return math.prod(sizes.values()) if len(node.input) == 2 else 0
-
-
-def _labelled(terms: list[str], shapes: list[Shape]) -> Iterator[tuple[str, int]]:
-    for term, shape in zip(terms, shapes, strict=True):
-        if len(term) != len(shape) or "." in term:
-            raise ValueError("an ellipsis")
-        yield from zip(term, shape, strict=True)
 
 
 COUNTS: dict[str, Callable[[onnx.NodeProto, list[Shape], Shape], int]] = {

@@ -108,7 +108,7 @@ class Origins:
         role = self._role(name)
         if role == UPDATE:
             weight = next((w for p in _prefixes(name) if (w := self._weights.get(p)) is not None), _MANY)
-            return Origin(role, module=_parent(weight), weight=weight)
+            return Origin(role, module=parent_of(weight), weight=weight)
         forward = self._forward(name) if role == BACKWARD else ""
         node = self._node(forward or ("" if role == BACKWARD else name))
         return Origin(role, node, forward, self._modules.get(node, ""))
@@ -180,7 +180,7 @@ def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) 
             name = names[i] = cast[name]
     read = next((name for name in names if name in weights and "." in name), None)
     if read is not None:
-        return _parent(read)
+        return parent_of(read)
     told = _told(node)
     return ".".join(node.name.strip("/").split("/")[:-1]) if told is None else told
 
@@ -198,7 +198,8 @@ def _common(a: str, b: str) -> str:
     return ".".join(word for word, _ in words)
 
 
-def _parent(name: str) -> str:
+def parent_of(name: str) -> str:
+    """The module in the name of a weight: ``layer1.conv`` of ``layer1.conv.weight``."""
     return name.rpartition(".")[0]
 
 
@@ -281,5 +282,5 @@ def kept_of(manifest: Manifest) -> dict[str, str]:
 def _dotted(name: str) -> Iterator[str]:
     """``a.b`` and ``a`` of ``a.b.exp_avg``."""
     while "." in name:
-        name = _parent(name)
+        name = parent_of(name)
         yield name

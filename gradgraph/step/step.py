@@ -177,11 +177,8 @@ class Step:
         init_stamp = stamp(folder / "init.onnx")
         bases = bases_in(text, folder / MANIFEST_FILE)
         models = {n: load_checked(folder / f"{n}.onnx", manifest, digests, bases) for n in model_names(manifest)}
-        init, eval_, separate = (
-            models.pop("init"),
-            models.pop("eval"),
-            {n: models.pop(n) for n in HALVES if n in models},
-        )
+        init, eval_ = models.pop("init"), models.pop("eval")
+        separate = {n: models.pop(n) for n in HALVES if n in models}
         train: Any = dict(zip(manifest.parts, models.values(), strict=True)) if manifest.steps else models["train"]
         step = cls(train, init, eval_, manifest, folder=folder, bases=bases, separate=separate)
         step._init_stamp, step._digests = init_stamp, digests

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.errors import UnknownNameError, shown, suggestion
-from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.checks import WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.prune import detach
 from gradgraph.graph.prune import is_wanted as is_wanted
@@ -70,6 +70,20 @@ class Editor:
             detach(node)
             self._gone.setdefault(graph_of(node), []).append(node)
         return placed
+
+    def write_form(self, node: ir.Node, form: Callable[..., Any], misfit: str) -> list[ir.Node]:
+        """Let ``form(op, node, *inputs, **attributes)`` take the place of ``node``; return the new nodes.
+
+        A form gives a Var or a tuple of them; None where the node may stay.
+
+        Raises:
+            ModelError: the node has inputs or attributes that the form does not take; ``misfit`` says so.
+        """
+        try:
+            outputs = form(self.op, node, *map(self.op.wrap, node.inputs), **attributes(node))
+        except TypeError as error:
+            raise ModelError(f"{describe(node)} {misfit}: {error}; export the model again") from error
+        return [] if outputs is None else self.replace(node, *all_of(outputs))
 
     def hand_over(self, old: ir.Value, new: Var) -> None:
         """Let ``new``, whose node has just been placed, stand where ``old`` did, whose node stays."""

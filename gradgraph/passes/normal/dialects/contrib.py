@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
-from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET, as_dims, shape_of
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
-from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
+from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import infer_types
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
 from gradgraph.passes.normal.sizes.known_sizes import is_generated
@@ -78,14 +78,7 @@ def _form_of(node: ir.Node) -> Form | None:
 
 
 def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
-    inputs = [editor.op.wrap(v) for v in node.inputs]
-    try:
-        outputs = form(editor.op, node, *inputs, **attributes(node))
-    except TypeError as error:  # inputs or attributes that are not known here
-        raise ModelError(f"{describe(node)} cannot be written with standard operators: {error}") from error
-    if outputs is None:
-        return
-    for new in editor.replace(node, *all_of(outputs)):
+    for new in editor.write_form(node, form, "cannot be written with standard operators"):
         new.version = new.version or OPSET
         for value in new.outputs:
             shape_of(value)  # recorded now: who asked before, behind the fused operator, was told that nobody knows

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError
-from gradgraph.graph.builder import Var
-from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import IR_VERSION, OPSET
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.opsets import downgrade, upgrade
 
 
@@ -41,13 +38,6 @@ def convert(editor: Editor, node: ir.Node, opset: int) -> None:
     form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
     if form is None:
         return
-    inputs = [editor.op.wrap(v) for v in node.inputs]
-    try:
-        outputs = form(editor.op, node, *inputs, **attributes(node))
-    except TypeError as error:  # inputs or attributes that this version of the operator does not have
-        raise ModelError(f"{describe(node)} does not fit opset {opset}: {error}; export the model again") from error
-    if outputs is None:
-        return
-    for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
+    for new in editor.write_form(node, form, f"does not fit opset {opset}"):
         if new.version is not None:
             convert(editor, new, new.version)

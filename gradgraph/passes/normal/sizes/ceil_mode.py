@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.files.protos import proto_graphs, types_in
-from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count
+from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count, windows_of
 from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
@@ -58,16 +58,12 @@ class _Axis(NamedTuple):
 
 
 def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> bool | None:
-    attributes = {name: a.value for name, a in node.attributes.items()}
     x = node.inputs[0]
     sizes = sizes_or((shape_of_type(kinds.get((x and x.name) or "")) or ())[2:], None)
-    rank, kernel = len(sizes), attributes["kernel_shape"]
-    strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
-    pads = list(attributes.get("pads") or [0] * (2 * rank))
-    fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
-    if attributes.get("auto_pad", "NOTSET") != "NOTSET" or not fits:  # whoever checks sizes names what does not fit
+    rank, (reaches, strides, pads) = len(sizes), windows_of(node)
+    fits = len(reaches) == len(strides) == rank and len(pads) == 2 * rank  # whoever checks sizes names what does not
+    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or not fits:
         return None
-    reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     each = zip(sizes, reaches, strides, pads[:rank], pads[rank:], strict=True)
     axes = [None if size is None else _Axis(size, *others) for size, *others in each]
     if not any(axis is not None and axis.drops for axis in axes):

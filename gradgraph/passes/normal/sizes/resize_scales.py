@@ -12,6 +12,7 @@ The inference multiplies in float64, runtimes in float32: seven pixels by 9/7, w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,8 +58,7 @@ def corrected(
     mode = attrs.get("coordinate_transformation_mode")
     attrs["coordinate_transformation_mode"] = mode.decode() if isinstance(mode, bytes) else mode
     scales = constants.get(place_of_scales(node.op_type, node.input, opset) or "")
-    right = onnx.TypeProto()
-    right.CopyFrom(output)
+    right = copy.deepcopy(output)
     for dim, size in zip(right.tensor_type.shape.dim, true_sizes(node.op_type, dims, scales, attrs), strict=False):
         if size is not None:
             dim.dim_value = size

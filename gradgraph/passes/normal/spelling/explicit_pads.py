@@ -72,15 +72,11 @@ def _set_pads(node: ir.Node, pads: Sequence[int], **others: list[int] | int) -> 
 
 def _window(node: ir.Node) -> tuple[list[int], list[int]]:
     """How far each window reaches, and the strides."""
-    attrs = attributes(node)
-    if "kernel_shape" not in attrs:
+    if "kernel_shape" not in node.attributes:
         raise ModelError(
             f"{describe(node)} has auto_pad, but its kernel's shape is unknown; write kernel_shape on the node"
         )
-    rank = len(attrs["kernel_shape"])
-    dilations = attrs.get("dilations", [1] * rank)
-    reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel_shape"], dilations, strict=True)]
-    return reach, attrs.get("strides", [1] * rank)
+    return shapes.windows_of(node)[:2]
 
 
 def _sizes(node: ir.Node) -> list[shapes.Dim]:
