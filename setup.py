@@ -7,9 +7,8 @@ import os
 import runpy
 import subprocess
 from pathlib import Path
-from typing import Any
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -34,16 +33,18 @@ class BuildWithKernels(build_py):
             subprocess.run(command, check=True)
 
 
-class PlatformWheel(bdist_wheel):
-    """Any Python 3 can take the wheel, but only this system and processor family."""
+class Platform(Distribution):
+    """A distribution whose files are of one system and processor family, where kernels are compiled."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = not COMPILES
-
-    def get_tag(self) -> Any:
-        _, _, system = super().get_tag()
-        return "py3", "none", system
+    def has_ext_modules(self) -> bool:
+        return COMPILES
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+class AnyPython(bdist_wheel):
+    """A wheel for every Python 3: kernels are no extension modules."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": AnyPython}, distclass=Platform)
