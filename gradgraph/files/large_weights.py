@@ -12,11 +12,12 @@ LEAST_KEPT = 1 << 26  # bytes of such weights together: of fewer, a step that is
 
 def large_outside(model: ir.Model) -> list[ir.ExternalTensor]:
     """The large weights of ``model`` that lie in files; none if these are few."""
-    tensors = [t for v in model.graph.initializers.values() if (t := staying(v)) is not None]
+    tensors = [t for v in model.graph.initializers.values() if (t := large_in_file(v)) is not None]
     return tensors if sum(t.nbytes for t in tensors) >= LEAST_KEPT else []
 
 
-def staying(value: ir.Value) -> ir.ExternalTensor | None:
+def large_in_file(value: ir.Value) -> ir.ExternalTensor | None:
+    """The tensor of an initializer, if it is large and lies in a file."""
     tensor = value.const_value
     return tensor if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes >= LEAST_BYTES else None
 

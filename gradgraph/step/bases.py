@@ -22,7 +22,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.files.aside import Folder, write_aside
 from gradgraph.files.external import point_at, store_inside, stored_values
-from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_outside, path_of, staying
+from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of
 from gradgraph.step.manifest import BASES
 
 MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models hold; protobuf ends at 2**31
@@ -63,7 +63,7 @@ def bases_of(model: ir.Model) -> dict[str, Base]:
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
     """Write ``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
-    staying = {v: t for v in model.graph.initializers.values() if (t := staying(v)) and path_of(t) in bases}
+    staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and path_of(t) in bases}
     store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)
     named = {v.name: tensor for v, tensor in staying.items()}
