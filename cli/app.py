@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -48,6 +49,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        load_extensions()
         command: click.Command = importlib.import_module(f"gradgraph.cli.{cmd_name}").command
         return command
 
@@ -65,6 +67,16 @@ class LazyGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Environment variables"):
             formatter.write_text("CXX, GRADGRAPH_CPU, NO_COLOR and others: see the table in docs/reference/cli.md.")
+
+
+@functools.cache
+def load_extensions() -> None:
+    """Import what installed packages name as entry points of the group ``gradgraph``: they register parts by it."""
+    for point in metadata.entry_points(group="gradgraph"):
+        try:
+            point.load()
+        except Exception as error:
+            output.say(f"the extension {shown(point.name)} ({shown(point.value)}) was left out: {shown(error)}")
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -86,7 +86,7 @@ class Loss:
         targets: what it compares with.
         reads: what it takes of the model, an output each.
         shares: of the same tensors: what each element counts where its losses are averaged; 1 if there is none.
-        binary: targets say yes (above 1/2) or no, and so does the side of 0 on which a prediction lies.
+        binary: targets say yes (above 1/2) or no, and so does the side of ``middle`` on which a prediction lies.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Loss:
     reads: tuple[str, ...] = ("prediction",)
     shares: Formula | None = None
     binary: bool = False
+    middle: float = 0.0
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors, **self.arguments)
@@ -138,13 +139,14 @@ def named(
     reads: Sequence[str] = ("prediction",),
     shares: Formula | None = None,
     binary: bool = False,
+    middle: float = 0.0,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
     Args:
-        name, function, reads, shares, binary: as for ``Loss``.
+        name, function, reads, shares, binary, middle: as for ``Loss``.
         options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
         targets: as for ``Loss``, or what gives them for the options.
         check: raises BuildError for options that make no sense.
@@ -159,7 +161,7 @@ def named(
             )
         check(arguments)
         chosen = targets(arguments) if callable(targets) else targets
-        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary)
+        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle)
 
     LOSSES.add(name, recipe(name, function, options, make))
 
@@ -187,7 +189,8 @@ def recipe(
 
 
 def _kind(option: inspect.Parameter) -> Kind:
-    return _KINDS.get(str(option.annotation)) or (NUMBER if isinstance(option.default, float) else _WEIGHTS)
+    annotation = getattr(option.annotation, "__name__", str(option.annotation))
+    return _KINDS.get(annotation) or (NUMBER if isinstance(option.default, float) else _WEIGHTS)
 
 
 def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:

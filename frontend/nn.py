@@ -1,5 +1,6 @@
 """Modules, layers and losses, as ``torch.nn`` names them."""
 
+from gradgraph.arguments import Table
 from gradgraph.frontend import (
     init,
     layers,
@@ -26,3 +27,6 @@ __all__ += layers_losses.__all__
 __all__ += layers_spatial.__all__
 __all__ += module.__all__
 __all__ += layers_recurrent.__all__
+
+LAYERS: Table[type[module.Module]] = Table("layer")
+LAYERS.update({n: made for n in __all__ if isinstance(made := globals()[n], type) and issubclass(made, module.Module)})

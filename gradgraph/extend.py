@@ -1,6 +1,21 @@
-"""The one door for gradient rules of your own: what the package's own rules use, and the kit that tries them.
+"""The one door for parts of your own: losses, metrics, optimizers, schedules, layers, backends, adapters and rules.
 
-::
+A part that is registered here is one of the package's own: ``gg.build`` knows it by name, and so do the command line,
+its help, recipes, error messages and the tables of names::
+
+    from gradgraph import extend, frontend
+
+    @extend.loss("charbonnier")
+    def charbonnier(x, target, eps: float = 1e-3, reduction: str = "mean"):
+        "√((x − t)² + ε²)"
+        return extend.reduced(((x - target).square() + eps * eps).sqrt(), reduction)
+
+    gg.build("model.onnx", "charbonnier", "adamw")     # and: gradgraph build model.onnx --loss charbonnier
+
+An installed package whose entry point of the group ``gradgraph`` names the module that registers them has its parts on
+the command line, too.
+
+For gradient rules it has what the package's own rules use, and the kit that tries them::
 
     from gradgraph.extend import case, check, operator, real, vjp
 
@@ -19,10 +34,11 @@ How to write rules is said in ``gradgraph.rules.registry``.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast, get_args
 
 import onnx
 import onnxruntime as ort
@@ -30,11 +46,20 @@ from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
 import gradgraph.rules.families  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph.arguments import PATH, checked
-from gradgraph.errors import ModelError, UnknownNameError, shown
+from gradgraph.arguments import FLAG, PATH, TEXT, Kind, checked, described, instance
+from gradgraph.backends import register
+from gradgraph.backends.backend import Backend, Lowering
+from gradgraph.errors import BuildError, ModelError, UnknownNameError, shown
+from gradgraph.frontend import nn
+from gradgraph.frontend.loss import LIKE_PREDICTION, Spec, Target, named, reduced
+from gradgraph.frontend.metric_sums import Better, Reads, Sums
+from gradgraph.frontend.metric_sums import metric as add_metric
+from gradgraph.frontend.module import Module
 from gradgraph.graph import schemas, shapes, signatures
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine import custom_ops
+from gradgraph.optim.schedules import schedule as add_schedule
+from gradgraph.optim.weight_groups import recipe
 from gradgraph.passes.normal.spelling.fake_quantization import want_arithmetic
 from gradgraph.rules.registry import (
     RULES,
@@ -52,28 +77,46 @@ from gradgraph.rules.registry import (
     uniform,
     vjp,
 )
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapter_kinds.adapter_table import Kind as AdapterKind
 from gradgraph.verify import kit
 from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import use_kernel
 
 __all__ = [
+    "Adapter",
+    "AdapterKind",
+    "Backend",
     "Builder",
     "Case",
     "Gradients",
+    "Lowering",
     "Point",
+    "Spec",
+    "Sums",
+    "Target",
     "Var",
+    "adapter_kind",
+    "backend",
     "boolean",
     "case",
     "check",
     "directional",
     "distinct",
     "integers",
+    "layer",
     "library",
+    "loss",
+    "metric",
     "no_gradient",
     "operator",
+    "optimizer",
     "point",
     "positive",
     "real",
+    "reduced",
+    "schedule",
     "straight_through",
     "uniform",
     "vjp",
@@ -90,6 +133,161 @@ _ATTRIBUTE_TYPES = {
 _OPTIONS = {"?": OpSchema.FormalParameterOption.Optional, "*": OpSchema.FormalParameterOption.Variadic}
 
 ShapeRule = Callable[..., Sequence[shapes.Shape | None]]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L", bound=type[Module])
+_FUNCTION = Kind("a function with a name", lambda value: inspect.isfunction(value) and value.__name__.isidentifier())
+_LAYER = Kind("a class of layers, which extends gradgraph.frontend.nn.Module",
+              lambda value: isinstance(value, type) and issubclass(value, Module))  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+# --- parts that users name ----------------------------------------------------------------------------------
+
+
+@checked(name=TEXT, binary=FLAG)
+def loss(
+    name: str,
+    *,
+    targets: Sequence[Target] = LIKE_PREDICTION,
+    reads: Sequence[str] = ("prediction",),
+    binary: bool = False,
+) -> Callable[[F], F]:
+    """Register a function of traced tensors as a loss: the outputs that it reads, then its targets, then its options.
+
+    Args:
+        name: as users write it.
+        targets: what it compares with: by default something of the shape and type of the prediction.
+        reads: what it takes of the model, an output each.
+        binary: targets say yes (above 1/2) or no, and so does the side of 0 on which a prediction lies.
+
+    The function's arguments with a default are the options of the loss; ``reduction`` is one of them, and ``reduced``
+    does what it says. Its docstring is the help.
+
+    Raises:
+        BuildError: there is a loss of that name, or the function has no ``reduction``.
+    """
+
+    def register(function: F) -> F:
+        options = _options("loss", function)
+        if "reduction" not in options:
+            raise BuildError(f"the loss {name} has no argument reduction='mean', which every loss takes")
+        named(name, function, " ".join(options), tuple(targets), reads=reads, binary=binary)
+        return function
+
+    return register
+
+
+@checked(column=TEXT)
+def metric(*, reads: Reads = "classes", better: Better = None, column: str = "") -> Callable[[F], F]:
+    """Register a function of prediction, target and mask as a metric of its name: it gives sums over a batch.
+
+    ``gradgraph.metrics.share(above, below)`` makes such sums, or ``Sums`` with a finish of ``gradgraph.step.finishes``.
+    The function's arguments with a default, behind the mask, are the options of the metric.
+
+    Args:
+        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class), "numbers".
+        better: whether a low value is better ("min") or a high one ("max"); ``fit(patience=…)`` asks it.
+        column: of the history, formatted with the options, such as "top_{k}"; by default the name.
+
+    Raises:
+        BuildError: there is a metric of that name, or the function has not these arguments.
+    """
+    for name, value, known in (("reads", reads, get_args(Reads)), ("better", better, ("min", "max", None))):
+        if value not in known:
+            raise BuildError(f"{name} is {described(value)}; it should be one of {', '.join(map(repr, known))}")
+
+    def register(function: F) -> F:
+        options = _options("metric", function, 3)
+        add_metric(" ".join(options), reads=reads, better=better, column=column)(function)
+        return function
+
+    return register
+
+
+def optimizer(make: F) -> F:
+    """Register a function that makes an optimizer: ``def name(lr=1e-3, …): return gradgraph.optim.chain(…)``.
+
+    It takes ``groups``, ``no_decay`` and ``layer_decay`` on top of its own arguments, as all optimizers do.
+
+    Raises:
+        BuildError: there is an optimizer of that name, or one argument has no default, or none is ``lr``.
+    """
+    options = _options("optimizer", make, 0)
+    if "lr" not in options:
+        raise BuildError(f"the optimizer {make.__name__} has no argument lr, its learning rate")
+    registered: Any = recipe(make)
+    return cast("F", registered)
+
+
+@checked(make=_FUNCTION)
+def schedule(make: F) -> F:
+    """Register a function that makes a ``gradgraph.optim.Schedule``: then ``--schedule`` and recipes take calls of it.
+
+    Raises:
+        BuildError: there is a schedule of that name.
+    """
+    registered: Any = add_schedule()(make)
+    return cast("F", registered)
+
+
+@checked(made=_LAYER)
+def layer(made: L) -> L:
+    """Register a class of layers: ``gradgraph.frontend.nn`` has it then, too.
+
+    Raises:
+        ArgumentError: it is no ``gradgraph.frontend.nn.Module``.
+        BuildError: there is a layer of that name.
+    """
+    nn.LAYERS.add(made.__name__, made)
+    setattr(nn, made.__name__, made)
+    return made
+
+
+@checked(made=instance(Backend, "a gradgraph.extend.Backend"))
+def backend(made: Backend) -> Backend:
+    """Register a backend: a runtime that steps and models may be written for.
+
+    Raises:
+        BuildError: there is another backend of that name.
+    """
+    return register(made)
+
+
+@checked(name=TEXT, kind=instance(AdapterKind, "a gradgraph.extend.AdapterKind"))
+def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
+    """Register a kind of adapter, for ``gradgraph.lora(kind=name)`` and ``gradgraph surgery --kind``.
+
+    Raises:
+        BuildError: there is a kind of that name.
+    """
+    return KINDS.add(name, kind)
+
+
+def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
+    """The arguments of a function that are options: those behind its ``tensors``, or those with a default.
+
+    Raises:
+        BuildError: an option has no default, or there are too few tensors.
+    """
+    _FUNCTION.check(f"the {what}", function)
+    known = list(inspect.signature(function).parameters.values())
+    first = next((i for i, p in enumerate(known) if p.default is not p.empty), len(known))
+    first = first if tensors is None else tensors
+    if len(known) < (tensors or 1) or any(p.default is p.empty for p in known[first:]):
+        needs = {"metric": "prediction, target and mask, and then options", "optimizer": "lr and other options"}
+        raise BuildError(
+            f"the {what} {function.__name__} should take {needs.get(what, 'tensors, and then options')}, each with a "
+            "default"
+        )
+    return [p.name for p in known[first:]]
+
+
+# --- gradient rules -----------------------------------------------------------------------------------------
 
 
 def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | None = None) -> None:

@@ -33,7 +33,7 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LOSSES])
+    return sorted([*__all__, *LOSSES])
 
 
 by_name = LOSSES.by_name

@@ -27,7 +27,7 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *METRICS])
+    return sorted([*__all__, *METRICS])
 
 
 by_name, typed = METRICS.by_name, METRICS.typed

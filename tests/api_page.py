@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +48,10 @@ GIVEN = {
 
 
 def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
-    """The files that ``face`` gathers: those of losses, or all others."""
+    """The files that ``face`` gathers, and those of layers from elsewhere: those of losses, or all others."""
     found = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
+    others = [sys.modules[layer.__module__] for layer in nn.LAYERS.values()] if face is nn else []
+    found = list(dict.fromkeys([*found, *others]))
     return [m for m in found if ("losses" in m.__name__) == of_losses]
 
 

@@ -49,6 +49,7 @@ def _no_forms() -> Forms:
 
 
 def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
+    """Return none."""
     return ()
 
 

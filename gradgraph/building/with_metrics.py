@@ -189,8 +189,8 @@ class WithMetrics:
         every = MASK if MASK in {s.name for s in self.targets} else None
         mask = values.get(chosen.mask or every)
         target = wrap(builder.wrap(values[chosen.target]))
-        if chosen.loss.name == "bce":
-            prediction = prediction - 0.5  # metrics look at the side of 0
+        if chosen.loss.middle:
+            prediction = prediction - chosen.loss.middle  # metrics look at the side of 0
         one.metric.check_fits(chosen.loss)
         metric = one.metric.bound(chosen.loss.axis, chosen.loss.ignore_index)
         return metric(prediction, target, None if mask is None else wrap(builder.wrap(mask)))
