@@ -28,3 +28,7 @@ __all__ = [
     "save_weights",
     "weights",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -122,6 +122,11 @@ __all__ = [
     "vjp",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _FLOATING = ["tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"]
 _ATTRIBUTE_TYPES = {
     int: OpSchema.AttrType.INT,

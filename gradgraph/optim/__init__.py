@@ -54,3 +54,7 @@ __all__ += schedules.__all__
 __all__ += transform.__all__
 __all__ += trust.__all__
 __all__ += wrappers.__all__
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,25 +7,48 @@ path gives a ``ModelProto``): opset, metadata, doc strings and all names that st
 
 from __future__ import annotations
 
-from gradgraph.surgery.adapter_files import load_adapter as load_adapter
-from gradgraph.surgery.adapter_files import save_adapter as save_adapter
-from gradgraph.surgery.adapters import lora as lora
-from gradgraph.surgery.adapters import use_adapters as use_adapters
-from gradgraph.surgery.axes import open_axes as open_axes
-from gradgraph.surgery.cuts import below as below
-from gradgraph.surgery.cuts import cut as cut
-from gradgraph.surgery.embeddings import resize_embedding as resize_embedding
-from gradgraph.surgery.floats import in_float32 as in_float32
-from gradgraph.surgery.forgotten import forget_sizes as forget_sizes
-from gradgraph.surgery.heads import new_head as new_head
-from gradgraph.surgery.language_models import language_model as language_model
-from gradgraph.surgery.language_models import next_tokens as next_tokens
-from gradgraph.surgery.merged import merge_adapters as merge_adapters
-from gradgraph.surgery.naming import name_weights as name_weights
-from gradgraph.surgery.ort_adapters import switchable as switchable
-from gradgraph.surgery.quantised_training import qat as qat
-from gradgraph.surgery.teachers import distill as distill
-from gradgraph.surgery.untied import untie_weights as untie_weights
-from gradgraph.surgery.weights import load_weights as load_weights
-from gradgraph.surgery.weights import reset_weights as reset_weights
-from gradgraph.surgery.weights import tie_weights as tie_weights
+from gradgraph.surgery.adapter_files import load_adapter, save_adapter
+from gradgraph.surgery.adapters import lora, use_adapters
+from gradgraph.surgery.axes import open_axes
+from gradgraph.surgery.cuts import below, cut
+from gradgraph.surgery.embeddings import resize_embedding
+from gradgraph.surgery.floats import in_float32
+from gradgraph.surgery.forgotten import forget_sizes
+from gradgraph.surgery.heads import new_head
+from gradgraph.surgery.language_models import language_model, next_tokens
+from gradgraph.surgery.merged import merge_adapters
+from gradgraph.surgery.naming import name_weights
+from gradgraph.surgery.ort_adapters import switchable
+from gradgraph.surgery.quantised_training import qat
+from gradgraph.surgery.teachers import distill
+from gradgraph.surgery.untied import untie_weights
+from gradgraph.surgery.weights import load_weights, reset_weights, tie_weights
+
+__all__ = [
+    "below",
+    "cut",
+    "distill",
+    "forget_sizes",
+    "in_float32",
+    "language_model",
+    "load_adapter",
+    "load_weights",
+    "lora",
+    "merge_adapters",
+    "name_weights",
+    "new_head",
+    "next_tokens",
+    "open_axes",
+    "qat",
+    "reset_weights",
+    "resize_embedding",
+    "save_adapter",
+    "switchable",
+    "tie_weights",
+    "untie_weights",
+    "use_adapters",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,28 @@
+"""What an editor offers after the dot is what users may call: no imports, no submodules, nothing private."""
+
+from types import FunctionType, ModuleType
+
+import pytest
+
+import gradgraph as gg
+
+MODULES = ["extend", "export", "frontend", "losses", "metrics", "optim", "surgery"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_public_module_lists_what_it_offers(name: str) -> None:
+    module = gg.frontend if name == "frontend" else __import__(f"gradgraph.{name}", fromlist=["x"])
+    listed = dir(module)
+    assert len(listed) > 5 and set(module.__all__) <= set(listed)
+    for entry in listed:
+        value = getattr(module, entry)
+        assert not entry.startswith("_")
+        assert not isinstance(value, ModuleType) or f"gradgraph.{name}" in value.__name__
+        if isinstance(value, FunctionType | type):
+            assert value.__module__.startswith("gradgraph."), entry
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(dir(gg)) == {*gg.__all__, "__version__"}
+    for entry in dir(gg):
+        assert getattr(gg, entry) is not None
