@@ -147,10 +147,6 @@ _LAYER = Kind("a class of layers, which extends gradgraph.frontend.nn.Module",
               lambda value: isinstance(value, type) and issubclass(value, Module))  # fmt: skip
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 # --- parts that users name ----------------------------------------------------------------------------------
 
 
