@@ -76,7 +76,7 @@ def test_the_actor_and_the_critic_learn_to_balance(said: Said) -> None:
 def section_of(path: Path) -> tuple[str, str]:
     """The heading and the text of its section of the gallery."""
     for section in GALLERY.read_text("utf-8").split("\n## "):
-        if f"(../examples/{path.name})" in section:
+        if f"(../../examples/{path.name})" in section:
             heading, _, text = section.partition("\n")
             return heading, text
     raise AssertionError(f"the gallery does not name {path.name}")
