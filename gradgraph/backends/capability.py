@@ -1,4 +1,4 @@
-"""What a runtime can do: a table of operators, types and conditions, one data file a backend (``tables/*.toml``).
+"""Tables of what runtimes can do: operators, types and conditions, one data file a backend (``tables/*.toml``).
 
 A table says of a node that the runtime computes it right, that it refuses it, that it computes it *wrong* without
 saying so, or that nobody has tried. Most were measured: ``PYTHONPATH=tests python -m runtimes.probe`` runs models of
@@ -38,7 +38,7 @@ KINDS: tuple[Kind, ...] = ("right", "untried", "falls back", "refused", "wrong")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a runtime makes of one node; ``reason`` is a clause such as "it has no operator Loop", empty if right."""
+    """A runtime's answer to one node; ``reason`` is a clause such as "it has no operator Loop", empty if right."""
 
     kind: Kind
     reason: str = ""
@@ -71,8 +71,7 @@ class Condition:
 
     def in_words(self) -> str:
         """As an end of a sentence: ``with mode=cubic and input 1 computed or fed``."""
-        said = [w for w in (_said(t) for t in self.terms) if w]
-        return " and ".join(said)
+        return " and ".join(_said(term) for term in self.terms if term != ALWAYS)
 
 
 _WORDS = (  # facts as they are said behind "with"
@@ -100,8 +99,6 @@ _WORDS = (  # facts as they are said behind "with"
 
 def _said(term: str) -> str:
     """A term of a condition in words."""
-    if term == ALWAYS:
-        return ""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
     return f"not {words}" if negated else words
@@ -128,10 +125,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What one runtime can do.
+    """The table of one runtime.
 
     Attributes:
-        runtime, version: what it is a table of.
+        runtime, version: its name and version.
         source: where it comes from, in words.
         tested: was it measured in that runtime?
         complete: are operators and types that it does not list refused? Else nobody has tried them.
@@ -158,7 +155,7 @@ class Table:
         return f"{self.runtime} {self.version}".strip()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
-        """What becomes of ``node``; its ``facts`` may be given by who has them."""
+        """The runtime's answer to ``node``; a caller that has the node's ``facts`` gives them."""
         domain, op_type = key_of(node)
         row = self.rows.get(f"{domain}.{op_type}" if domain else op_type)
         if row is None:

@@ -78,12 +78,13 @@ def opset_for(backend: Backend, asked: int | None) -> int:
     Raises:
         BuildError: the runtime does not take it.
     """
-    oldest, newest = (OPSET, OPSET) if backend.table is None else backend.table.opsets
+    table = backend.table
+    oldest, newest = (OPSET, OPSET) if table is None else table.opsets
     if asked is None:
         return min(OPSET, newest)
     check_opset(asked)
-    if backend.table is not None and not oldest <= asked <= newest:
-        raise BuildError(f"{_title(backend)} takes opsets {oldest} to {newest}, and not {asked}")
+    if table is not None and not oldest <= asked <= newest:
+        raise BuildError(f"{table.title} takes opsets {oldest} to {newest}, and not {asked}")
     return asked
 
 
@@ -95,7 +96,7 @@ def heed(backend: Backend, model: ir.Model) -> None:
     Raises:
         BuildError: with a finding for each node that would be refused or wrong.
     """
-    if backend.table is None:
+    if (table := backend.table) is None:
         return
     known = model.clone()
     work_out(known)
@@ -105,19 +106,17 @@ def heed(backend: Backend, model: ir.Model) -> None:
     if backend.for_all:
         bad = [(node, v) for node, v in found if v.fails]
         if bad:
-            words = _kinds([node for node, _ in bad])
-            log.warning("not every runtime takes this, or right: %s (%s)", words, bad[0][1].reason)
+            log.warning("not every runtime takes this, or right: %s (%s)", _counted(bad), bad[0][1].reason)
         return
-    cannot = f"cannot run in {_title(backend)}"
+    cannot = f"cannot run in {table.title}"
     if fatal := [Finding(checks.describe(n), f"{cannot}: {v.reason}") for n, v in found if v.fails]:
         more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
         raise BuildError(f"{fatal[0].problem}{more}", fatal, remedy=_REMEDY, shell=_SHELL_REMEDY)
-    away = [node for node, v in found if v.kind == "falls back"]
-    if away:
-        log.warning("%s does not take %d of %d nodes: %s", backend.name, len(away), _count(model), _kinds(away))
-    new = [node for node, v in found if v.kind == "untried"]
-    if new:
-        log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), _count(model), _title(backend), _kinds(new))
+    count = sum(1 for _ in nodes_of(model))
+    if away := [(node, v) for node, v in found if v.kind == "falls back"]:
+        log.warning("%s does not take %d of %d nodes: %s", backend.name, len(away), count, _counted(away))
+    if new := [(node, v) for node, v in found if v.kind == "untried"]:
+        log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), count, table.title, _counted(new))
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
@@ -136,19 +135,11 @@ _REMEDY = "build for a backend that computes it, or write that part of the model
 _SHELL_REMEDY = "build for another --backend, or write that part of the model with other operators"
 
 
-def _title(backend: Backend) -> str:
-    assert backend.table is not None
-    return backend.table.title
-
-
-def _kinds(nodes: Iterable[ir.Node]) -> str:
-    kinds = Counter(node.op_type for node in nodes)
+def _counted(found: Sequence[tuple[ir.Node, Verdict]]) -> str:
+    """How many nodes of each operator were found, as in ``2 Loop, 1 If``."""
+    kinds = Counter(node.op_type for node, _ in found)
     named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
     return named + (", …" if len(kinds) > MOST_NAMED else "")
-
-
-def _count(model: ir.Model) -> int:
-    return sum(1 for _ in nodes_of(model))
 
 
 def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
@@ -173,7 +164,8 @@ def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
     """Replace symbolic dimensions by numbers, in place, and fold what becomes known."""
     if not dims:
         return
-    for value in _values(model):
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *(v for n in nodes_of(model) for v in n.outputs)]
+    for value in values:
         if value.shape is not None and any(isinstance(d, ir.SymbolicDim) and d.value in dims for d in value.shape):
             value.shape = ir.Shape(
                 dims.get(d.value or "", d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
@@ -188,11 +180,6 @@ def _infer(model: ir.Model) -> None:
     for node in nodes_of(model):
         if operator_of(node) is not None:
             describe(node)
-
-
-def _values(model: ir.Model) -> list[ir.Value]:
-    own = [*model.graph.inputs, *model.graph.initializers.values()]
-    return own + [v for node in nodes_of(model) for v in node.outputs]
 
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
@@ -211,7 +198,7 @@ def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir
 
 
 def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
-    """Replace these nodes, and those that they are replaced by."""
+    """Replace these nodes by the first form that can serve, or the portable one; then what was written, likewise."""
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes)  # in graph order, as shapes become known in it
@@ -222,7 +209,7 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
             if is_order(node) or (not forms and operator_of(node) is None):
                 continue
             op.scope = node.name or ""
-            outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
+            outputs = _written(op, Call.of(op, node), forms, choose or _worth_it)
             if outputs is None and operator_of(node) is not None:
                 with op.naming_operators():  # a portable form may call others, which have forms
                     outputs = write_portable(op, node)
@@ -230,12 +217,12 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
                 waiting.extend(editor.replace(node, *outputs))
 
 
-def _preferred(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
+def _worth_it(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
     return [f for f in forms if f.when(call)]
 
 
-def _first(op: Builder, call: Call, forms: Sequence[Form], choose: Choose) -> tuple[Var, ...] | None:
-    """What the first form that can serve writes."""
+def _written(op: Builder, call: Call, forms: Sequence[Form], choose: Choose) -> tuple[Var, ...] | None:
+    """Write the first form that can serve; return its outputs, None if there is none."""
     for candidate in choose(call, forms):
         before = len(op.nodes), len(op.constants)
         written = candidate.write(op, *call.inputs, **call.attrs)

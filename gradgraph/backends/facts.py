@@ -1,4 +1,4 @@
-"""What a runtime may make depend on: a node told in short words, which tables of runtimes are written in.
+"""Describe a node in short words, facts that a runtime's support may depend on; tables of runtimes consist of them.
 
 A fact is one of these, where *i* counts from 0:
 
@@ -55,7 +55,8 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 
 def facts_of(node: ir.Node) -> Facts:
     """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
-    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_channels(node), *_outputs(node)))
+    read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
+    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_channels(node), *read))
 
 
 def type_name(dtype: ir.DataType) -> str:
@@ -80,7 +81,7 @@ def _variable(schema: Signature | None, i: int, outputs: bool) -> str | None:
 
 
 def _attributes(node: ir.Node) -> Iterator[str]:
-    """What differs from the default, what is even, uneven, 0, 1 or negative; and whether bodies capture."""
+    """Tell which attributes differ from the default, are even, uneven, 0, 1 or negative; and whether bodies capture."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults: dict[str, Any] = {} if known is None else known.defaults
     for name, value in attributes(node).items():
@@ -178,7 +179,3 @@ def _channels(node: ir.Node) -> Iterator[str]:
         yield "channels in threes"
     if isinstance(filters, int) and filters % 4 == 0:
         yield "filters in fours"
-
-
-def _outputs(node: ir.Node) -> Iterator[str]:
-    yield from (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))

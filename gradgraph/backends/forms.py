@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
@@ -72,6 +73,11 @@ class Form:
     cases: tuple[Case, ...]
 
 
+def _domain_of(op_type: str) -> str:
+    """The domain of a standard or of a named operator: none of these is called like one of those."""
+    return "" if onnx.defs.has(op_type) else DOMAIN
+
+
 class Forms:
     """The table of one backend, or of several that share one; a table may begin with the rows of others."""
 
@@ -81,27 +87,29 @@ class Forms:
             self._rows.setdefault((row.domain, row.op_type), []).append(row)
 
     def add(
-        self, op_type: str, *cases: Case, domain: str = DOMAIN, when: Callable[[Call], bool] = lambda call: True
+        self, op_type: str, *cases: Case, domain: str | None = None, when: Callable[[Call], bool] = lambda call: True
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Add a row; rows are asked in the order in which they were added.
 
         Args:
-            op_type, domain: a named operator, or (``domain=""``) a standard one.
+            op_type, domain: a standard operator, a named one, or one of another domain that is given.
             cases: what tests compare with the portable form; further to those of the operator.
             when: where it is the best choice.
         """
+        own_domain = _domain_of(op_type) if domain is None else domain
 
         def register(write: Callable[..., Any]) -> Callable[..., Any]:
-            row = Form(write.__name__, domain, op_type, write, when, cases)
-            self._rows.setdefault((domain, op_type), []).append(row)
+            row = Form(write.__name__, own_domain, op_type, write, when, cases)
+            self._rows.setdefault((own_domain, op_type), []).append(row)
             return write
 
         return register
 
-    def ask_in_order(self, op_type: str, *written: Callable[..., Any], domain: str = DOMAIN) -> None:
+    def ask_in_order(self, op_type: str, *written: Callable[..., Any]) -> None:
         """Sort the rows of an operator, which several files have added; ``written`` must name each of them."""
-        rows = {row.name: row for row in self._rows[domain, op_type]}
-        self._rows[domain, op_type] = [rows.pop(write.__name__) for write in written]
+        key = _domain_of(op_type), op_type
+        rows = {row.name: row for row in self._rows[key]}
+        self._rows[key] = [rows.pop(write.__name__) for write in written]
         assert not rows, f"forms of {op_type} that have no place in the order: {', '.join(rows)}"
 
     def of(self, node: ir.Node) -> list[Form]:

@@ -90,7 +90,11 @@ def _function(node: ir.Node) -> ir.Function:
     for result in results:
         own = result.value.producer() in op.nodes and result.value not in outputs
         outputs.append(result.value if own else op.Identity(result).value)
-    constants = [_constant(value) for value in op.constants]
+    constants = [
+        ir.Node("", "Constant", [], [ir.AttrTensor("value", v.const_value)], outputs=[v], name=v.name)
+        for v in op.constants
+        if v.const_value is not None
+    ]
     for value in (*inputs, *(v for node in (*constants, *op.nodes) for v in node.outputs)):
         value.type = value.shape = None  # a body that does not depend on shapes serves all of them
     graph = ir.Graph(inputs, outputs, nodes=[*constants, *op.nodes], opset_imports={"": OPSET}, name=node.op_type)
@@ -102,8 +106,3 @@ def _parameter(op: Builder, node: ir.Node, i: int) -> ir.Value:
     """The function's own input ``i``; a call that leaves it out has no type for it, and its body does not read it."""
     name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
     return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)
-
-
-def _constant(value: ir.Value) -> ir.Node:
-    assert value.const_value is not None
-    return ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], outputs=[value], name=value.name)

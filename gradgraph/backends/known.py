@@ -1,11 +1,9 @@
-"""What follows from a model as it stands, whatever is fed: sizes, integers, and what is computed from constants alone.
+"""Work out what follows from a model, whatever is fed: sizes, integers, and what is computed from constants alone.
 
 Runtimes work it out before they run, so their tables are asked about nodes with it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -39,16 +37,8 @@ def work_out(model: ir.Model) -> None:
         mark_constant(value, not value.is_graph_input())  # here weights are numbers like others
     while fold_constants(folded):
         infer_shapes(folded)
-    _take_over(model, {v.name: v for v in _values(folded)})
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    yield from model.graph.initializers.values()
-    yield from (v for node in nodes_of(model) for v in node.outputs)
-
-
-def _take_over(model: ir.Model, known: Mapping[str | None, ir.Value]) -> None:
-    """Record on the values of ``model`` the shapes, and the numbers of what is derived, of those of their names."""
+    known = {v.name: v for v in folded.graph.initializers.values()}
+    known |= {v.name: v for node in nodes_of(folded) for v in node.outputs}
     for value in (v for node in nodes_of(model) for v in node.outputs if v.name in known):
         found = known[value.name]
         if found.shape is not None:

@@ -27,7 +27,6 @@ TRAINING = Forms()  # for runtimes made for inference: no positions of maxima, n
     "MaxUnpool",
     case(real(1, 2, 2, 2), [[[[5, 7], [13, 10]], [[16, 19], [25, 31]]]], kernel_shape=[2, 2], strides=[2, 2]),
     case(real(1, 1, 3), [[[0, 3, 7]]], kernel_shape=[2], strides=[3]),
-    domain="",
 )
 def scattered_winners(
     op: Builder, x: Var, indices: Var, size: Var | None = None, *, kernel_shape: list[int], **attrs: Any
@@ -51,7 +50,6 @@ VECTORS = (real(3), real(3), real(3), positive(3))
     "BatchNormalization",
     case(real(4, 3), *VECTORS, training_mode=1, outputs=3),
     case(real(2, 3, 4, 2), *VECTORS, training_mode=1, outputs=3, momentum=0.0, epsilon=0.1),
-    domain="",
 )
 def written_out_batch_norm(
     op: Builder,
@@ -105,22 +103,17 @@ def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
 
 def _padded(op: Builder, x: Var, seen: Windows) -> Var:
-    """With the lowest number around it, which never wins."""
+    """``x`` with the lowest number around it, which never wins."""
     if not any(seen.pads):
         return x
     lowest = op.const(np.array(np.finfo(np.float32).min))
     return op.Pad(x, op.const(np.array(seen.pads)), lowest, op.const(np.array(spatial(x))))
 
 
-def _places(seen: Windows) -> list[tuple[int, ...]]:
-    """The taps of a window, row by row."""
-    return list(itertools.product(*(range(k) for k in seen.taps)))
-
-
 def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
-    """Of every window its first element, its second, …: each shaped like ``y``."""
+    """The first element of every window, then the second, …: each shaped like ``y``."""
     found = []
-    for place in _places(seen):
+    for place in itertools.product(*(range(k) for k in seen.taps)):  # row by row
         starts = [t * d for t, d in zip(place, seen.dilations, strict=True)]
         ends = [s + (n - 1) * step + 1 for s, n, step in zip(starts, sizes(y) or (), seen.strides, strict=True)]
         found.append(op.like(op.Slice(padded, starts, ends, spatial(y), list(seen.strides)), y))
@@ -128,7 +121,7 @@ def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
 
 
 def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """[N, C, H, W] of each tap → [N, C, H, kh, W, kw] → the shape of ``x``."""
+    """Lay the taps of windows side by side: [N, C, H, W] each → [N, C, H, kh, W, kw] → the shape of ``x``."""
     n, last = seen.rank, y.rank
     stacked = op.Concat(*(op.Unsqueeze(s, [last]) for s in shares), axis=last)
     apart = op.Reshape(stacked, op.Concat(op.shape(y), list(seen.taps), axis=0))
@@ -137,7 +130,7 @@ def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) ->
 
 
 def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """Windows overlap, or leave a rest: [N·C, taps, H, W] back through kernels that hold one 1 each."""
+    """Add up windows that overlap or leave a rest: [N·C, taps, H, W] back through kernels that hold one 1 each."""
     rows = [op.Reshape(s, [-1, 1, *(sizes(y) or ())]) for s in shares]
     places = op.const(np.eye(len(shares), dtype=np.float32).reshape(len(shares), 1, *seen.taps))
     stacked = op.Concat(*rows, axis=1)
@@ -159,7 +152,6 @@ def reads_statistics(call: Call) -> bool:
     "LayerNormalization",
     case(real(2, 3, 4), real(4), real(4), outputs=3),
     case(real(2, 3, 4), real(3, 4), axis=1, epsilon=0.1, outputs=3),
-    domain="",
     when=reads_statistics,
 )
 def written_out_layer_norm(

@@ -80,9 +80,10 @@ def close_scans(model: ir.Model) -> None:
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
         inside = {body, *body.subgraphs()}
-        read = dict.fromkeys(v for n in body.all_nodes() for v in n.inputs if v is not None and _home(v) not in inside)
+        values = (v for n in body.all_nodes() for v in n.inputs if v is not None)
+        read = list(dict.fromkeys(v for v in values if _home(v) not in inside))
         if read:
-            _close(editor, node, body, list(read))
+            _close(editor, node, body, read)
 
 
 def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
@@ -105,7 +106,9 @@ def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Valu
         else:
             attribute = ir.AttrTensor("value", ir.Tensor(constant))
             constants.append(ir.Node("", "Constant", [], [attribute], outputs=[inner], name=inner.name))
-        _read_instead(body, outer, inner)
+        for user in body.all_nodes():
+            for i in (i for i, value in enumerate(user.inputs) if value is outer):
+                user.replace_input_with(i, inner)
     for constant_node in reversed(constants):
         body.insert_before(next(iter(body)), [constant_node])
     kept = [op.like(op.Identity(Var(op, inner)), Var(op, outer)).value for outer, inner in carried]
@@ -117,14 +120,6 @@ def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Valu
     inputs = [*node.inputs[:states], *fed, *node.inputs[states:]]
     results = _again(op, node, inputs, [*node.outputs[:states], *fed, *node.outputs[states:]])
     editor.replace(node, *results[:states], *results[states + len(fed) :])
-
-
-def _read_instead(body: ir.Graph, outer: ir.Value, inner: ir.Value) -> None:
-    """Let every node of ``body`` that reads ``outer`` read ``inner``."""
-    for user in body.all_nodes():
-        for i, value in enumerate(user.inputs):
-            if value is outer:
-                user.replace_input_with(i, inner)
 
 
 # --- numbers --------------------------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ def narrow_numbers(model: ir.Model) -> None:
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
-    """Where ``node`` is ``1 − βᵗ`` with a constant β between 0 and 1: ``2h/(1+h)``."""
+    """Write ``2h/(1+h)`` for ``node`` if that is ``1 − βᵗ`` with a constant β between 0 and 1."""
     one, power = node.inputs
     source = None if power is None else power.producer()
     if one is None or source is None or source.op_type != "Pow":

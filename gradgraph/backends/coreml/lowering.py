@@ -16,7 +16,7 @@ FORMS = Forms()
 form, lacks = FORMS.add, lacking("coreml")
 
 
-@form("Neg", case(real(3, 4)), domain="", when=lacks)
+@form("Neg", case(real(3, 4)), when=lacks)
 def times_minus_one(op: Builder, x: Var) -> Var | None:
     """Core ML has no Neg."""
     return x * op.const(np.asarray(-1, x.dtype.numpy())) if x.dtype.is_floating_point() else None
@@ -27,7 +27,6 @@ def times_minus_one(op: Builder, x: Var) -> Var | None:
     case(real(3, 4), real(4, 5), real(5)),
     case(real(4, 3), real(5, 4), real(3, 5), transA=1, transB=1, alpha=0.5, beta=2.0),
     case(real(3, 4), real(4, 5), alpha=3.0),
-    domain="",
     when=lacks,
 )
 def product_and_sum(
@@ -55,7 +54,6 @@ def _scaled(x: Var, factor: float) -> Var:
     "Conv",
     case(real(2, 3, 5, 5), real(4, 3, 3, 3), real(4), pads=[1, 1, 1, 1]),
     case(real(2, 4, 6), real(4, 2, 3), real(4), group=2),
-    domain="",
     when=lacks,
 )
 def bias_apart(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:

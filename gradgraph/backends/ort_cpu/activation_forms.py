@@ -28,7 +28,7 @@ def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
     return dy * op.HardSigmoid(y, alpha=STEEP, beta=0.0)
 
 
-@form("Sign", case(KINK), case(-KINK), case(real(0)), domain="")
+@form("Sign", case(KINK), case(-KINK), case(real(0)))
 def clipped_ramp(op: Builder, x: Var) -> Var | None:
     """Two passes of 126 us for 4 MB, where Sign takes 1,240 as it is not vectorised.
 

@@ -19,6 +19,7 @@ from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import has_bodies
 from gradgraph.passes.autocast import METADATA_KEY, MOVES
 from gradgraph.passes.normal.edit import graph_of, graphs_of, names_of, replace_value
+from gradgraph.rules.registry import key_of
 
 NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
@@ -37,7 +38,7 @@ class _Rounding:
 
     def run(self) -> bool:
         """Widen every node that reads or gives float16; False if there is none."""
-        nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and not _is_cast(n)]
+        nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and key_of(n) != ("", "Cast")]
         found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
         for node in found:
             self._widen(node)
@@ -81,16 +82,12 @@ class _Rounding:
         return self.copies[value]
 
 
-def _is_cast(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and node.domain == ""
-
-
 def _is_narrow(value: ir.Value) -> bool:
     return value.dtype == NARROW and is_tensor(value)
 
 
 def _widen_attributes(node: ir.Node) -> None:
-    """Numbers and names of the type in attributes."""
+    """Let attributes hold float32, and name it, where they did float16."""
     for name, attr in list(node.attributes.items()):
         if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == NARROW:
             wide = ir.Tensor(attr.as_tensor().numpy().astype("float32"), name=attr.as_tensor().name)

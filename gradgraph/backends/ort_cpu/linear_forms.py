@@ -40,7 +40,6 @@ def _rows(x: Var | None, axes: Var | None) -> int:
     case(real(2, 3, 5), [0, -2]),
     case(real(4, 3, 5), [0]),
     case(real(4, 0), [0]),
-    domain="",
     when=lambda call: _rows(call.inputs[0], (*call.inputs, None)[1]) >= FEWEST_ROWS,
 )
 def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int = 1, **_: int) -> Var | None:
@@ -70,7 +69,6 @@ def _updates_weights(call: Call) -> bool:
     case(real(3, 4), real(4, 5), real(3, 5)),
     case(real(4, 3), real(5, 4), real(3, 5), alpha=-0.5, transA=1, transB=1),
     case(real(0, 4), real(4, 5), real(0, 5)),
-    domain="",
     when=_updates_weights,
 )
 def product_apart(
@@ -124,7 +122,6 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
     case(real(3, 4), real(5, 4), real(5), alpha=-0.5, beta=2.0, transB=1),
     case(real(3, 4), real(5, 4), real(3, 1), transB=1),
     case(real(0, 4), real(5, 4), real(5), transB=1),
-    domain="",
     when=lambda call: _few_rows_meet(*call.inputs[:2]),
 )
 def weight_first(
@@ -154,7 +151,6 @@ def _before_transpose(w: Var | None) -> Var | None:
     case(real(3, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
     case(real(2, 3, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
     case(real(2, 0, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
-    domain="",
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
@@ -182,7 +178,6 @@ def _gets_bias(call: Call) -> bool:
     case(real(4, 3), real(3, 5)),
     case(real(2, 4, 3), real(3, 5)),
     case(real(0, 3), real(3, 5)),
-    domain="",
     when=_gets_bias,
 )
 def bias_apart(op: Builder, a: Var, b: Var) -> Var | None:

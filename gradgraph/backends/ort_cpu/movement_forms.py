@@ -37,7 +37,6 @@ def _sizes(x: Var | None) -> list[int]:
     case(real(2, 3, 4), perm=[1, 0, 2]),
     case(real(2, 3, 4, 5), perm=[0, 2, 1, 3]),
     case(real(2, 1, 4, 5), perm=[2, 0, 1, 3]),
-    domain="",
     when=_moves_much,
 )
 def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | None:
@@ -77,13 +76,11 @@ def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
             dims = shapes.shape_of(whole)
             lengths = [(shapes.shape_of(y) or (None,))[-1] for y in node.outputs]
             known = shapes.known_sizes((*lengths, *(dims or (None,))[-1:]))
-            if whole is None or dims is None or len(known) <= len(lengths) or not _is_last(node, dims):
+            if whole is None or dims is None or len(known) <= len(lengths):
+                return None
+            if int(attributes(node)["axis"]) % len(dims) != len(dims) - 1:
                 return None
             k = list(node.outputs).index(part)
             return whole, known[-1], sum(known[:k]), known[k]
         part = whole if node.op_type in RESHAPED else None
     return None
-
-
-def _is_last(split: ir.Node, dims: shapes.Shape) -> bool:
-    return int(attributes(split)["axis"]) % len(dims) == len(dims) - 1

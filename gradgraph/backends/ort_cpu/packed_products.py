@@ -16,9 +16,9 @@ float 3.0; MatMulNBits 3.0 with a copy, 7.1 without; DequantizeLinear 2.1, of ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,7 @@ from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
-from gradgraph.rules.registry import attributes
+from gradgraph.rules.registry import attributes, key_of
 
 MOST_COPIED = 1 << 28  # bytes of weights in all that sessions may copy: the backward pass reads them as they lie, too
 STRIP = 1 << 22  # numbers of a strip, 16 MiB in float32
@@ -84,21 +84,17 @@ class _Product:
 
 
 def _products(model: ir.Model) -> Iterator[_Product]:
+    """The products ``x · W + c``, or of Wᵀ, with a stored W."""
     for node in model.graph:
         attrs = attributes(node)
-        plain = node.op_type == "MatMul" or (node.op_type == "Gemm" and _adds_only(attrs))
-        if not plain or node.domain:
+        plain = not attrs.get("transA") and attrs.get("alpha", 1.0) == attrs.get("beta", 1.0) == 1.0
+        if not plain or key_of(node) not in (("", "MatMul"), ("", "Gemm")):
             continue
         x, w = node.inputs[:2]
         source = _transposed(w)
         weight = _stored(w if source is None else source)
         if weight is not None and x is not None and x.dtype == ir.DataType.FLOAT and len(shape_of(x) or ()) >= 2:
             yield _Product(node, weight, (source is not None) != bool(attrs.get("transB")))
-
-
-def _adds_only(gemm: Mapping[str, Any]) -> bool:
-    """Is it ``x · W + c``, or of Wᵀ?"""
-    return not gemm.get("transA") and gemm.get("alpha", 1.0) == 1.0 and gemm.get("beta", 1.0) == 1.0
 
 
 def _transposed(value: ir.Value | None) -> ir.Value | None:

@@ -35,7 +35,6 @@ def _classes(x: Var | None, axis: int) -> int:
     "LogSoftmax",
     case(uniform(-200.0, 200.0, 2, 3, 4), axis=1),
     case(real(5, 2, 3, 2), axis=-3),
-    domain="",
     when=_few_classes_in_front,
 )
 def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:

@@ -26,7 +26,6 @@ from gradgraph.rules.windows import windows
     "BatchNormalization",
     case(real(4, 3, 2, 5), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.0),
     case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.3, epsilon=0.1),
-    domain="",
 )
 def statistics_apart(
     op: Builder, x: Var, scale: Var, b: Var, mean: Var, var: Var, *, training_mode: int = 0, **attrs: Any
@@ -95,7 +94,6 @@ def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, *
     "ConvTranspose",
     case(real(2, 3, 4, 5), real(3, 2, 3, 3), real(2), strides=[2, 2], pads=[0, 1, 1, 0], output_padding=[1, 0]),
     case(real(2, 4, 6), real(4, 1, 3), pads=[2, 0], group=2, dilations=[2]),
-    domain="",
 )
 def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Uneven pads as a Slice of the unpadded result: cuDNN pads both ends alike."""
@@ -140,7 +138,6 @@ _BITS = {ir.DataType.UINT32: 32, ir.DataType.UINT64: 64}
     "BitShift",
     case(_WORDS, np.uint32(16), direction="RIGHT"),
     case(_WORDS, np.uint32(15), direction="LEFT"),
-    domain="",
 )
 def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
     """A shift by a constant as a division or product by a power of two: CUDA has no BitShift."""
@@ -151,7 +148,7 @@ def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
     return x * power if direction == "LEFT" else x / power
 
 
-@form("BitwiseXor", case(_WORDS, _WORDS[::-1]), case(_WORDS, np.uint32(2**31 + 77)), domain="")
+@form("BitwiseXor", case(_WORDS, _WORDS[::-1]), case(_WORDS, np.uint32(2**31 + 77)))
 def by_bytes(op: Builder, x: Var, y: Var) -> Var | None:
     """Each byte looked up in a table of 256 x 256: CUDA has no bitwise kernels."""
     if x.dtype != ir.DataType.UINT32:

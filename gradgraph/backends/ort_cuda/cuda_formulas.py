@@ -9,28 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cuda.cuda_table import form
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import is_static
 from gradgraph.rules.norm import channel_mean
 from gradgraph.rules.placement import scattered
-from gradgraph.rules.registry import Case, case, real, uniform
-
-Written = Callable[..., Any]
-
-
-def _formula(
-    op_type: str, *cases: Case, when: Callable[[Call], bool] = lambda call: True
-) -> Callable[[Written], Written]:
-    """A form of a standard operator."""
-    return form(op_type, *cases, domain="", when=when)
+from gradgraph.rules.registry import case, real, uniform
 
 
 def _odd(x: Var, of_magnitude: Var) -> Var:
@@ -41,7 +31,7 @@ def _odd(x: Var, of_magnitude: Var) -> Var:
 # --- trigonometry -------------------------------------------------------------------------------------------
 
 
-@_formula("Tan", case(uniform(-9.0, 9.0, 50)))
+@form("Tan", case(uniform(-9.0, 9.0, 50)))
 def tangent(op: Builder, x: Var) -> Var:
     return op.Sin(x) / op.Cos(x)
 
@@ -50,7 +40,7 @@ def tangent(op: Builder, x: Var) -> Var:
 _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 
 
-@_formula("Atan", case(uniform(-5.0, 5.0, 99)))
+@form("Atan", case(uniform(-5.0, 5.0, 99)))
 def arc_tangent(op: Builder, x: Var) -> Var:
     """A polynomial up to tan(π/8), which two identities lead to: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
 
@@ -71,12 +61,12 @@ def arc_tangent(op: Builder, x: Var) -> Var:
     return _odd(x, angle)
 
 
-@_formula("Asin", case(uniform(-1.0, 1.0, 50)))
+@form("Asin", case(uniform(-1.0, 1.0, 50)))
 def arc_sine(op: Builder, x: Var) -> Var:
     return op.Atan(x / op.Sqrt((1.0 - x) * (1.0 + x)))
 
 
-@_formula("Acos", case(uniform(-1.0, 1.0, 50)))
+@form("Acos", case(uniform(-1.0, 1.0, 50)))
 def arc_cosine(op: Builder, x: Var) -> Var:
     """By half the angle: π/2 - asin x would have no digits left near x = 1."""
     return op.Atan(op.Sqrt((1.0 - x) / (1.0 + x))) * 2.0
@@ -85,14 +75,14 @@ def arc_cosine(op: Builder, x: Var) -> Var:
 # --- hyperbolic functions -----------------------------------------------------------------------------------
 
 
-@_formula("Cosh", case(uniform(-9.0, 9.0, 50)))
+@form("Cosh", case(uniform(-9.0, 9.0, 50)))
 def hyperbolic_cosine(op: Builder, x: Var) -> Var:
     """By exp(|x|/2), whose square, halved in between, overflows only where the result does."""
     root = op.Exp(op.Abs(x) * 0.5)
     return root * 0.5 * root + 0.5 / root / root
 
 
-@_formula("Sinh", case(uniform(-9.0, 9.0, 50)))
+@form("Sinh", case(uniform(-9.0, 9.0, 50)))
 def hyperbolic_sine(op: Builder, x: Var) -> Var:
     return op.Tanh(x) * op.Cosh(x)
 
@@ -109,7 +99,7 @@ def _log1p(op: Builder, t: Var) -> Var:
     return op.Where(op.Equal(u, 1.0), t, op.Log(u) * ratio)
 
 
-@_formula("Asinh", case(uniform(-9.0, 9.0, 50)))
+@form("Asinh", case(uniform(-9.0, 9.0, 50)))
 def area_sine(op: Builder, x: Var) -> Var:
     """``sign(x)·log(a + √(a² + 1))`` with a = |x|."""
     a, large = op.Abs(x), _large(x)
@@ -118,7 +108,7 @@ def area_sine(op: Builder, x: Var) -> Var:
     return _odd(x, op.Where(a > large, op.Log(a) + math.log(2), small))
 
 
-@_formula("Acosh", case(uniform(1.0, 9.0, 50)))
+@form("Acosh", case(uniform(1.0, 9.0, 50)))
 def area_cosine(op: Builder, x: Var) -> Var:
     """``log(x + √(x² − 1))``."""
     large = _large(x)
@@ -127,7 +117,7 @@ def area_cosine(op: Builder, x: Var) -> Var:
     return op.Where(x > large, op.Log(x) + math.log(2), _log1p(op, above + op.Sqrt(above * (near + 1.0))))
 
 
-@_formula("Atanh", case(uniform(-1.0, 1.0, 50)))
+@form("Atanh", case(uniform(-1.0, 1.0, 50)))
 def area_tangent(op: Builder, x: Var) -> Var:
     """``sign(x)·log((1 + a)/(1 − a))/2`` with a = |x|."""
     a = op.Abs(x)
@@ -137,7 +127,7 @@ def area_tangent(op: Builder, x: Var) -> Var:
 # --- activations, means -------------------------------------------------------------------------------------
 
 
-@_formula("Celu", case(real(2, 30)), case(real(2, 30), alpha=0.5), case(real(2, 30), alpha=2.0))
+@form("Celu", case(real(2, 30)), case(real(2, 30), alpha=0.5), case(real(2, 30), alpha=2.0))
 def scaled_elu(op: Builder, x: Var, *, alpha: float = 1.0) -> Var | None:
     """``α·Elu(x/α)``."""
     if alpha <= 0:
@@ -145,19 +135,19 @@ def scaled_elu(op: Builder, x: Var, *, alpha: float = 1.0) -> Var | None:
     return op.Elu(x) if alpha == 1 else op.Elu(x * (1 / alpha)) * alpha
 
 
-@_formula("Mean", case(real(2, 3)), case(real(2, 3), real(3)), case(real(2, 1), real(), real(1, 3)))
+@form("Mean", case(real(2, 3)), case(real(2, 3), real(3)), case(real(2, 1), real(), real(1, 3)))
 def mean(op: Builder, *xs: Var) -> Var:
     return op.Sum(*xs) * (1 / len(xs))
 
 
-@_formula("MeanVarianceNormalization", case(real(2, 3, 2, 2)), case(real(2, 3, 4), axes=[0, 2]))
+@form("MeanVarianceNormalization", case(real(2, 3, 2, 2)), case(real(2, 3, 4), axes=[0, 2]))
 def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var:
     """``(x − mean)/(deviation + 1e-9)`` over the axes."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1)) + 1e-9)
 
 
-@_formula(
+@form(
     "LRN",
     case(real(2, 5, 2, 2), size=3),
     case(real(1, 2, 1, 3), size=5, alpha=1.0, beta=1.5, bias=2.0),
@@ -171,7 +161,7 @@ def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: fl
 # --- pools --------------------------------------------------------------------------------------------------
 
 
-@_formula(
+@form(
     "LpPool",
     case(real(2, 3, 8), kernel_shape=[2], strides=[2]),
     case(real(2, 2, 5, 6), kernel_shape=[3, 3], pads=[1, 0, 1, 1], p=1),
@@ -188,7 +178,7 @@ def pooled_powers(
     return _root(op, powers * float(math.prod(kernel_shape)), p)
 
 
-@_formula("GlobalLpPool", case(real(2, 3, 5)), case(real(2, 3, 4, 5), p=1), case(real(1, 2, 2, 3, 2), p=3))
+@form("GlobalLpPool", case(real(2, 3, 5)), case(real(2, 3, 4, 5), p=1), case(real(1, 2, 2, 3, 2), p=3))
 def global_norm(op: Builder, x: Var, *, p: int = 2) -> Var | None:
     """``(Σ |x|ᵖ)^(1/p)`` over an image."""
     if x.shape is None:
@@ -207,7 +197,7 @@ def _root(op: Builder, x: Var, p: int) -> Var:
 # --- places known beforehand --------------------------------------------------------------------------------
 
 
-@_formula(
+@form(
     "Col2Im",
     case(real(2, 6, 9), [4, 5], [2, 3]),
     case(real(1, 4, 6), [5, 4], [2, 2], strides=[2, 1], pads=[1, 0, 0, 1], dilations=[2, 2]),
@@ -251,7 +241,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return total.reshape(rows.shape[0] * columns.shape[0], -1)
 
 
-@_formula(
+@form(
     "AffineGrid",
     case(real(2, 2, 3), [2, 3, 4, 5]),
     case(real(2, 2, 3), [2, 1, 4, 3], align_corners=1),

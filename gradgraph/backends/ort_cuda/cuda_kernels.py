@@ -60,7 +60,7 @@ def without_kernel(model: ir.Model) -> list[Stray]:
 
 
 def table() -> Table:
-    """What CUDA has kernels for."""
+    """The table of CUDA's kernels."""
     found = table_of("ort-cuda")
     assert found is not None
     return found
@@ -90,7 +90,7 @@ def obstacles_to_capture(model: ir.Model) -> list[Stray]:
 
 
 def _read_back(model: ir.Model) -> Iterator[Stray]:
-    """What only a run tells: open sizes, which body runs, how many there are of something."""
+    """Name what only a run tells: open sizes, which body runs, how many there are of something."""
     for value in model.graph.inputs:
         if not is_static(value.shape):
             yield Stray(value.name or "", "input", "its size is open")
@@ -102,11 +102,11 @@ def _read_back(model: ir.Model) -> Iterator[Stray]:
 
 
 def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
-    """Arithmetic on what is in the memory of the host anyway."""
+    """Is it arithmetic on what is in the memory of the host anyway?"""
+
+    def is_there(value: ir.Value) -> bool:
+        known = constant_of(value)
+        return value in host or value.is_graph_input() or (known is not None and known.size <= MOST_ELEMENTS_ON_HOST)
+
     read = [v for v in node.inputs if v is not None]
-    return any(v in host for v in read) and all(v in host or v.is_graph_input() or _is_small_constant(v) for v in read)
-
-
-def _is_small_constant(value: ir.Value) -> bool:
-    known = constant_of(value)
-    return known is not None and bool(known.size <= MOST_ELEMENTS_ON_HOST)
+    return any(v in host for v in read) and all(map(is_there, read))

@@ -52,8 +52,11 @@ def fold_attentions(model: ir.Model) -> None:
     editor = Editor(model)
     written = False
     for node in [n for n in model.graph if n.domain == DOMAIN and n.op_type == "AttentionGrad"]:
-        attention = _attention(node)
-        if attention is None or not attention.is_worth_it():
+        try:
+            attention = _matched(node)
+        except MismatchError:
+            continue
+        if not attention.is_worth_it():
             continue
         if not library.here().has_tiles:
             return
@@ -98,10 +101,13 @@ class Gradient:
     value: ir.Value
     scale: float
 
-    def view(self, place: Destination, whole: Strided | None = None) -> Strided | None:
-        """How it lies there, if the numbers of a head lie side by side."""
-        view = place.view(whole)
-        return view if view is not None and view.strides[-1] == 1 else None
+    def place(self, scale: float) -> Destination:
+        """The last place where it lies well, and is ``scale`` times what its operator gives."""
+        return _last(
+            d
+            for d in destinations(self.value)
+            if math.isclose(self.scale * d.scale, scale, rel_tol=1e-5) and _view(d) is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -129,14 +135,6 @@ class Attention:
         _, _, queries, keys, size, value_size = self.kernel_sizes
         work = math.prod(self.sizes) * size
         return min(queries, keys) >= LEAST_ROWS and min(size, value_size) >= LEAST_HEAD_SIZE and work >= LEAST_WORK
-
-
-def _attention(gradient: ir.Node) -> Attention | None:
-    """What ``_matched`` finds, if it does."""
-    try:
-        return _matched(gradient)
-    except MismatchError:
-        return None
 
 
 def _matched(gradient: ir.Node) -> Attention:
@@ -224,7 +222,7 @@ def _write(editor: Editor, attention: Attention) -> None:
     exponentials [batch, heads, queries, 2], of which the gradient makes P again.
     """
     op = editor.op
-    y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _lies_well(d.view()))
+    y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _view(d) is not None)
     mask = [] if attention.mask is None else [attention.mask.written(editor)]
     common: dict[str, Any] = {
         "scale": attention.scale,
@@ -249,12 +247,9 @@ def _write(editor: Editor, attention: Attention) -> None:
 
 def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
     """dQ, dK and dV by one node: side by side in one tensor where they are concatenated, else each where it is read."""
-    places = [_place(g, attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
-    packed = _side_by_side(attention.gradients, places)
-    values, views = packed or (
-        [p.value for p in places],
-        [some(g.view(p)) for g, p in zip(attention.gradients, places, strict=True)],
-    )
+    places = [g.place(attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
+    packed = _side_by_side(places)
+    values, views = packed or ([p.value for p in places], [some(_view(p)) for p in places])
     shapes = [some(sizes_of(x)) for x in values]
     layouts = {name: _layout(view) for name, view in zip(("dq", "dk", "dv"), views, strict=True)}
     named = dict(zip(("shape", "shape_of_dk", "shape_of_dv"), shapes, strict=False))
@@ -268,9 +263,10 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
             editor.replace(some(old.producer()), new)
 
 
-def _lies_well(view: Strided | None) -> bool:
-    """Do the numbers of a head lie side by side?"""
-    return view is not None and view.strides[-1] == 1
+def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
+    """How what is moved lies there, if the numbers of a head lie side by side."""
+    view = place.view(whole)
+    return view if view is not None and view.strides[-1] == 1 else None
 
 
 def _last(items: Iterator[_T]) -> _T:
@@ -278,19 +274,8 @@ def _last(items: Iterator[_T]) -> _T:
     return last
 
 
-def _place(gradient: Gradient, scale: float) -> Destination:
-    """The last place where it lies well, and is what is wanted."""
-    return _last(
-        d
-        for d in destinations(gradient.value)
-        if math.isclose(gradient.scale * d.scale, scale, rel_tol=1e-5) and gradient.view(d) is not None
-    )
-
-
-def _side_by_side(
-    gradients: Sequence[Gradient], places: Sequence[Destination]
-) -> tuple[list[ir.Value], list[Strided]] | None:
-    """Where they are concatenated, and perhaps moved on: that tensor, and how each lies in it."""
+def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
+    """The tensor that values at these places are concatenated to, perhaps moved on, and how each lies in it."""
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
         return None
@@ -306,8 +291,7 @@ def _side_by_side(
         if place.scale != 1.0 or whole is None:
             continue
         views = [
-            g.view(p, whole.part(axis, begin, parts[i][axis]))
-            for g, p, begin, i in zip(gradients, places, begins, order, strict=True)
+            _view(p, whole.part(axis, begin, parts[i][axis])) for p, begin, i in zip(places, begins, order, strict=True)
         ]
         if None not in views:
             found = [place.value], [some(view) for view in views]
@@ -320,5 +304,5 @@ def _layout(view: Strided) -> list[int]:
 
 
 def _four(strides: Sequence[int]) -> list[int]:
-    """Those of batch, head, row and column, where there may be no heads."""
+    """The strides of batch, head, row and column, where there may be no heads."""
     return [*strides] if len(strides) == 4 else [strides[0], 0, *strides[1:]]

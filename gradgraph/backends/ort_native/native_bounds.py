@@ -16,7 +16,7 @@ FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 
 
 def activations(graph: ir.Graph) -> list[ir.Node]:
-    """Those that kernels may take over, in graph order."""
+    """The activations that kernels may take over, in graph order."""
     return [n for n in graph if n.domain == "" and n.op_type in ("Clip", "Relu")]
 
 
@@ -30,7 +30,7 @@ def is_free(node: ir.Node) -> bool:
 
 
 def bounds_of(node: ir.Node) -> dict[str, Any] | None:
-    """The attributes for what a Clip or Relu does; ``None`` if that is not known."""
+    """The attributes that say what a Clip or Relu does; ``None`` if that is not known."""
     if node.op_type == "Relu":
         return {"lower": 0.0, "upper": ANY, "activation": OPEN}
     given = [None if v is None else constant_of(v) for v in node.inputs[1:]]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.conv.conv_table import CONVOLUTIONS, conv_form
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_native import library
-from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds_of
+from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds_of, is_native
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
@@ -62,23 +62,15 @@ def dw_by_tiles(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | 
 
 
 def fuse_activations(model: ir.Model) -> None:
-    """Relu, or Clip by known bounds, of what such a Conv alone gives becomes part of it: a pass less."""
+    """Let such a Conv apply the Relu, or the Clip by known bounds, that alone reads it, in place: a pass less."""
     graph = model.graph
     for node in activations(graph):
         value = node.inputs[0]
         conv = None if value is None else value.producer()
-        bounds = _bounds(node)
-        if conv is None or value is None or bounds is None or not read_once(value, node):
+        kind = bounds_of(node)
+        if conv is None or value is None or kind is None or kind["lower"] == -ANY or not read_once(value, node):
             continue
-        if (conv.domain, conv.op_type) == (library.DOMAIN, "Conv") and conv.attributes["lower"].as_float() == -ANY:
-            conv.attributes.update(
-                {name: ir.AttrFloat32(name, b) for name, b in zip(("lower", "upper"), bounds, strict=True)}
-            )
+        if is_native(conv, "Conv") and conv.attributes["lower"].as_float() == -ANY:
+            conv.attributes.update({name: ir.AttrFloat32(name, kind[name]) for name in ("lower", "upper")})
             node.outputs[0].replace_all_uses_with(value)
             graph.remove(node, safe=True)
-
-
-def _bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Between what a Relu or Clip leaves its input; None where that is not known, or not bounded below."""
-    kind = bounds_of(node)
-    return None if kind is None or kind["lower"] == -ANY else (kind["lower"], kind["upper"])

@@ -92,10 +92,10 @@ def fold_neighbours(model: ir.Model) -> None:
             found.fold(model.graph)
     editor, merged = Editor(model), False
     for node in [n for n in model.graph if is_native(n, GRADIENTS[1])]:
-        for other in _same_cotangent(node):
+        other = next(_same_cotangent(node), None)
+        if other is not None:
             _merge(editor, node, other)
             merged = True
-            break
     if merged:
         model.graph.sort()
 

@@ -189,7 +189,6 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     case(real(3, 5, 7, 9), *STATISTICS, outputs=3, **OF_BATCH),
     case(real(2, 5, 9_000), *STATISTICS, outputs=3, **OF_BATCH),
     case(real(131, 5, 3, 3), *STATISTICS, outputs=3, **OF_BATCH),
-    domain="",
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
     """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""

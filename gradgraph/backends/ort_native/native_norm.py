@@ -34,18 +34,14 @@ def fold_activations(model: ir.Model) -> None:
         of_relu = [n for n, _ in y.uses()] if node.op_type == "Relu" else []
         gradients = [n for n in dict.fromkeys([*(n for n, _ in z.uses()), *of_relu]) if is_gradient_of(n, node)]
         others = {n for n, _ in z.uses()} - {node, *gradients}
-        if others or z.is_graph_output() or y.is_graph_output() or not _all_lead_to(norm, gradients):
+        lead = len(gradients) <= 1 and all(_leads_to(norm, gradient.outputs[0]) for gradient in gradients)
+        if others or z.is_graph_output() or y.is_graph_output() or not lead:
             continue
         bound(norm, kind)
         for gradient in gradients:
             _take_over(graph, norm, gradient, kind)
         y.replace_all_uses_with(z)
         graph.remove(node, safe=True)
-
-
-def _all_lead_to(norm: ir.Node, gradients: list[ir.Node]) -> bool:
-    """Does the norm's own gradient, alone, read what they give?"""
-    return len(gradients) <= 1 and all(_leads_to(norm, gradient.outputs[0]) for gradient in gradients)
 
 
 def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:

@@ -26,10 +26,6 @@ FEW_ROWS = range(2, 49)  # rows with which a matrix that may change is read as i
 LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
 
 
-def _is_worth_it(call: Call) -> bool:
-    return _is_large(call) or _has_few_rows(call)
-
-
 def _has_few_rows(call: Call) -> bool:
     """A few rows and a large weight that is fed, in the order in which the product reads it."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
@@ -52,6 +48,10 @@ def _is_large(call: Call) -> bool:
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
     return min(rows, columns) >= LEAST_ROWS and rows * inner * columns >= LEAST_WORK and library.here().has_tiles
+
+
+def _is_worth_it(call: Call) -> bool:
+    return _is_large(call) or _has_few_rows(call)
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
@@ -92,7 +92,7 @@ STACKS = (
 )
 
 
-@form("MatMul", *STACKS, domain="", when=_is_worth_it)
+@form("MatMul", *STACKS, when=_is_worth_it)
 def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
     """``a·b``."""
     return _product(op, a, b)
@@ -121,7 +121,6 @@ def fused_matmul_by_tiles(
     case(real(17, 5), real(5, 33), real(1, 33)),
     case(real(17, 5), real(5, 33), real(1)),
     case(real(17, 0), real(0, 33), real(33)),
-    domain="",
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
@@ -151,7 +150,6 @@ def _gets_bias(call: Call) -> bool:
     "Add",
     case(real(2, 5, 7), real(7, 4), real(4), graph="t = MatMul(x0, x1)  y0 = Add(x2, t)"),
     case(real(5, 7), real(7, 1), real(1), graph="t = MatMul(x0, x1)  y0 = Add(t, x2)"),
-    domain="",
     when=_gets_bias,
 )
 def bias_in_product(op: Builder, a: Var, b: Var) -> Var | None:

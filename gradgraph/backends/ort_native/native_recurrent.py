@@ -49,7 +49,7 @@ class NativeRun:
             x = tokens.projected(s.W, bias)
         else:
             x = _of_each_step(op.Gemm(op.Flatten(s.X, axis=2), s.W, bias, transB=1), s.X)
-        states: Shape = (*_sizes(s), (s.R.shape or (None, None))[1])
+        states: Shape = (*(s.X.shape or (None, None))[:2], (s.R.shape or (None, None))[1])
         shapes = [x.shape, states, states, states, states[1:], states[1:]]
         gates, after, before, cells, *last = _kernel(op, "LSTM", [x, s.R, *s.first], shapes, s.backwards)
         return cls(s, tokens, gates, after, before, cells, last)
@@ -79,11 +79,6 @@ def _kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], shapes: Sequence[Shape | None], backwards: bool
 ) -> list[Var]:
     return kernel_of_several(op, op_type, library.DOMAIN, inputs, shapes, backwards=int(backwards))
-
-
-def _sizes(s: Direction) -> Shape:
-    """T and N."""
-    return (s.X.shape or (None, None))[:2]
 
 
 def _of_each_step(flat: Var, x: Var) -> Var:

@@ -6,7 +6,7 @@ Most operators are an instruction of the same name; the others are a few lines h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +31,14 @@ class Program:
         """The result of a line, a new one if there is none like it; a number is an operand, too."""
         line = instruction, tuple(written_number(p) if isinstance(p, float) else p for p in operands)
         return "line", self.lines.setdefault(line, len(self.lines))
+
+    def append(self, program: str, operands: Sequence[Place]) -> list[Place]:
+        """Add the lines of a written program; return the places of its ``operands`` and of the results of its lines."""
+        places = [*operands]
+        for line in program.split(";"):
+            name, *read = line.split()
+            places.append(self.add(name, *(o if o.startswith("#") else places[int(o)] for o in read)))
+        return places
 
     def write(self, node: ir.Node) -> None:
         """Append what ``node``, one of ``OPERATORS``, computes."""
@@ -61,13 +69,8 @@ class Program:
             "arity": len(self.inputs),
             "outputs": [int(self._written(place)) for place in given],
         }
-        return ir.Node(
-            DOMAIN,
-            "Elementwise",
-            self.inputs,
-            ir.convenience.convert_attributes(attrs),
-            num_outputs=len(results),
-        )
+        converted = ir.convenience.convert_attributes(attrs)
+        return ir.Node(DOMAIN, "Elementwise", self.inputs, converted, num_outputs=len(results))
 
     def _written(self, place: Place) -> str:
         if isinstance(place, str):
@@ -101,6 +104,16 @@ def _as_instruction(name: str) -> Write:
     return lambda p, node: p.add(name, *p.operands(node))
 
 
+def _as_lines(program: str) -> Write:
+    """Write these lines; a word in braces is an attribute of the node."""
+    return lambda p, node: p.append(program.format_map(_Numbers(attributes(node))), p.operands(node))[-1]
+
+
+class _Numbers(dict[str, Any]):
+    def __getitem__(self, name: str) -> str:
+        return written_number(super().__getitem__(name))
+
+
 def _one_by_one(name: str) -> Write:
     """Apply ``name`` to the first two operands, then to the result and the third, and so on."""
 
@@ -120,6 +133,17 @@ _ALIKE = (
 OPERATORS.update({("", name): _as_instruction(name) for name in _ALIKE.split()})
 OPERATORS.update({("", name): _one_by_one(line) for name, line in (("Max", "Max"), ("Min", "Min"), ("Sum", "Add"))})
 OPERATORS["", "PRelu"] = _as_instruction("LeakyRelu")
+_LINES = {
+    "Elu": "Elu 0 {alpha}",
+    "HardSigmoid": "HardSigmoid 0 {alpha} {beta}",
+    "HardSwish": f"HardSigmoid 0 {written_number(1 / 6)} #0.5; Mul 0 1",
+    "LeakyRelu": "LeakyRelu 0 {alpha}",
+    "Mish": "Softplus 0; Tanh 1; Mul 0 2",
+    "Selu": "Elu 0 {alpha}; Mul 1 {gamma}",
+    "Softsign": "Abs 0; Add 1 #1; Div 0 2",
+    "ThresholdedRelu": "Greater 0 {alpha}; Where 1 0 #0",
+}
+OPERATORS.update({("", name): _as_lines(program) for name, program in _LINES.items()})
 
 
 @written("Cast")
@@ -137,67 +161,17 @@ def _clip(p: Program, node: ir.Node) -> Place:
     return result
 
 
-@written("LeakyRelu")
-def _leaky_relu(p: Program, node: ir.Node) -> Place:
-    return p.add("LeakyRelu", *p.operands(node), attributes(node)["alpha"])
-
-
-@written("ThresholdedRelu")
-def _thresholded_relu(p: Program, node: ir.Node) -> Place:
-    (x,) = p.operands(node)
-    return p.add("Where", p.add("Greater", x, attributes(node)["alpha"]), x, 0.0)
-
-
-@written("HardSigmoid")
-def _hard_sigmoid(p: Program, node: ir.Node) -> Place:
-    attrs = attributes(node)
-    return p.add("HardSigmoid", *p.operands(node), attrs["alpha"], attrs["beta"])
-
-
-@written("HardSwish")
-def _hard_swish(p: Program, node: ir.Node) -> Place:
-    (x,) = p.operands(node)
-    return p.add("Mul", x, p.add("HardSigmoid", x, 1 / 6, 0.5))
-
-
-@written("Elu")
-def _elu(p: Program, node: ir.Node) -> Place:
-    return p.add("Elu", *p.operands(node), attributes(node)["alpha"])
-
-
 @written("Celu")
 def _celu(p: Program, node: ir.Node) -> Place:
     (x,), alpha = p.operands(node), attributes(node)["alpha"]
     return p.add("Mul", p.add("Elu", p.add("Div", x, alpha), 1.0), alpha) if alpha != 1.0 else p.add("Elu", x, 1.0)
 
 
-@written("Selu")
-def _selu(p: Program, node: ir.Node) -> Place:
-    attrs = attributes(node)
-    return p.add("Mul", p.add("Elu", *p.operands(node), attrs["alpha"]), attrs["gamma"])
-
-
-@written("Softsign")
-def _softsign(p: Program, node: ir.Node) -> Place:
-    (x,) = p.operands(node)
-    return p.add("Div", x, p.add("Add", p.add("Abs", x), 1.0))
-
-
-@written("Mish")
-def _mish(p: Program, node: ir.Node) -> Place:
-    (x,) = p.operands(node)
-    return p.add("Mul", x, p.add("Tanh", p.add("Softplus", x)))
-
-
-def _normal_cdf(p: Program, x: Place) -> Place:
-    return p.add("HardSigmoid", p.add("Erf", p.add("Mul", x, 0.5**0.5)), 0.5, 0.5)
-
-
 @written("Gelu")
 def _gelu(p: Program, node: ir.Node) -> Place:
     (x,) = p.operands(node)
     if attributes(node)["approximate"] == "none":
-        return p.add("Mul", x, _normal_cdf(p, x))
+        return p.add("Mul", x, p.add("HardSigmoid", p.add("Erf", p.add("Mul", x, 0.5**0.5)), 0.5, 0.5))
     k = (8 / np.pi) ** 0.5  # x·σ(k·(x + 0.044715·x³))
     inner = p.add("Mul", x, p.add("Add", p.add("Mul", p.add("Mul", x, x), 0.044715 * k), k))
     return p.add("Mul", x, p.add("Sigmoid", inner))
@@ -206,9 +180,5 @@ def _gelu(p: Program, node: ir.Node) -> Place:
 @written("Elementwise", DOMAIN)
 def _program(p: Program, node: ir.Node) -> Place:
     """A program of one result that a form has written."""
-    places = p.operands(node)
-    for line in attributes(node)["program"].split(";"):
-        name, *operands = line.split()
-        places.append(p.add(name, *(o if o.startswith("#") else places[int(o)] for o in operands)))
     last: int = attributes(node)["outputs"][0]
-    return places[last]
+    return p.append(attributes(node)["program"], p.operands(node))[last]

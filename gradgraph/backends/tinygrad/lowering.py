@@ -13,7 +13,7 @@ from gradgraph.rules.registry import case, real
 FORMS = Forms(TRAINING_WITH_STATISTICS)
 
 
-@FORMS.add("Gather", case(real(4, 5, 2), [[0, 2, 1], [1, 3, 0]], axis=1), domain="")
+@FORMS.add("Gather", case(real(4, 5, 2), [[0, 2, 1], [1, 3, 0]], axis=1))
 def along_a_line(op: Builder, x: Var, indices: Var, *, axis: int = 0) -> Var | None:
     """Constant indices of several axes are none that its Gather takes: as a vector, they are."""
     known, dims = indices.const, all_sizes(x.shape)

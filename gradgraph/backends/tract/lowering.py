@@ -24,7 +24,6 @@ FORMS = Forms(TRAINING)
     "BatchNormalization",
     case(real(4, 3), *VECTORS),
     case(real(2, 3, 4, 2), *VECTORS, epsilon=0.1),
-    domain="",
     when=lacking("tract"),
 )
 def batch_norm_by_statistics(

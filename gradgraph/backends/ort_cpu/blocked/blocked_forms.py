@@ -15,9 +15,8 @@ Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +26,7 @@ from gradgraph.backends.ort_cpu.blocked import pool_by_axis
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.graph.builder import Builder, Var, Written
-from gradgraph.graph.shapes import Shape, is_number, is_static, shape_of, sizes_or
+from gradgraph.graph.shapes import is_number, is_static, shape_of, sizes_or
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.passes.normal.simplifying.peepholes import same_dims
 from gradgraph.rules.named_operators import DOMAIN
@@ -43,6 +42,9 @@ ELEMENTWISE = (
 )
 
 
+Writes = Callable[[Builder, Call], Written]
+
+
 @dataclass(frozen=True)
 class BlockedForm:
     """A row.
@@ -51,20 +53,13 @@ class BlockedForm:
         saves: passes over the (largest) tensor that this saves beside what plain nodes would do.
     """
 
-    write: Callable[[Builder, Call], Written]
+    write: Writes
     when: Callable[[Call], bool]
     saves: float
 
 
-Writes = Callable[[Builder, Call], Written]
-
-
 class BlockedForms:
-    """The rows of one backend.
-
-    Args:
-        extends: rows of another one, which serve where this one has none.
-    """
+    """The rows of one backend; those of ``extends`` serve where it has none."""
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -127,12 +122,8 @@ def elementwise(op: Builder, call: Call) -> Written:
     return written
 
 
-def _has_column(call: Call) -> bool:
-    return _tensor_and(_is_column, call) is not None
-
-
 def _tensor_and(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """The operand as large as the result, which fits into blocks, and the other one, if it is of this kind."""
+    """The operand as large as the result, which fits into blocks, and the other one, if that is of this kind."""
     y = call.node.outputs[0]
     first, second = given(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -153,42 +144,34 @@ def _is_column_of_images(column: Var, tensor: Var) -> bool:
     return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
 
 
-@in_blocks("Add", "Mul", "Sub", when=_has_column)
+@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and(_is_column, call) is not None)
 def by_channel(op: Builder, call: Call) -> Written:
     """``a·x``, ``x + b`` or ``x − b`` with a number for each channel."""
     found = _tensor_and(_is_column, call)
     assert found is not None
-    return _by_column(op, call.node.op_type, found[0], op.Reshape(found[1], [-1]))
+    return _by_column(op, call.node.op_type, *found)
 
 
-def _has_column_of_images(call: Call) -> bool:
-    return _tensor_and(_is_column_of_images, call) is not None
-
-
-@in_blocks("Add", "Mul", "Sub", when=_has_column_of_images)
+@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
     """Every channel of every image is one of a single image."""
     found = _tensor_and(_is_column_of_images, call)
     assert found is not None
-    x, column = found[0], op.Reshape(found[1], [-1])
-    images, channels, *size = _dims(x)
-    y = _by_column(op, call.node.op_type, op.Reshape(x, [1, images * channels, *size]), column)
-    return op.Reshape(y, [images, channels, *size])
+    images, channels, *size = _dims(found[0])
+    x = op.Reshape(found[0], [1, images * channels, *size])
+    return op.Reshape(_by_column(op, call.node.op_type, x, found[1]), [images, channels, *size])
 
 
 def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
-    """The same by ``op_type``, from the numbers as a vector."""
+    """``x`` and a number for each of its channels, by ``op_type``."""
+    numbers = op.Reshape(column, [-1])
     if op_type == "Mul":
-        return _affine(op, x, column, None)
-    return _affine(op, x, None, op.Neg(column) if op_type == "Sub" else column)
-
-
-def _spreads_a_column(call: Call) -> bool:
-    return fits(call.node.outputs[0]) and _column_and_number(call) is not None
+        return _affine(op, x, numbers, None)
+    return _affine(op, x, None, op.Neg(numbers) if op_type == "Sub" else numbers)
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """A number for each channel of each image, and the one by which it is multiplied all over the image."""
+    """The numbers for each channel of each image, and the one by which they are multiplied all over the image."""
     first, second = given(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
@@ -197,7 +180,7 @@ def _column_and_number(call: Call) -> tuple[Var, float] | None:
     return None
 
 
-@in_blocks("Mul", when=_spreads_a_column)
+@in_blocks("Mul", when=lambda call: fits(call.node.outputs[0]) and _column_and_number(call) is not None)
 def spread_column(op: Builder, call: Call) -> Written:
     """The gradient of a mean over images; an image of one pixel lies in blocks as it is."""
     found = _column_and_number(call)
@@ -213,8 +196,12 @@ def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
     return convolution(op, x, taps, b, POINT, channels)
 
 
+def _is_of_known_size(x: Var) -> bool:
+    return fits(x.value) and is_static(x.shape)
+
+
 def _dims(x: Var) -> list[int]:
-    """The batch is -1 if it is open."""
+    """The sizes of ``x``; the batch is -1 if it is open."""
     return sizes_or(x.shape, -1)
 
 
@@ -233,12 +220,7 @@ def _is_pool(call: Call) -> bool:
 
 @in_blocks("AveragePool", "MaxPool", when=_is_pool, saves=1.0)  # a third of the plain one's time
 def pool(op: Builder, call: Call) -> Written:
-    (x,) = given(call)
-    return _pool(op, call.node.op_type, x, shape_of(call.node.outputs[0]), call.attrs)
-
-
-def _pool(op: Builder, op_type: str, x: Var, shape: Shape | None, attrs: Mapping[str, Any]) -> Var:
-    return kernel(op, op_type, BLOCKED, [x], shape, **attrs)
+    return kernel(op, call.node.op_type, BLOCKED, given(call), shape_of(call.node.outputs[0]), **call.attrs)
 
 
 NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -251,16 +233,15 @@ def _repeats_pixels(call: Call) -> bool:
     if x is None or call.attrs.get("mode") != "nearest" or kind not in NEAREST or not (fits(x) and fits(y)):
         return False
     times, scales = _times(x, y), call.inputs[2] if len(call.inputs) > 2 else None
+    if not all(t.is_integer() for t in times):
+        return False
     if scales is not None and scales.shape != (0,):  # 2.1 times 3 pixels are 6, but not each of them two
-        return scales.const is not None and scales.const.tolist() == [1, 1, *times] and _are_whole(times)
-    return "axes" not in call.attrs and _are_whole(times)
-
-
-def _are_whole(times: list[float]) -> bool:
-    return all(t.is_integer() for t in times)
+        return scales.const is not None and scales.const.tolist() == [1, 1, *times]
+    return "axes" not in call.attrs
 
 
 def _times(x: ir.Value, y: ir.Value) -> list[float]:
+    """How many times as high and wide ``y`` is, as far as sizes are known."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
 
@@ -276,11 +257,10 @@ def resize(op: Builder, call: Call) -> Written:
 def _knows_axes(call: Call) -> bool:
     """Is everything known that ``pool_by_axis`` needs?"""
     dy, x = given(call)
-    if not (fits(x.value) and fits(dy.value) and is_static(x.shape)) or call.attrs.get("ceil_mode"):
+    if not (_is_of_known_size(x) and fits(dy.value)) or call.attrs.get("ceil_mode"):
         return False
-    return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(
-        windows(**call.attrs), _dims(x)[2:], _dims(dy)[2:]
-    )
+    seen = windows(**call.attrs)
+    return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(seen, _dims(x)[2:], _dims(dy)[2:])
 
 
 @in_blocks("MaxPoolGrad", domain=DOMAIN, when=_knows_axes, saves=3.0)  # Indices take so much more
@@ -292,17 +272,13 @@ def max_pool_gradient(op: Builder, call: Call) -> Written:
 # --- runs of memory ------------------------------------------------------------------------------------------
 
 
-def _joins_channels(call: Call) -> bool:
-    return call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in given(call))
+@in_blocks("Concat", when=lambda call: call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in given(call)))
+def concat(op: Builder, call: Call) -> Written:
+    return op.Concat(*call.inputs, axis=1)
 
 
 def _splits_channels(call: Call) -> bool:
     return call.attrs.get("axis", 0) % 4 == 1 and all(map(fits, (given(call)[0].value, *call.node.outputs)))
-
-
-@in_blocks("Concat", when=_joins_channels)
-def concat(op: Builder, call: Call) -> Written:
-    return op.Concat(*call.inputs, axis=1)
 
 
 @in_blocks("Split", when=_splits_channels)
@@ -315,7 +291,7 @@ def _pads_images(call: Call) -> bool:
 
 
 def _pads(call: Call) -> np.ndarray | None:
-    """Before and behind, [2, 4], if nothing but the images grows or shrinks, and by constants."""
+    """The pads before and behind, [2, 4], if nothing but the images grows or shrinks, and by constants."""
     pads = given(call)[1].const
     constant = call.attrs.get("mode", "constant") == "constant" and len(call.inputs) < 4
     if not constant or pads is None or pads.size != 8 or pads.reshape(2, 4)[:, :2].any():
@@ -365,14 +341,14 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
     return op.Reshape(each, [-1, channels // block, pieces, block])
 
 
-def _over_images(call: Call) -> bool:
+def _sums_images(call: Call) -> bool:
     """Are the axes those of an image?"""
     x, *axes = given(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
 
 
-@in_blocks("ReduceMean", "ReduceSum", when=_over_images)
+@in_blocks("ReduceMean", "ReduceSum", when=_sums_images)
 def over_images(op: Builder, call: Call) -> Written:
     """``Σ x`` or the mean over each channel of each image, [N, C] or [N, C, 1, 1]."""
     x = given(call)[0]
@@ -405,10 +381,6 @@ def _takes_batch_statistics(call: Call) -> bool:
     return bool(of_batch) and len(call.node.outputs) == 3 and _is_of_known_size(given(call)[0])
 
 
-def _is_of_known_size(x: Var) -> bool:
-    return fits(x.value) and is_static(x.shape)
-
-
 @in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain one runs on one thread
 def batch_normalization(op: Builder, call: Call) -> Written:
     """Mean, centred, variance, affine: four passes, of which the gradient takes over the second."""
@@ -420,12 +392,12 @@ def batch_normalization(op: Builder, call: Call) -> Written:
     return _affine(op, centred, a, bias), mean, var
 
 
-def _has_known_size(call: Call) -> bool:
+def _has_many_of_known_size(call: Call) -> bool:
     x = given(call)[1]
     return _is_of_known_size(x) and not has_few(x)
 
 
-@in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_known_size, saves=1.0)
+@in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def batch_normalization_gradient(op: Builder, call: Call) -> Written:
     """``dx = (a·dy − a·s) + (−a·k)·centred``, the sum in the convolution of dy."""
     dy = given(call)[0]
@@ -433,7 +405,7 @@ def batch_normalization_gradient(op: Builder, call: Call) -> Written:
     return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
 
 
-@in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_known_size, saves=1.0)
+@in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def unscaled_batch_normalization_gradient(op: Builder, call: Call) -> Written:
     """``u = dy + ((−k)·centred − s)``."""
     dy = given(call)[0]

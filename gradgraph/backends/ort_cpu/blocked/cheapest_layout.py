@@ -11,7 +11,7 @@ A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -22,7 +22,6 @@ from gradgraph.backends.ort_cpu.blocked.min_cut import Network
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.ort_cpu.conv.conv_fusions import fuse_into_convolutions
 from gradgraph.backends.ort_operators import BLOCKED
-from gradgraph.graph.builder import Var
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.edit import Editor
@@ -36,13 +35,13 @@ def stay_in_blocks(model: ir.Model, rows: BlockedForms = STOCK) -> None:
     if not any(_is_reorder(node) for node in model.graph):
         return
     editor = Editor(model)
-    forms = _forms(editor, model.graph, rows)
+    found = ((n, rows.of(Call.of(editor.op, n))) for n in model.graph if any(map(fits, _values(n))))
+    forms = {node: form for node, form in found if form is not None}
     chosen = _cheapest(forms)
     with editor.replacing_many():
         for node in [n for n in model.graph if n in chosen]:
-            editor.op.scope = node.name or ""
-            editor.replace(node, *_between_reorders(editor, node, forms[node]))
-    _cancel(model.graph)
+            _write_blocked(editor, node, forms[node])
+    _drop_pairs_of_reorders(model.graph)
     prune(model)
     fuse_into_convolutions(model.graph)
 
@@ -53,12 +52,6 @@ def _is_reorder(node: ir.Node | None, op_type: str = "") -> bool:
 
 
 # --- which ---------------------------------------------------------------------------------------------------
-
-
-def _forms(editor: Editor, nodes: Iterable[ir.Node], rows: BlockedForms) -> dict[ir.Node, BlockedForm]:
-    """The nodes that can compute in blocks."""
-    found = ((node, rows.of(Call.of(editor.op, node))) for node in nodes if any(map(fits, _values(node))))
-    return {node: form for node, form in found if form is not None}
 
 
 def _values(node: ir.Node) -> list[ir.Value]:
@@ -76,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Its price if the layout that it is written in is not that of all its readers."""
+    """Add the price of ``value`` if the layout that it is written in is not that of all its readers."""
     writer = _place(value.producer(), forms)
     readers = {_place(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _size(value) if value.dtype == ir.DataType.FLOAT else _NEVER
@@ -95,24 +88,26 @@ def _place(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Nod
 
 
 def _size(value: ir.Value) -> int:
-    """Its elements; of one image if the batch is open, as that is what all of them have in common."""
+    """The elements of ``value``; of one image if the batch is open, as that is what all of them have in common."""
     return math.prod(known_sizes(shape_of(value)))
 
 
 # --- how -----------------------------------------------------------------------------------------------------
 
 
-def _between_reorders(editor: Editor, node: ir.Node, form: BlockedForm) -> list[Var]:
-    """The outputs of ``node``, from its blocked form with every input and output reordered for it alone."""
+def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
+    """Replace ``node`` by its blocked form, with every input and output reordered for it alone."""
     op, call = editor.op, Call.of(editor.op, node)
+    op.scope = node.name or ""
     inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)
     written = form.write(op, replace(call, inputs=inputs))
     outputs = written if isinstance(written, tuple) else (written,)
-    return [ordered(op, y) if fits(old) else y for y, old in zip(outputs, node.outputs, strict=True)]
+    plain = (ordered(op, y) if fits(old) else y for y, old in zip(outputs, node.outputs, strict=True))
+    editor.replace(node, *plain)
 
 
-def _cancel(graph: ir.Graph) -> None:
-    """Out of blocks and into them again → nothing."""
+def _drop_pairs_of_reorders(graph: ir.Graph) -> None:
+    """Let nodes that read what goes out of blocks and into them again read it where it is still in blocks."""
     for node in graph:
         plain = node.inputs[0] if _is_reorder(node, "ReorderInput") else None
         before = None if plain is None or not fits(plain) else plain.producer()

@@ -57,6 +57,10 @@ class _Line:
         """Padding behind the last pixel if windows had only so many taps; negative where they leave pixels unread."""
         return self.stride * (self.count - 1) + taps - self.begin - self.size
 
+    def sized(self, dims: Sequence[int], size: int) -> list[int]:
+        """``dims`` of images, with so many pixels along this axis."""
+        return [size if axis == 2 + self.axis else d for axis, d in enumerate(dims)]
+
     def windows(self, taps: int, begin: int, end: int, stride: int = 1) -> Windows:
         def both(along: int, across: int) -> tuple[int, int]:
             return (along, across) if self.axis == 0 else (across, along)
@@ -71,14 +75,9 @@ def _lines(seen: Windows, size: Sequence[int], count: Sequence[int]) -> list[_Li
 
 def serves(seen: Windows, size: Sequence[int], count: Sequence[int]) -> bool:
     """Does onnxruntime's pool read all windows, also those with fewer taps, but for those with a single one?"""
-    return set(seen.dilations) == {1} and all(map(_serves, _lines(seen, size, count)))
-
-
-def _serves(line: _Line) -> bool:
-    """Along one axis."""
-    pooled = range(2, line.taps + 1)
-    padded = all(line.begin < t and line.end(t) < t for t in pooled)
-    return padded and line.taps >= line.stride  # a phase for every tap
+    lines = _lines(seen, size, count)
+    padded = all(line.begin < t and line.end(t) < t for line in lines for t in range(2, line.taps + 1))
+    return set(seen.dilations) == {1} and padded and all(line.taps >= line.stride for line in lines)  # a phase a tap
 
 
 def to_first_largest(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
@@ -86,11 +85,11 @@ def to_first_largest(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
     down, across = _lines(seen, _dims(x)[2:], _dims(dy)[2:])
     x = op.Clip(x, -LARGEST, LARGEST)  # the difference of two infinities is no number
     r = _largest(op, x, across, across.taps)
-    return _back(op, _back(op, dy, r, down), x, across)
+    return _along(op, _along(op, dy, r, down), x, across)
 
 
-def _back(op: Builder, dy: Var, x: Var, line: _Line) -> Var:
-    """The same along one axis."""
+def _along(op: Builder, dy: Var, x: Var, line: _Line) -> Var:
+    """``dy`` at the first of the largest elements of each window along one axis."""
     if line.taps == 1:
         return dy
     largest = _largest(op, x, line, line.taps)
@@ -108,10 +107,10 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
     """The largest of the first ``taps`` numbers of each window."""
     if taps == line.stride == 1:
         return x
-    seen, dims = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride), _dims(x)
+    seen = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride)
     more = max(0, -line.end(taps) // line.stride)  # windows that fit only because they have fewer taps
-    dims[2 + line.axis] = line.count + more
-    pooled = kernel(op, "MaxPool", BLOCKED, [x], tuple(dims), kernel_shape=seen.kernel, **seen.attrs)
+    dims = tuple(line.sized(_dims(x), line.count + more))
+    pooled = kernel(op, "MaxPool", BLOCKED, [x], dims, kernel_shape=seen.kernel, **seen.attrs)
     return _cut(op, pooled, line, line.count) if more else pooled
 
 
@@ -124,15 +123,13 @@ def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
     outside = np.where((starts < 0) | (starts >= line.size), -np.inf, 0).astype(np.float32)
     width = 1 if line.axis else _dims(largest)[3]
     border = np.repeat(outside, width * nchwc_block())
-    less = op.Neg(largest) if outside.all() == outside.any() else _by_line(op, largest, border)
+    if outside.all() == outside.any():
+        less = op.Neg(largest)
+    else:  # the border beside each of the images' lines
+        less = op.Reshape(op.const(border) - op.Reshape(largest, [-1, border.size]), largest.shape)
     taps = max(1, 2 - line.stride - line.end(1))  # so many that none of the windows starts behind the last
     seen = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride)
     return _pick(op, x, 0, seen, less, activation="HardSigmoid", activation_params=[STEEP, 1.0])
-
-
-def _by_line(op: Builder, v: Var, border: np.ndarray) -> Var:
-    """``border − v``, where it is one of the images' lines."""
-    return op.Reshape(op.const(border) - op.Reshape(v, [-1, border.size]), v.shape)
 
 
 def _pick(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
@@ -168,9 +165,7 @@ def _side_by_side(op: Builder, phases: Sequence[Var], dims: list[int], line: _Li
         return phases[0]
     run = nchwc_block() * (dims[3] if line.axis == 0 else 1)
     laid = op.Concat(*(op.Reshape(v, [-1, run]) for v in phases), axis=1)
-    dims = [*dims]
-    dims[2 + line.axis] = line.quota * line.stride
-    dx = op.Reshape(laid, dims)
+    dx = op.Reshape(laid, line.sized(dims, line.quota * line.stride))
     return _cut(op, dx, line, line.size) if line.quota * line.stride > line.size else dx
 
 
@@ -179,9 +174,7 @@ def _cut(op: Builder, v: Var, line: _Line, size: int) -> Var:
     block, (images, channels, high, wide) = nchwc_block(), _dims(v)
     run, rows = (wide * block, 1) if line.axis == 0 else (block, high)
     lines = op.Reshape(v, [images * channels // block * rows, -1])
-    dims = _dims(v)
-    dims[2 + line.axis] = size
-    return op.Reshape(op.Slice(lines, [0], [size * run], [1]), dims)
+    return op.Reshape(op.Slice(lines, [0], [size * run], [1]), line.sized(_dims(v), size))
 
 
 def _dims(v: Var) -> list[int]:

@@ -29,7 +29,6 @@ FORMS.ask_in_order(
     conv_images.images_innermost,
     conv_winograd.blocked_tiles,
     conv_blocks.blocked,
-    domain="",
 )
 FORMS.ask_in_order(
     "ConvGradInput",

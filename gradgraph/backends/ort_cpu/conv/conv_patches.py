@@ -45,7 +45,7 @@ def _larger_than_its_sums(conv: Layer) -> bool:
     return conv.windows * (conv.taps * conv.c + conv.m) >= 3 * conv.taps * conv.c * conv.m
 
 
-@form("ConvTranspose", *PATCHES, domain="")
+@form("ConvTranspose", *PATCHES)
 def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """64 to 32 channels, 2x2 from 64 px: half the time of ConvTranspose."""
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]

@@ -11,7 +11,6 @@ from gradgraph.backends.forms import Call, Forms
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
@@ -106,10 +105,8 @@ def conv_form(
             conv = _layer(op_type, inputs, attrs)
             return write(op, conv, *inputs) if conv is not None and serves(conv) else None
 
-        if op_type == "Conv":
-            forms.add(op_type, *convolutions, domain="", when=worth)(of_call)
-        else:
-            forms.add(op_type, *gradients(convolutions, OPERANDS[op_type]), domain=DOMAIN, when=worth)(of_call)
+        cases = convolutions if op_type == "Conv" else gradients(convolutions, OPERANDS[op_type])
+        forms.add(op_type, *cases, when=worth)(of_call)
         return write
 
     return register

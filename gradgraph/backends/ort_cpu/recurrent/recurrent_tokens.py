@@ -64,8 +64,10 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
 
     The gradient by X of each node then stands for the part that it adds to the gradient of the table.
     """
-    X, turned = _straight(layer.inputs[0])
-    gather = None if X is None else X.producer()
+    X = layer.inputs[0]
+    node = None if X is None else X.producer()
+    turned = node is not None and _turns(node)
+    gather = node if node is None or not turned or node.inputs[0] is None else node.inputs[0].producer()
     if gather is None or not _reads_rows(gather) or not _pays(gather):
         return None
     whole = _summed([node.outputs[0] for node in gradients])
@@ -77,14 +79,8 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
     return tokens
 
 
-def _straight(x: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """``x``, or what it is with steps and sequences exchanged; and whether they are."""
-    node = None if x is None else x.producer()
-    turned = node is not None and _turns(node)
-    return (node.inputs[0] if node is not None and turned else x), turned
-
-
 def _turns(node: ir.Node) -> bool:
+    """Does it exchange steps and sequences?"""
     return _is(node, "Transpose") and list(node.attributes["perm"].as_ints()) == TURNED
 
 
@@ -150,15 +146,15 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _plain(ids: ir.Value | None) -> ir.Value | None:
-    """Where these numbers, in this order, come from."""
-    while ids is not None and (node := ids.producer()) is not None and (_is(node, *RESHAPED) or _widens(node)):
-        ids = node.inputs[0]
+    """The tensor furthest back that holds these numbers in this order, perhaps in 32 bits."""
+    while ids is not None and (node := ids.producer()) is not None:
+        x = node.inputs[0] if node.inputs else None
+        types = None if x is None else (x.dtype, ids.dtype)
+        widens = _is(node, "Cast") and types == (ir.DataType.INT32, ir.DataType.INT64)
+        if not widens and not _is(node, *RESHAPED):
+            break
+        ids = x
     return ids
-
-
-def _widens(node: ir.Node) -> bool:
-    x, y = node.inputs[0], node.outputs[0]
-    return _is(node, "Cast") and x is not None and (x.dtype, y.dtype) == (ir.DataType.INT32, ir.DataType.INT64)
 
 
 def _shorten(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:

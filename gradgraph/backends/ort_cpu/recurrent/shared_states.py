@@ -84,7 +84,8 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
         value = node.inputs[0]
         node = None if value is None else value.producer()
     own = node is not None and (node.domain, node.op_type) == ("", gradient.op_type.removesuffix("Grad"))
-    return node if own and node is not None and node.graph is gradient.graph and _is_float32(value) else None
+    own = own and value is not None and value.dtype == ir.DataType.FLOAT
+    return node if own and node is not None and node.graph is gradient.graph else None
 
 
 def _work(layer: ir.Node) -> int:
@@ -92,10 +93,6 @@ def _work(layer: ir.Node) -> int:
     X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
     return sequences * units * units if isinstance(sequences, int) and isinstance(units, int) else 0
-
-
-def _is_float32(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype == ir.DataType.FLOAT
 
 
 # --- one direction ------------------------------------------------------------------------------------------
@@ -225,7 +222,7 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
 
 
 def _own(op: Builder, x: Var, k: int, count: int) -> Var:
-    """The part of ``x`` that belongs to the ``k``-th direction."""
+    """The part of ``x`` for the ``k``-th of ``count`` directions."""
     return op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
 
 
@@ -356,11 +353,9 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    return (_reset_after if run.layer.attrs["linear_before_reset"] else _reset_before)(run, last, arriving)
-
-
-def _reset_after(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``d = (dh, dh, dh)·K``; the h before gets ``Rᵀd + dh·z``."""
+    """With linear_before_reset, ``d = (dh, dh, dh)·K``; the h before gets ``Rᵀd + dh·z``."""
+    if not run.layer.attrs["linear_before_reset"]:
+        return _reset_before(run, last, arriving)
     layer, op, at = run.layer, run.layer.op, run.layer.at
     R = at.transposed(layer.s.R)
 
