@@ -14,7 +14,7 @@ from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
-from gradgraph.building.objective import output_name, output_of
+from gradgraph.building.outputs import output_name, output_of
 from gradgraph.building.selection import frozen_below, parameters_of
 from gradgraph.errors import BuildError
 from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant

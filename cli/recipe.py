@@ -136,7 +136,7 @@ class Recipe:
 
     def _loss(self) -> Any:
         """The loss, or several by output."""
-        from gradgraph.building.objective import OWN_LOSS
+        from gradgraph.building.terms import OWN_LOSS
 
         if len(self.loss) > 1 or "=" in self.loss[0]:
             return self._losses()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import onnx_ir as ir
 
@@ -36,6 +36,13 @@ class Sums(NamedTuple):
     arguments: Mapping[str, Any] = {}
 
 
+class Share(NamedTuple):
+    """What is divided by what, before it is added up: ``Σ above / Σ below``."""
+
+    above: Tensor
+    below: Tensor
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric with its options. Calling it with a traced prediction and target (and a mask) writes its sums.
@@ -48,17 +55,27 @@ class Metric:
         reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class, never yes
             and no), or "numbers".
         better: whether a low value is better ("min") or a high one ("max"); None if neither is.
+        as_number: a step with one plain loss gives its ``number``, which everyone who runs the step can read.
     """
 
     name: str
-    function: Callable[..., Sums]
+    function: Callable[..., Sums | Share]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     column: str = ""
     reads: Reads = "classes"
     better: Better = None
+    as_number: bool = False
 
     def __call__(self, prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-        return self.function(prediction, target, mask, **self.arguments)
+        found = self.function(prediction, target, mask, **self.arguments)
+        return share(*found) if isinstance(found, Share) else found
+
+    def number(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """The share of one batch, finished in the graph; 0 where nothing counts."""
+        found = self.function(prediction, target, None, **self.arguments)
+        assert isinstance(found, Share)
+        total = sum(cast(found.below, ir.DataType.FLOAT))
+        return sum(cast(found.above, ir.DataType.FLOAT)) / op.Max(total, 1.0)
 
     def bound(self, axis: int, ignore_index: int | None) -> Metric:
         """With the axis of classes and the ignored label of a loss, where the options leave them open."""
@@ -75,22 +92,23 @@ class Metric:
             raise BuildError(f"the metric '{self.name}' needs a loss on class numbers, such as cross_entropy")
 
 
+Formula = TypeVar("Formula", bound=Callable[..., "Sums | Share"])
 METRICS: Makers[Metric] = Makers("metric", Metric, "gradgraph.metrics", "top_k(k=3)")
 _LABELS = " ignore_index axis"
 
 
 def metric(
-    options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = ""
-) -> Callable[[Callable[..., Sums]], Callable[..., Sums]]:
+    options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = "", as_number: bool = False
+) -> Callable[[Formula], Formula]:
     """Make a function of prediction, target and mask known to ``gradgraph.metrics`` by its name.
 
     Args:
         options: its arguments that users give, in their order; each has a default.
-        reads, better: as for ``Metric``.
+        reads, better, as_number: as for ``Metric``.
         column: of the history, formatted with the options; by default the name.
     """
 
-    def register(function: Callable[..., Sums]) -> Callable[..., Sums]:
+    def register(function: Formula) -> Formula:
         name = function.__name__
 
         def make(arguments: dict[str, Any]) -> Metric:
@@ -99,7 +117,7 @@ def metric(
                 raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
             if arguments.get("k", 1) < 1:
                 raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
-            return Metric(name, function, arguments, column.format(**arguments) or name, reads, better)
+            return Metric(name, function, arguments, column.format(**arguments) or name, reads, better, as_number)
 
         METRICS.add(name, recipe(name, function, options, make))
         return function
@@ -126,21 +144,18 @@ def _along(axis: int | None) -> int:
     return 1 if axis is None else axis
 
 
-@metric(_LABELS, better="max")
+@metric(_LABELS, better="max", as_number=True)
 def accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
-) -> Sums:
+) -> Share:
     """The share of labels that the largest score hits, over those that count; of numbers, by their side of 0."""
     if target.is_floating_point():
-        return _share_of((real(x) > 0.0) == (target > 0.5), mask)
+        hit = (real(x) > 0.0) == (target > 0.5)
+        counts = ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit)
+        return Share(cast(hit, "float32") * counts, counts)
     counted = _counted(target, mask, ignore_index)
     hit = op.ArgMax(x, axis=classes_at(x, _along(axis)), keepdims=0) == target
-    return share(logical_and(hit, counted), counted)
-
-
-def _share_of(flags: Tensor, mask: Tensor | None) -> Sums:
-    counted = ones_like(cast(flags, "float32")) if mask is None else _spread(mask, flags)
-    return share(cast(flags, "float32") * counted, counted)
+    return Share(logical_and(hit, counted), counted)
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:
@@ -153,7 +168,7 @@ def _spread(mask: Tensor, x: Tensor) -> Tensor:
 @metric(_LABELS, reads="scores", better="max")
 def token_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
-) -> Sums:
+) -> Share:
     """The share of tokens that are hit, over those that are no padding (``ignore_index``); classes on the last axis."""
     return accuracy(x, target, mask, ignore_index, axis)
 
@@ -166,12 +181,12 @@ def top_k(
     k: int = 5,
     ignore_index: int | None = None,
     axis: int | None = None,
-) -> Sums:
+) -> Share:
     """The share of labels that are among the ``k`` largest scores."""
     at, counted = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     classes = x.shape[at]
     best = topk(x, min(k, classes) if isinstance(classes, int) else k, at).indices
-    return share(logical_and(any(best == target.unsqueeze(at), at), counted), counted)
+    return Share(logical_and(any(best == target.unsqueeze(at), at), counted), counted)
 
 
 @metric(_LABELS, reads="scores", better="min")

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from gradgraph.building.pipeline import build
-from gradgraph.building.weighted_losses import SAMPLE_WEIGHT
+from gradgraph.building.terms import SAMPLE_WEIGHT
 from gradgraph.errors import BuildError, RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.optim import by_name

@@ -42,7 +42,7 @@ SUBJECTS = {
     "Networks in Python": ("frontend/",),
     "Losses and metrics": ("gradgraph/losses", "gradgraph/metrics", "frontend/loss", "frontend/metric",
                            "gradgraph/building/loss", "gradgraph/building/objective", "gradgraph/building/distillation",
-                           "gradgraph/building/weighted", "gradgraph/building/with_metrics"),
+                           "gradgraph/building/terms", "gradgraph/building/metric_columns"),
     "Optimizers and schedules": ("gradgraph/optim/",),
     "Options of a step": ("gradgraph/building/", "gradgraph/arguments.py", "gradgraph/passes/autocast",
                           "gradgraph/passes/mixed_precision"),

@@ -14,7 +14,8 @@ from gradgraph import errors
 from gradgraph.backends import BACKENDS
 from gradgraph.cli.app import COMMANDS
 from gradgraph.errors import DataError, GradgraphError, OutputError, escaped, escaped_json, suggestion
-from gradgraph.losses import LOSSES, METRICS
+from gradgraph.losses import LOSSES
+from gradgraph.metrics import METRICS
 from gradgraph.optim.recipes import RECIPES
 
 CLASSES = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, GradgraphError)]

@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
     "gradgraph/metrics.py: '<text>' is no metric": "calls are typed in the shell as in Python",
-    "gradgraph/building/with_metrics.py: the metric '<column>' returned": "functions are in Python only",
+    "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made
 HAND_ON = {

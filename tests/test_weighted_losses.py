@@ -14,6 +14,7 @@ from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import losses
+from gradgraph.step.manifest import Manifest
 
 RNG = np.random.default_rng(0)
 N, C = 7, 4
@@ -255,8 +256,8 @@ def test_a_manifest_that_says_otherwise_is_refused(tmp_path: Path) -> None:
         manifest = json.loads(path.read_text("utf-8"))
         manifest["measures"][0] |= change
         with pytest.raises(gg.errors.ModelError):
-            gg.step.Manifest.from_json(json.dumps(manifest))
+            Manifest.from_json(json.dumps(manifest))
             changed = tmp_path / "changed"
             changed.mkdir(exist_ok=True)
             gg.Step(*(onnx.load(tmp_path / "step" / f"{n}.onnx") for n in ("train", "init", "eval")),
-                    gg.step.Manifest.from_json(json.dumps(manifest)))  # fmt: skip
+                    Manifest.from_json(json.dumps(manifest)))  # fmt: skip

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
 from gradgraph.building.measured import Written
-from gradgraph.building.objective import Objective, output_name, own_results
+from gradgraph.building.objective import Objective, own_results
+from gradgraph.building.outputs import output_name
 from gradgraph.building.selection import as_input, frozen_values
 from gradgraph.errors import BuildError, shown
 from gradgraph.passes.modes import evaluation_mode, moves_statistics

@@ -12,6 +12,7 @@ from gradgraph.arguments import described
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.building.measured import Written
+from gradgraph.building.outputs import make_outputs
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.lowering import Spec, input_of
 from gradgraph.frontend.tensor import Tensor
@@ -241,12 +242,3 @@ def _parts(result: Any) -> dict[str, Tensor]:
                 "and a step minimises one number; reduce it with .mean() or .sum()"
             )
     return {str(name): wrap(part.traced) for name, part in parts.items()}
-
-
-def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """Make inner values outputs, so that no pass takes them away: the names of those."""
-    known = {v.name for v in model.graph.outputs}
-    inner = {v.name: v for node in model.graph for v in node.outputs}
-    added = [n for n in names if n in inner and n not in known]
-    model.graph.outputs.extend(inner[n] for n in added)
-    return added

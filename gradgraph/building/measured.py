@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import onnx_ir as ir
 
@@ -12,6 +12,8 @@ from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.step.manifest import MeasureSpec
+
+Measure: TypeAlias = tuple[MeasureSpec, ir.Value]  # a column, and the output that has its sums
 
 
 class Written(NamedTuple):
@@ -24,16 +26,23 @@ class Written(NamedTuple):
 
     loss: ir.Value
     metrics: Sequence[ir.Value] = ()
-    measures: Sequence[tuple[MeasureSpec, ir.Value]] = ()
+    measures: Sequence[Measure] = ()
     weight: Callable[[], Var] | None = None
     adds_up: bool = False
 
 
 def measured(
     builder: Builder, column: str, sums: Tensor, shape: Sequence[int], finish: str, arguments: Mapping[str, Any]
-) -> tuple[MeasureSpec, ir.Value]:
+) -> Measure:
     """``sums`` (float32, of fixed shape) as an output of its own, and the column that they make."""
     value = op.Reshape(cast(sums, ir.DataType.FLOAT), list(shape)).traced.value
     value.name = builder.fresh(f"{column}.sums")
     value.shape = ir.Shape(shape)
     return MeasureSpec(column, value.name, tuple(shape), finish, dict(arguments)), value
+
+
+def renamed(op: Builder, var: Var, name: str) -> ir.Value:
+    """A scalar result under its public name."""
+    var.value.name = op.fresh(name)
+    var.value.shape = ir.Shape(())
+    return var.value

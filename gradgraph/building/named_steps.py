@@ -14,7 +14,6 @@ from gradgraph.building.draft import Part
 from gradgraph.building.eval_model import Evaluation
 from gradgraph.building.objective import Objective
 from gradgraph.building.step_options import StepOptions
-from gradgraph.building.with_metrics import names_read
 from gradgraph.errors import BuildError, Finding, listed, shown
 from gradgraph.graph.prune import needed
 from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
@@ -36,7 +35,7 @@ def keep_needed(model: ir.Model, objective: Objective) -> None:
     op = builder_for(trial)
     written = objective.emit(op, trial.graph)
     results = [written.loss, *written.metrics, *(sums for _, sums in written.measures)]
-    read = names_read(objective)
+    read = objective.names_read
     results += [v for node in trial.graph for v in node.outputs if v.name in read]
     kept, _ = needed([*trial.graph, *op.nodes], results, lambda node: node.outputs, reads)
     names = {v.name for node in kept for v in node.outputs}

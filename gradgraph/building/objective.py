@@ -1,289 +1,227 @@
-"""What a training step minimises: a loss on outputs of the model, an output itself, or what a function computes."""
+"""What a training step minimises: losses on outputs of the model, an output itself, or what a function computes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import losses
-from gradgraph.arguments import as_names
-from gradgraph.autodiff.path import carries, is_tensor
+from gradgraph.autodiff.append import builder_for
+from gradgraph.building.distillation import Imitation, check_imitation, imitated, imitation_of
 from gradgraph.building.loss_function import TracedLoss
-from gradgraph.building.measured import Written
-from gradgraph.building.same_sizes import named_sizes, same_sizes
-from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
-from gradgraph.frontend.loss import Spec
-from gradgraph.frontend.reductions import sum
-from gradgraph.frontend.tensor import Tensor
-from gradgraph.frontend.trace import Trace, tensor, tracing, wrap
+from gradgraph.building.measured import Measure, Written, measured, renamed
+from gradgraph.building.metric_columns import MetricColumns, default_metrics, wanted
+from gradgraph.building.outputs import make_outputs, output_of, value_names
+from gradgraph.building.same_sizes import named_sizes
+from gradgraph.building.step_options import StepOptions
+from gradgraph.building.terms import (
+    MASK,
+    OWN,
+    SAMPLE_WEIGHT,
+    Term,
+    chosen_loss,
+    factor_input,
+    factors_of,
+    terms_of,
+    weighed,
+)
+from gradgraph.errors import BuildError, shown
+from gradgraph.frontend.pointwise import cast
+from gradgraph.frontend.shaping import stack
+from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import known_sizes
-from gradgraph.losses import Loss
-from gradgraph.step.manifest import TargetSpec, column, dtype_name
-
-OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
-
-
-class Objective(Protocol):
-    """What a training step minimises.
-
-    Attributes:
-        name, arguments: for the manifest.
-        outputs: the outputs of the model that it reads; an inner value among them becomes one.
-        kept: inner values that are outputs only while a step is written.
-        targets: the inputs that it adds.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-
-    @property
-    def outputs(self) -> Sequence[str]: ...
-
-    @property
-    def kept(self) -> Sequence[str]: ...
-
-    @property
-    def targets(self) -> tuple[TargetSpec, ...]: ...
-
-    def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """The floating values of the model that it reads."""
-        ...
-
-    def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        """Write loss and metrics into ``graph``; the targets become inputs of it."""
-        ...
+from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.losses import LOSSES, Loss
+from gradgraph.metrics import Metric
+from gradgraph.step.manifest import TargetSpec, column
 
 
 @dataclass(frozen=True)
-class OwnLoss:
-    """A scalar output of the model."""
-
-    output: str
-    name: str = OWN_LOSS
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    targets: tuple[TargetSpec, ...] = ()
-    kept: Sequence[str] = ()
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        return (self.output,)
-
-    def read(self, graph: ir.Graph) -> list[ir.Value]:
-        return [output_of(graph, self.output)]
-
-    def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        prediction = op.wrap(output_of(graph, self.output))
-        _check_own_loss(prediction)
-        return Written(prediction.value)
-
-
-@dataclass(frozen=True)
-class NamedLoss:
-    """A loss on some of the model's outputs.
+class Objective:
+    """A weighted sum of losses, or what a function computes; with a teacher, and metrics beside it.
 
     Attributes:
-        specs: the targets, each with what its name will be.
+        terms: of the sum.
+        plain: there is one term, without factors: it writes a number for a batch, and others sums over samples.
+        function: computes the loss in place of terms.
+        factors: the inputs that weigh samples or elements.
+        imitation: of a teacher; it is all there is without terms and function.
     """
 
-    loss: Loss
-    outputs: tuple[str, ...]
-    targets: tuple[TargetSpec, ...]
-    metrics: tuple[str, ...]
-    kept: Sequence[str] = ()
+    terms: tuple[Term, ...] = ()
+    plain: bool = False
+    function: TracedLoss | None = None
+    factors: tuple[TargetSpec, ...] = ()
+    metrics: MetricColumns = field(default_factory=MetricColumns)
+    imitation: Imitation | None = None
 
     @property
     def name(self) -> str:
-        return self.loss.name
+        """The name of the loss, for the manifest."""
+        if self.function is not None:
+            return self.function.name
+        if not self.terms:
+            return "distillation"
+        return "several" if len(self.terms) > 1 else self.terms[0].loss.name
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        return dict(self.loss.arguments)
+        """The arguments of the loss, or those of several by output, for the manifest."""
+        found: dict[str, Any] = dict(self.terms[0].loss.arguments) if len(self.terms) == 1 else {}
+        if len(self.terms) > 1:
+            keys = [", ".join(t.outputs) for t in self.terms]
+            for key, t in zip(keys, self.terms, strict=True):
+                name = key if keys.count(key) == 1 else f"{key}: {t.loss.name}"
+                found[name] = {"name": t.loss.name, "arguments": dict(t.loss.arguments), "weight": t.weight}
+        if self.imitation is not None:
+            found["distillation"] = {"temperature": self.imitation.temperature, "alpha": self.imitation.alpha}
+        return found
+
+    @property
+    def outputs(self) -> list[str]:
+        """The outputs of the model that it reads."""
+        found = [name for term in self.terms for name in term.outputs]
+        return list(dict.fromkeys([*found, *(self.imitation.values if self.imitation else ())]))
+
+    @property
+    def kept(self) -> list[str]:
+        """Inner values that are outputs only while a step is written."""
+        teacher = self.imitation
+        beside = [n for n in teacher.values if n not in teacher.own] if teacher else []
+        return [*(self.function.kept if self.function else ()), *self.metrics.kept, *beside]
+
+    @property
+    def names_read(self) -> set[str]:
+        """The values of the model that it asks for by name."""
+        return {*self.outputs, *self.metrics.read, *(self.function.names_read if self.function else ())}
+
+    @property
+    def targets(self) -> tuple[TargetSpec, ...]:
+        """The inputs that it adds."""
+        if self.function is not None:
+            return self.function.targets
+        return tuple(dict.fromkeys([*(spec for term in self.terms for spec in term.targets), *self.factors]))
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        return [output_of(graph, name) for name in self.outputs]
+        """The floating values of the model that it reads."""
+        found = self.function.read(graph) if self.function else []
+        students = [mine for mine, _ in self.imitation.pairs] if self.imitation else []
+        names = [*(name for term in self.terms for name in term.outputs), *students]
+        return list(dict.fromkeys([*found, *(output_of(graph, name) for name in names)]))
 
-    def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        predictions = [op.wrap(output_of(graph, name)) for name in self.outputs]
-        op.scope = "loss"
-        targets = compared_with(op, graph, self.loss, predictions, self.targets, named_sizes(graph), {})
-        with tracing(Trace({}, builder=op)):
-            scalar = self.loss(*map(wrap, (*predictions, *targets))).traced
-        loss = renamed(op, scalar, "loss")
-        results = [losses.METRICS[m](op, predictions[0], targets[0], self.loss) for m in self.metrics]
-        metrics = [renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)]
-        return Written(
-            loss,
-            metrics,
-            weight=lambda: written_weight(op, self.loss, (*predictions, *targets)),
-            adds_up=adds_up(self.loss),
-        )
+    def emit(self, builder: Builder, graph: ir.Graph) -> Written:
+        """Write loss and metrics into ``graph``; the targets become inputs of it."""
+        return self.emit_and_read(builder, graph)[0]
 
+    def emit_and_read(self, builder: Builder, graph: ir.Graph) -> tuple[Written, list[str]]:
+        """Likewise; with the names of the values that functions of metrics have read."""
+        inputs, checked = {v.name: v.name for v in graph.inputs if v.name}, named_sizes(graph)
+        written: Written | None = None
+        if self.function is not None:
+            written = self.function.emit(builder, graph)
+        elif self.terms:
+            written = (self._one_number if self.plain else self._sums)(builder, graph, checked)
+        measures, read = list[Measure](), list[str]()
+        if self.metrics.sums:
+            own = self.function.names if self.function else {}
+            fed = {**inputs, **{s.name: s.name for s in self.targets}, **own}
+            measures, read = self.metrics.write_sums(builder, graph, self.terms, fed)
+        if written is not None:
+            written = written._replace(measures=[*written.measures, *measures])
+        if self.imitation is not None:
+            return self._taught(self.imitation, builder, graph, written, checked), read
+        assert written is not None
+        return written, read
 
-def adds_up(loss: Loss) -> bool:
-    return loss.arguments.get("reduction") == "sum"
+    def _one_number(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> Written:
+        (term,) = self.terms
+        if term.loss is OWN:
+            output = output_of(graph, term.outputs[0])
+            shape = shape_of(output)
+            if shape is not None and any(d != 1 for d in known_sizes(shape)):
+                raise BuildError(
+                    f"a model's own loss is a scalar output, but '{shown(output.name)}' has shape {list(shape)}; "
+                    "name a loss such as 'cross_entropy', or another output"
+                )
+            return Written(output)
+        builder.scope = "loss"
+        tensors = term.tensors(builder, graph, checked, {})
+        with tracing(Trace({}, builder=builder)):
+            loss = renamed(builder, term.loss(*tensors).traced, "loss")
+        numbers = self.metrics.write_numbers(builder, term, tensors)
 
+        def weight() -> Var:
+            with tracing(Trace({}, builder=builder)):
+                return builder.cast(term.count(tensors).traced, ir.DataType.FLOAT)
 
-def written_weight(op: Builder, loss: Loss, given: Sequence[Var]) -> Var:
-    """What the loss of a batch is a mean over, as a float32 scalar."""
-    with tracing(Trace({}, builder=op)):
-        return op.cast(weight_of(loss, [wrap(x) for x in given]).traced, ir.DataType.FLOAT)
+        return Written(loss, numbers, weight=weight, adds_up=term.adds_up)
 
+    def _sums(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> Written:
+        fed: dict[str, Var] = {}
+        builder.scope = "loss"
+        tensors = [term.tensors(builder, graph, checked, fed) for term in self.terms]
+        factors = {spec: factor_input(spec) for spec in self.factors}
+        graph.inputs.extend(factors.values())
+        for spec in self.targets:
+            builder.reserve(spec.name)
+        with tracing(Trace({}, builder=builder)):
+            parts = [
+                term.parts(given, [wrap(builder.wrap(factors[f])) for f in term.factors], checked)
+                for term, given in zip(self.terms, tensors, strict=True)
+            ]
+            total = None
+            for term, (value, _, _) in zip(self.terms, parts, strict=True):
+                part = value if term.weight == 1.0 else value * term.weight
+                total = part if total is None else total + part
+            assert total is not None
+            loss = renamed(builder, op.Identity(total).traced, "loss")
+            rows = [stack([cast(above, "float32"), cast(below, "float32")]) for _, above, below in parts]
+            named = [(t.column, row) for t, row in zip(self.terms, rows, strict=True) if t.column != "loss"]
+            measures = [measured(builder, column, row, (2,), "ratio", {}) for column, row in named]
+            weights = {"weights": [term.weight for term in self.terms]}
+            measures.append(measured(builder, "loss", stack(rows), (len(rows), 2), "weighted_ratios", weights))
 
-def weight_of(loss: Loss, given: Sequence[Tensor]) -> Tensor:
-    """What the loss of a batch is a mean over: the shares of its labels, or its samples."""
-    if loss.shares is not None and loss.arguments.get("reduction") == "mean":
-        return sum(loss.shares(*given, **loss.arguments))
-    first = given[0]
-    return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
+        def weight() -> Var:
+            """Of several losses it is the number of samples."""
+            if any(term.adds_up for term in self.terms):
+                raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")
+            if len(parts) == 1:
+                return builder.cast(parts[0][2].traced, ir.DataType.FLOAT)
+            first = builder.wrap(output_of(graph, self.terms[0].outputs[0]))
+            return builder.cast(builder.Squeeze(builder.dim(first, 0)), ir.DataType.FLOAT)
 
+        return Written(loss, (), measures, weight, all(term.adds_up for term in self.terms))
 
-def chosen_loss(loss: Any) -> Loss | None:
-    """The loss that is given or named."""
-    return None if loss is None else losses.LOSSES.given(loss)
-
-
-def objective_of(
-    graph: ir.Graph,
-    loss: Loss | TracedLoss | None,
-    output: str | Sequence[str] | None,
-    target: str,
-    metrics: str | Sequence[str] | None,
-) -> Objective:
-    """``loss`` on the model's outputs."""
-    if isinstance(loss, Loss):
-        return named_loss(graph, loss, output, target, metrics)
-    if isinstance(loss, TracedLoss):
-        return loss
-    names = [None] if output is None else as_names(output)
-    if len(names) != 1:
-        raise BuildError(f"a model's own loss is one of its outputs, and {len(names)} are named; name that one")
-    return OwnLoss(output_name(graph, names[0]))
-
-
-def named_loss(
-    graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None, target: str, metrics: str | Sequence[str] | None
-) -> NamedLoss:
-    """``loss`` on the model's outputs of these names; the first floating ones by default."""
-    check_scalar(loss)
-    reads = outputs_read(graph, loss, output)
-    wanted = (["accuracy"] if loss.labels else []) if metrics is None else as_names(metrics)
-    for metric in wanted:
-        _check_metric(metric, loss)
-    return NamedLoss(loss, reads, targets_of(graph, loss, reads, target, Builder(value_names(graph))), tuple(wanted))
-
-
-def targets_of(
-    graph: ir.Graph, loss: Loss, outputs: Sequence[str], target: str, free: Builder, prefix: str = ""
-) -> tuple[TargetSpec, ...]:
-    """The targets of ``loss`` on these outputs; ``free`` gives them names, the first ``target``."""
-    specs = specs_of(loss, [free.wrap(output_of(graph, name)) for name in outputs])
-    names = [free.fresh(target if i == 0 else prefix + t.name) for i, t in enumerate(loss.targets)]
-    return tuple(
-        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape), s.classes, s.ignore_index)
-        for name, s in zip(names, specs, strict=True)
-    )
-
-
-def check_scalar(loss: Loss) -> None:
-    """Raise BuildError for a loss that gives more than one number."""
-    if loss.arguments.get("reduction") == "none":
-        raise BuildError(
-            f"{loss.name} without a reduction gives many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
-        )
-
-
-def _check_metric(metric: str, loss: Loss | None) -> None:
-    if metric not in losses.METRICS:
-        raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")
-    if loss is None or not loss.labels:
-        raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
-
-
-def outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
-    count = len(loss.reads)
-    if output is None and count > 1:
-        names = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name][:count]
-    else:
-        names = [output_name(graph, name) for name in ([None] if output is None else as_names(output))]
-    if len(names) != count:
-        raise BuildError(
-            f"the loss {loss.name} reads {count} {'output' if count == 1 else 'outputs'} ({', '.join(loss.reads)}), "
-            f"and {len(names)} {'is' if len(names) == 1 else 'are'} given",
-            remedy=f"name them in this order: output={list(loss.reads)}" if count > 1 else "pass output='NAME'",
-            shell="repeat --output, once for each in this order" if count > 1 else "give one --output",
-        )
-    return tuple(names)
-
-
-def specs_of(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
-    return [target.spec(predictions) for target in loss.targets]
-
-
-def compared_with(
-    op: Builder,
-    graph: ir.Graph,
-    loss: Loss,
-    predictions: Sequence[Var],
-    targets: Sequence[TargetSpec],
-    checked: Collection[str],
-    fed: dict[str, Var],
-) -> list[Var]:
-    """What ``loss`` compares with, as long as the predictions are; what is not among ``fed`` becomes an input.
-
-    Args:
-        checked: as for ``same_sizes``.
-    """
-    for spec, given in zip(specs_of(loss, predictions), targets, strict=True):
-        if given.name not in fed:
-            op.reserve(given.name)
-            value = ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=ir.Shape(spec.shape))
-            graph.inputs.append(value)
-            fed[given.name] = same_sizes(op.wrap(value), predictions[0], spec.axes, checked)
-    return [fed[given.name] for given in targets]
-
-
-def output_name(graph: ir.Graph, output: str | None) -> str:
-    """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
-    floating = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
-    if output is None:
-        if not floating:
-            raise BuildError("the model has no floating output that a loss could read")
-        return floating[0]
-    if output not in floating:
-        inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
-        if inner is None:
-            raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
-        graph.outputs.append(inner)
-    return output
-
-
-def value_names(graph: ir.Graph) -> set[str]:
-    """The names of all values, also in bodies."""
-    named = (
-        (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
-        for g in (graph, *graph.subgraphs())
-    )
-    return {v.name for values in named for v in values if v.name}
-
-
-def output_of(graph: ir.Graph, name: str) -> ir.Value:
-    return next(v for v in graph.outputs if v.name == name)
-
-
-def _check_own_loss(prediction: Var) -> None:
-    shape = prediction.shape
-    if shape is not None and any(d != 1 for d in known_sizes(shape)):
-        raise BuildError(
-            f"a model's own loss is a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
-            "name a loss such as 'cross_entropy', or another output"
-        )
+    def _taught(
+        self,
+        imitation: Imitation,
+        builder: Builder,
+        graph: ir.Graph,
+        written: Written | None,
+        checked: Collection[str],
+    ) -> Written:
+        """Write the teacher's loss, and add it to the one that is written; without one, it is all."""
+        if written is None:
+            graph.inputs.extend(map(factor_input, self.factors))
+        builder.scope = "distillation"
+        factors = [spec for spec in self.targets if spec.name in (SAMPLE_WEIGHT, MASK)]
+        with tracing(Trace({}, builder=builder)):
+            above, below = imitated(imitation, builder, graph, self.terms, factors, checked)
+            total = above / below * imitation.alpha
+            if written is not None:
+                hard = cast(wrap(builder.wrap(written.loss)), total.dtype)
+                total = hard * (1 - imitation.alpha) + total
+                written.loss.name = builder.fresh("student_loss")
+                builder.release("loss")
+            loss = renamed(builder, op.Identity(total).traced, "loss")
+            rows = stack([cast(above, "float32"), cast(below, "float32")])
+            column = measured(builder, "distillation_loss", rows, (2,), "ratio", {})
+        if written is None:
+            return Written(loss, (), [column])
+        measures = [(m, v) for m, v in written.measures if m.name != "loss"]
+        return written._replace(loss=loss, metrics=[written.loss, *written.metrics], measures=[*measures, column])
 
 
 def own_results(op: Builder, step: str, objective: Objective, written: Written) -> None:
@@ -296,8 +234,60 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
             op.release(before)  # for the next step that is written here
 
 
-def renamed(op: Builder, var: Var, name: str) -> ir.Value:
-    """A scalar result under its public name."""
-    var.value.name = op.fresh(name)
-    var.value.shape = ir.Shape(())
-    return var.value
+# --- what users give -------------------------------------------------------------------------------------
+
+
+def objectives_of(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph], Objective]:
+    """Return a function from graphs to objectives; inner values that these read become outputs of ``model``."""
+    weighs = bool(options.sample_weight or options.mask)
+    loss = _given_loss(options, model, weighs)
+    metrics = None if options.metrics is None else wanted(options.metrics)
+    imitation = imitation_of(model.metadata_props)
+    if imitation is not None:
+        check_imitation(imitation, loss is OWN, options.mask)
+    elif loss is OWN and weighs:
+        raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
+    function = loss if isinstance(loss, TracedLoss) else None
+    outputs = [v.name for v in model.graph.outputs if v.name and v.name not in (function.kept if function else ())]
+
+    def objective(graph: ir.Graph, read: Sequence[str], kept: Sequence[str]) -> Objective:
+        terms: tuple[Term, ...] = ()
+        factors: tuple[TargetSpec, ...] = ()
+        if imitation is not None and loss is OWN:
+            logits = shape_of(output_of(graph, imitation.pairs[0][0])) or ()
+            free = Builder(value_names(graph))
+            mask = False if isinstance(options.mask, Mapping) else options.mask
+            factors = factors_of(options.sample_weight, mask, logits[:1], logits[:-1], free)
+        elif not isinstance(loss, TracedLoss):
+            terms = terms_of(graph, loss, options.output, options.target_name)
+            if weighs:
+                terms, factors = weighed(graph, terms, options.sample_weight, options.mask)
+        plain = isinstance(loss, Loss) and not weighs
+        chosen = default_metrics(terms) if metrics is None else metrics
+        numbers = [m for m in chosen if plain and terms and terms[0].loss.labels and m.is_number]
+        columns = MetricColumns(numbers, [m for m in chosen if m not in numbers], outputs, read, kept)
+        return Objective(terms, plain, function, factors, columns, imitation)
+
+    read, kept = list[str](), list[str]()
+    if any(not isinstance(m.metric, Metric) for m in metrics or ()):
+        trial = model.clone()
+        _, read = objective(trial.graph, (), ()).emit_and_read(builder_for(trial), trial.graph)
+        kept = make_outputs(model, read)
+    return lambda graph: objective(graph, read, kept)
+
+
+def _given_loss(options: StepOptions, model: ir.Model, weighs: bool) -> Loss | TracedLoss | Mapping[Any, Any]:
+    """The loss that is given or named; a function is tried on the model."""
+    loss: Any = options.loss
+    is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
+    if options.targets and not is_function:
+        raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
+    if options.output is not None and (is_function or isinstance(loss, Mapping)):
+        raise BuildError(
+            "output says what a single named loss reads; a function reads out['NAME'], and a dict names it"
+        )
+    if is_function and weighs:
+        raise BuildError("a loss function weighs samples itself; declare their weights in targets instead")
+    if is_function:
+        return TracedLoss(loss, model, options.targets)
+    return loss if isinstance(loss, Mapping) else chosen_loss(loss)

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import onnx
 import onnx_ir as ir
@@ -18,10 +17,8 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import heed, write_for
-from gradgraph.building.distillation import taught
 from gradgraph.building.draft import Draft, Part
 from gradgraph.building.eval_model import evaluation
-from gradgraph.building.loss_function import TracedLoss, make_outputs
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
@@ -31,18 +28,15 @@ from gradgraph.building.named_steps import (
     targets_of_all,
     untrained,
 )
-from gradgraph.building.objective import Objective, chosen_loss, objective_of
+from gradgraph.building.objective import objectives_of
 from gradgraph.building.option import called_with
+from gradgraph.building.outputs import make_outputs
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
-from gradgraph.building.step_options import BuildOptions, StepOptions, check_names
+from gradgraph.building.step_options import BuildOptions, check_names
 from gradgraph.building.train_model import Plan, write_training
-from gradgraph.building.weighted_losses import weighted
-from gradgraph.building.with_metrics import split, with_metrics
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
-from gradgraph.frontend.lowering import Spec
 from gradgraph.graph.marks import is_marked_constant
-from gradgraph.losses import LOSSES, Loss
 from gradgraph.machine.collector import paused_collection
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.passes.autocast import METADATA_KEY, as_precision
@@ -114,7 +108,7 @@ def objectives(draft: Draft) -> Draft:
     """Find what each part minimises, and by which optimizer; the inner values that it reads become outputs."""
     for part in draft.parts:
         part.model = draft.model if draft.is_alone else draft.model.clone()
-        part.objective_for = _objective_for(part.options, part.model)
+        part.objective_for = objectives_of(part.options, part.model)
         part.optimizer = RECIPES.given(part.options.optimizer)
         if part.options.ema is not None:
             part.optimizer = optim.ema(part.optimizer, part.options.ema)
@@ -256,37 +250,3 @@ def finished(draft: Draft) -> Step:
     return Step(trains[""] if draft.is_alone else trains, proto(write_at(init, draft.opset)),
                 proto(draft.evaluated.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
                 separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip
-
-
-def _objective_for(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph], Objective]:
-    """Return a function from graphs to objectives; inner values that these read become outputs of ``model``."""
-    weighed = bool(options.sample_weight or options.mask)
-    chosen = _loss(options.loss, model, options.output, options.targets, weighed)
-    scalars, beside = split(options.metrics, chosen, weighed)
-
-    def objective_for(graph: ir.Graph) -> Objective:
-        if isinstance(chosen, Mapping) or weighed:
-            return weighted(graph, chosen, options.output, options.target_name, options.sample_weight, options.mask)
-        return objective_of(graph, chosen, options.output, options.target_name, scalars)
-
-    hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
-    write = with_metrics(model, objective_for, beside, hidden)
-    return taught(model, write, options.loss is None, options.sample_weight, options.mask)
-
-
-def _loss(
-    loss: Any, model: ir.Model, output: str | Sequence[str] | None, targets: Mapping[str, Spec], weighed: bool
-) -> Loss | TracedLoss | Mapping[Any, Any] | None:
-    """What ``loss`` stands for; a function is tried on the model."""
-    is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
-    if targets and not is_function:
-        raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
-    if output is not None and (is_function or isinstance(loss, Mapping)):
-        raise BuildError(
-            "output says what a single named loss reads; a function reads out['NAME'], and a dict names it"
-        )
-    if is_function and weighed:
-        raise BuildError("a loss function weighs samples itself; declare their weights in targets instead")
-    if is_function:
-        return TracedLoss(loss, model, targets)
-    return loss if isinstance(loss, Mapping) else chosen_loss(loss)

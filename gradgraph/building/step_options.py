@@ -13,7 +13,7 @@ from gradgraph.errors import BuildError
 if TYPE_CHECKING:
     from gradgraph.autodiff.recomputation import Keep
     from gradgraph.building.loss_function import LossFunction
-    from gradgraph.building.weighted_losses import MaskSpec
+    from gradgraph.building.terms import MaskSpec
     from gradgraph.files.models import Source
     from gradgraph.frontend.loss import Loss
     from gradgraph.frontend.lowering import Spec

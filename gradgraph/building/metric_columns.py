@@ -1,0 +1,218 @@
+"""Metrics beside a loss: by name, for what a loss compares, or functions of traced tensors, for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.arguments import described
+from gradgraph.building.loss_function import Batch, Values, check_arguments
+from gradgraph.building.measured import Measure, measured, renamed
+from gradgraph.building.outputs import output_of
+from gradgraph.building.terms import Term
+from gradgraph.errors import BuildError, shown, suggestion
+from gradgraph.frontend.metric_sums import Metric, Sums
+from gradgraph.frontend.pointwise import cast
+from gradgraph.frontend.reductions import sum
+from gradgraph.frontend.shaping import stack
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, Value, op, tensor, tracing, wrap
+from gradgraph.graph.builder import Builder
+from gradgraph.metrics import typed
+
+Given = Any  # a name, a Metric, a function, a list of them, or a dict
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A metric that is asked for.
+
+    Attributes:
+        column: of the history.
+        metric: a ``Metric``, or a function of what the model has and what is fed.
+        output: what a ``Metric`` looks at; None is what the loss reads.
+    """
+
+    column: str
+    metric: Metric | Callable[..., Any]
+    output: str | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Is it a metric without options that steps of one plain loss give as a number?"""
+        return (
+            isinstance(self.metric, Metric)
+            and self.metric.as_number
+            and self.output is None
+            and all(value is None for value in self.metric.arguments.values())
+        )
+
+
+def wanted(metrics: Given) -> list[Wanted]:
+    """The metrics that are given, each with its column.
+
+    Raises:
+        BuildError: one is none, or two have one column.
+    """
+    found = list(_wanted(metrics, None))
+    seen: set[str] = set()
+    for one in found:
+        if one.column in seen:
+            raise BuildError(f"two metrics are called '{shown(one.column)}'; name them in a dict")
+        seen.add(one.column)
+    return found
+
+
+def _wanted(metrics: Given, output: str | None) -> Iterator[Wanted]:
+    if isinstance(metrics, Mapping):
+        for key, value in metrics.items():
+            if callable(value) and not isinstance(value, Metric):
+                yield Wanted(str(key), _checked(value))
+            else:
+                yield from _wanted(value, str(key))
+    elif isinstance(metrics, list | tuple | set):
+        for metric in metrics:
+            yield from _wanted(metric, output)
+    elif callable(metrics) and not isinstance(metrics, Metric | type):
+        name = getattr(metrics, "__name__", "")
+        if not name.isidentifier():
+            raise BuildError("a metric that is a function without a name needs a column; write {'column': function}")
+        yield Wanted(name, _checked(metrics))
+    else:
+        metric = typed(metrics) if isinstance(metrics, str) else metrics
+        if not isinstance(metric, Metric):
+            raise BuildError(
+                f"a metric is {described(metric)}",
+                remedy="give a name, or what a call such as gradgraph.metrics.f1() gives",
+                shell="give a name",
+            )
+        yield Wanted(metric.column if output is None else f"{output}_{metric.column}", metric, output)
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    check_arguments(function, "metric")
+    return function
+
+
+@dataclass(frozen=True)
+class MetricColumns:
+    """The metrics of a step.
+
+    Attributes:
+        numbers: those that are finished in the graph, as numbers.
+        sums: those that are sums, finished over all samples.
+        outputs: the outputs that functions see.
+        read: the values that functions read, by name; ``kept`` are inner values among them.
+    """
+
+    numbers: Sequence[Wanted] = ()
+    sums: Sequence[Wanted] = ()
+    outputs: Sequence[str] = ()
+    read: Sequence[str] = ()
+    kept: Sequence[str] = ()
+
+    def write_numbers(self, builder: Builder, term: Term, tensors: Sequence[Tensor]) -> list[ir.Value]:
+        """Write ``numbers`` behind the loss of a term, which compares these tensors."""
+        found = []
+        with tracing(Trace({}, builder=builder)):
+            for one in self.numbers:
+                assert isinstance(one.metric, Metric)
+                metric = one.metric.bound(term.loss.axis, term.loss.ignore_index)
+                number = metric.number(tensors[0], tensors[len(term.outputs)])
+                found.append(renamed(builder, number.traced, one.column))
+        return found
+
+    def write_sums(
+        self, builder: Builder, graph: ir.Graph, terms: Sequence[Term], fed: Mapping[str, str]
+    ) -> tuple[list[Measure], list[str]]:
+        """Write ``sums`` behind the losses of these terms.
+
+        Args:
+            fed: the inputs, by the names that functions have for them.
+
+        Returns:
+            The sums, and the names of the values that functions have read.
+        """
+        out = Values(builder, graph, self.outputs)
+        batch = Batch(builder, graph, fed, {}, {})
+        builder.scope = "metrics"
+        found = []
+        with tracing(Trace({}, builder=builder, before=graph)):
+            for one in self.sums:
+                if isinstance(one.metric, Metric):
+                    term = _term_of(one.metric, one.output, terms)
+                    metric, prediction, target, mask = _compared(builder, graph, one.metric, term)
+                    given = metric(prediction, target, mask)
+                else:
+                    given = _sums(one.column, one.metric(out, batch), graph, builder)
+                found.append(measured(builder, one.column, given.sums, given.shape, given.finish, given.arguments))
+        return found, list(out.read)
+
+
+def _term_of(metric: Metric, output: str | None, terms: Sequence[Term]) -> Term:
+    """The term whose prediction and target the metric compares."""
+    known = [t for t in terms if t.targets]
+    if not known:
+        raise BuildError(
+            f"the metric '{metric.name}' compares an output with a target, and this loss has none by name",
+            remedy="write it as a function: metrics={'column': lambda out, batch: "
+            f"gradgraph.metrics.{metric.name}()(out['…'], batch['…'])}}",
+            shell="leave --metric out, or choose a loss that compares",
+        )
+    if output is None and len({t.outputs[0] for t in known}) > 1:
+        first = shown(known[0].outputs[0])
+        raise BuildError(
+            f"there are several losses, and the metric '{metric.name}' may be of each",
+            remedy=f"say which output it is of: metrics={{'{first}': '{metric.name}'}}",
+            shell=f"say which output it is of: --metric {first}={metric.name}",
+        )
+    by_output = {t.outputs[0]: t for t in reversed(known)}
+    if output is not None and output not in by_output:
+        raise BuildError(
+            f"no loss compares '{shown(output)}' with a target{suggestion(output, by_output)}",
+            remedy="write the metric as a function of (out, batch)",
+        )
+    return known[0] if output is None else by_output[output]
+
+
+def _compared(
+    builder: Builder, graph: ir.Graph, metric: Metric, term: Term
+) -> tuple[Metric, Tensor, Tensor, Tensor | None]:
+    """The metric with the options of the loss; prediction, target and mask of the term."""
+    fed = {v.name: v for v in graph.inputs}
+    prediction = wrap(builder.wrap(output_of(graph, term.outputs[0])))
+    target = wrap(builder.wrap(fed[term.targets[0].name]))
+    if term.loss.middle:
+        prediction = prediction - term.loss.middle  # metrics look at the side of 0
+    metric.check_fits(term.loss)
+    mask = wrap(builder.wrap(fed[term.mask])) if term.mask else None
+    return metric.bound(term.loss.axis, term.loss.ignore_index), prediction, target, mask
+
+
+def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
+    """What a function gave: sums, a numerator and a denominator, or a number that is averaged over the samples."""
+    if isinstance(result, Sums):
+        return result
+    parts = result if isinstance(result, tuple) else (result,)
+    if len(parts) not in (1, 2) or not all(isinstance(part, Value) for part in parts):
+        raise BuildError(
+            f"the metric '{shown(column)}' returned {described(result)}; return a scalar tensor, a pair of them "
+            "(what is divided by what), or what a metric of gradgraph.metrics gives"
+        )
+    if any(size != 1 for part in parts for size in part.traced.shape or ()):
+        raise BuildError(f"the metric '{shown(column)}' returned no scalar; reduce it with .mean() or .sum()")
+    above, *below = (op.Reshape(cast(wrap(part.traced), "float32"), []) for part in parts)
+    if not below:
+        rows = next((v for v in graph.inputs if v.shape is not None and len(v.shape)), None)
+        count = tensor(wrap(builder.wrap(rows)).shape[0], ir.DataType.FLOAT) if rows is not None else tensor(1.0)
+        above, below = above * count, [count]
+    return Sums(stack([above, sum(below[0])]), (2,), "ratio")
+
+
+def default_metrics(terms: Sequence[Term]) -> list[Wanted]:
+    """Accuracy of each loss on class numbers."""
+    names = dict.fromkeys(t.outputs[0] for t in terms if t.loss.labels)
+    return wanted(dict.fromkeys(names, "accuracy") if len(terms) > 1 else ["accuracy"] * len(names))

@@ -1,0 +1,53 @@
+"""The values of a model that a loss or a metric may read, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import carries, is_tensor
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+
+
+def output_of(graph: ir.Graph, name: str) -> ir.Value:
+    """The output of this name."""
+    return next(v for v in graph.outputs if v.name == name)
+
+
+def floating_outputs(graph: ir.Graph) -> list[str]:
+    """The names of the outputs that a loss could read."""
+    return [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
+
+
+def output_name(graph: ir.Graph, output: str | None) -> str:
+    """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
+    floating = floating_outputs(graph)
+    if output is None:
+        if not floating:
+            raise BuildError("the model has no floating output that a loss could read")
+        return floating[0]
+    if output not in floating:
+        inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
+        if inner is None:
+            raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+        graph.outputs.append(inner)
+    return output
+
+
+def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
+    """Make inner values outputs, so that no pass takes them away: the names of those."""
+    known = {v.name for v in model.graph.outputs}
+    inner = {v.name: v for node in model.graph for v in node.outputs}
+    added = [n for n in names if n in inner and n not in known]
+    model.graph.outputs.extend(inner[n] for n in added)
+    return added
+
+
+def value_names(graph: ir.Graph) -> set[str]:
+    """The names of all values, also in bodies."""
+    named = (
+        (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
+        for g in (graph, *graph.subgraphs())
+    )
+    return {v.name for values in named for v in values if v.name}

@@ -1,0 +1,283 @@
+"""The terms of what a step minimises: losses with what they read and compare with, and what weighs samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NUMBER, as_names, described
+from gradgraph.building.outputs import floating_outputs, output_name, output_of, value_names
+from gradgraph.building.same_sizes import same_sizes
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.frontend.loss import Loss, Spec
+from gradgraph.frontend.pointwise import cast, real, where
+from gradgraph.frontend.reductions import sum
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import op, tensor, wrap
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import shape_of
+from gradgraph.losses import LOSSES
+from gradgraph.step.manifest import TargetSpec, dtype_name, numpy_dtype
+
+OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
+OWN = Loss(OWN_LOSS, lambda output: output, targets=(), reads=("loss",))
+SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
+Axes: TypeAlias = bool | Sequence[int | str | None]
+MaskSpec: TypeAlias = Axes | Mapping[str, bool | int | Sequence[int | str | None]]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss on outputs of the model.
+
+    Attributes:
+        outputs: the names of what it reads.
+        targets: the inputs that it compares with.
+        weight: in the sum.
+        column: in the history, if there are several terms.
+        factors: the inputs that weigh its samples or elements.
+    """
+
+    loss: Loss
+    outputs: tuple[str, ...]
+    targets: tuple[TargetSpec, ...] = ()
+    weight: float = 1.0
+    column: str = "loss"
+    factors: tuple[TargetSpec, ...] = ()
+
+    @property
+    def adds_up(self) -> bool:
+        """Is the loss a sum over the batch, and no mean?"""
+        return self.loss.arguments.get("reduction") == "sum"
+
+    @property
+    def mask(self) -> str | None:
+        """The input that says which elements count."""
+        return next((f.name for f in reversed(self.factors) if f.dtype == "bool"), None)
+
+    def tensors(self, builder: Builder, graph: ir.Graph, checked: Collection[str], fed: dict[str, Var]) -> list[Tensor]:
+        """The outputs and targets of the loss; a target that is not among ``fed`` becomes an input.
+
+        Args:
+            checked: as for ``same_sizes``.
+        """
+        predictions = [builder.wrap(output_of(graph, name)) for name in self.outputs]
+        for spec, given in zip(_specs(self.loss, predictions), self.targets, strict=True):
+            if given.name not in fed:
+                builder.reserve(given.name)
+                value = ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=ir.Shape(spec.shape))
+                graph.inputs.append(value)
+                fed[given.name] = same_sizes(builder.wrap(value), predictions[0], spec.axes, checked)
+        return [wrap(x) for x in (*predictions, *(fed[given.name] for given in self.targets))]
+
+    def parts(
+        self, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
+        loss = self.loss
+        is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # float16 ends at 65,504 samples
+        each = (loss.each if factors else loss)(*tensors)
+        each = cast(each, ir.DataType.FLOAT) if is_half else each
+        if not factors:
+            below = self.count(tensors)
+            return each, each * cast(below, each.dtype), below
+        share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
+        for factor in factors:
+            weight = aligned(factor, each, checked)
+            each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
+            share = weight if share is None else cast(share, weight.dtype) * weight
+        assert share is not None
+        above, below = sum(each), sum(op.Expand(share, op.Shape(each)))
+        return above if self.adds_up else above / where(below == 0.0, 1.0, below), above, below
+
+    def count(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The number that the loss of a batch is a mean over: the shares of its labels, or its samples."""
+        if self.loss.shares is not None and self.loss.arguments.get("reduction") == "mean":
+            return sum(self.loss.shares(*tensors, **self.loss.arguments))
+        first = tensors[0]
+        return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
+
+
+def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
+    """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``.
+
+    Args:
+        checked: as for ``same_sizes``.
+    """
+    if factor.ndim > losses.ndim:
+        raise BuildError(
+            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, and the losses that it weighs have "
+            f"{losses.ndim}; give it at most as many"
+        )
+    factor = wrap(same_sizes(factor.traced, losses.traced, range(factor.ndim), checked))
+    weight = cast(real(factor) if factor.is_bool() else factor, losses.dtype)
+    extra = list(range(weight.ndim, losses.ndim))
+    return op.Unsqueeze(weight, extra) if extra else weight
+
+
+def factor_input(spec: TargetSpec) -> ir.Value:
+    """The input that weighs samples or positions."""
+    dtype = ir.DataType.from_numpy(numpy_dtype(spec.dtype))
+    return ir.Value(name=spec.name, type=ir.TensorType(dtype), shape=ir.Shape(spec.shape))
+
+
+# --- what users give -------------------------------------------------------------------------------------
+
+
+def chosen_loss(loss: Any) -> Loss:
+    """The loss that is given or named; the model's own for None."""
+    return OWN if loss is None else LOSSES.given(loss)
+
+
+def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, target: str) -> tuple[Term, ...]:
+    """The term of a loss on these outputs, the first floating ones by default; or those of several losses by output:
+    ``{output: loss, (loss, weight) or a list of these}``. Their targets are called after the outputs.
+    """
+    free = Builder(value_names(graph))
+    if isinstance(loss, Loss):
+        if loss is OWN and output is not None and len(as_names(output)) != 1:
+            raise BuildError(
+                f"a model's own loss is one of its outputs, and {len(as_names(output))} are named; name that one"
+            )
+        return (_term(graph, loss, output, target, free),)
+    if not loss:
+        raise BuildError("there is no loss; give one for at least one output, such as {'logits': 'cross_entropy'}")
+    terms: list[Term] = []
+    for outputs, given in loss.items():
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        if isinstance(given, list) and given:
+            terms += _on_one_target(graph, names, given, free)
+        else:
+            terms.append(_weighted_term(graph, names, given, free))
+    return tuple(terms)
+
+
+def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, prefix: str = "", **more: Any) -> Term:
+    """The term of ``loss``; ``free`` gives its targets names, the first ``target``."""
+    if loss.arguments.get("reduction") == "none":
+        raise BuildError(
+            f"{loss.name} without a reduction gives many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
+        )
+    read = _outputs_read(graph, loss, output)
+    specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in read])
+    names = [free.fresh(target if i == 0 else prefix + t.name) for i, t in enumerate(loss.targets)]
+    targets = tuple(
+        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape), s.classes, s.ignore_index)
+        for name, s in zip(names, specs, strict=True)
+    )
+    return Term(loss, read, targets, **more)
+
+
+def _specs(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
+    return [target.spec(predictions) for target in loss.targets]
+
+
+def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
+    count = len(loss.reads)
+    if output is None and count > 1:
+        names = floating_outputs(graph)[:count]
+    else:
+        names = [output_name(graph, name) for name in ([None] if output is None else as_names(output))]
+    if len(names) != count:
+        raise BuildError(
+            f"the loss {loss.name} reads {count} {'output' if count == 1 else 'outputs'} ({', '.join(loss.reads)}), "
+            f"and {len(names)} {'is' if len(names) == 1 else 'are'} given",
+            remedy=f"name them in this order: output={list(loss.reads)}" if count > 1 else "pass output='NAME'",
+            shell="repeat --output, once for each in this order" if count > 1 else "give one --output",
+        )
+    return tuple(names)
+
+
+def _weighted_term(graph: ir.Graph, names: Sequence[str], given: Any, free: Builder) -> Term:
+    """The term of ``loss`` or ``(loss, weight)``."""
+    chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
+    if not NUMBER.fits(weight):
+        raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; give a number")
+    if chosen is None:
+        raise BuildError(f"there is no loss for '{shown(names[0])}'; name one, such as 'mse'")
+    return _term(graph, chosen_loss(chosen), names, f"{names[0]}_target", free, f"{names[0]}_", weight=float(weight),
+                 column=f"{names[0]}_loss")  # fmt: skip
+
+
+def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], free: Builder) -> list[Term]:
+    """Several losses on the same outputs: they compare with the same target, and each is a column by its own name."""
+    terms: list[Term] = []
+    shared: TargetSpec | None = None
+    for given in every:
+        term = _weighted_term(graph, names, given, free)
+        if any(t.loss.name == term.loss.name for t in terms):
+            raise BuildError(f"'{shown(names[0])}' has the loss {term.loss.name} twice; give it once")
+        if term.targets and shared is not None:
+            if replace(term.targets[0], name=shared.name) != shared:
+                mine, other = (f"{t.dtype}[{', '.join(str(d) for d in t.shape)}]" for t in (term.targets[0], shared))
+                raise BuildError(
+                    f"the losses on '{shown(names[0])}' do not compare with the same target: {term.loss.name} takes "
+                    f"{mine}, and one before it {other}; write them as one function"
+                )
+            term = replace(term, targets=(shared, *term.targets[1:]))
+        elif term.targets:
+            shared = term.targets[0]
+        terms.append(replace(term, column=f"{names[0]}_{term.loss.name}"))
+    return terms
+
+
+def weighed(
+    graph: ir.Graph, terms: Sequence[Term], sample_weight: Axes, mask: MaskSpec
+) -> tuple[tuple[Term, ...], tuple[TargetSpec, ...]]:
+    """The terms with the inputs that weigh them, and these inputs.
+
+    Args:
+        sample_weight, mask: ``True`` stands for the shape that they mostly have; masks by output, for the shape of the
+            target, or so many of its axes.
+    """
+    free = Builder([*value_names(graph), *(spec.name for term in terms for spec in term.targets)])
+    by_output = mask if isinstance(mask, Mapping) else {}
+    masks = {o: _mask_of(graph, terms, o, axes, free) for o, axes in by_output.items() if axes is not False}
+    every: Axes = False if isinstance(mask, Mapping) else mask
+    usual = _usual_shape(graph, terms[0])
+    factors = factors_of(sample_weight, every, usual[:1], usual, free)
+    found = []
+    for term in terms:
+        own = masks.get(term.outputs[0])
+        mine = (*factors, *([own] if own else []))
+        if mine and term.loss.arguments.get("reduction") not in ("mean", "sum"):
+            raise BuildError(
+                f"samples have weights where a loss is a mean or a sum, and {term.loss.name} reduces by "
+                f"'{shown(term.loss.arguments.get('reduction'))}'"
+            )
+        found.append(replace(term, factors=mine))
+    return tuple(found), (*factors, *masks.values())
+
+
+def factors_of(
+    sample_weight: Axes, mask: Axes, one_a_sample: Sequence[Any], one_an_element: Sequence[Any], free: Builder
+) -> tuple[TargetSpec, ...]:
+    """The inputs ``sample_weight`` and ``mask``, where they are asked for: of a shape, or for ``True`` of these."""
+    given = ((SAMPLE_WEIGHT, sample_weight, "float32", one_a_sample), (MASK, mask, "bool", one_an_element))
+    return tuple(
+        TargetSpec(free.fresh(name), dtype, tuple(usual) if axes is True else tuple(axes))
+        for name, axes, dtype, usual in given
+        if axes is not False and axes is not None
+    )
+
+
+def _mask_of(
+    graph: ir.Graph, terms: Sequence[Term], output: str, axes: bool | int | Sequence[Any], free: Builder
+) -> TargetSpec:
+    by_output = {term.outputs[0]: term for term in terms}
+    if output not in by_output:
+        raise UnknownNameError(f"no loss reads '{shown(output)}' first{suggestion(output, by_output)}")
+    shape = _usual_shape(graph, by_output[output])
+    if isinstance(axes, Sequence):
+        shape = tuple(axes)
+    elif not isinstance(axes, bool):
+        shape = shape[:axes]
+    return TargetSpec(free.fresh(f"{output}_mask"), "bool", shape)
+
+
+def _usual_shape(graph: ir.Graph, term: Term) -> tuple[Any, ...]:
+    """The shape of the term's target, or else of what it reads."""
+    return tuple(term.targets[0].shape) if term.targets else tuple(shape_of(output_of(graph, term.outputs[0])) or ())
