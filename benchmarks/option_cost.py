@@ -44,7 +44,7 @@ class Quiet:
 
 
 def builds() -> dict[str, dict[str, Any]]:
-    """What a step is built with, by the name of the row."""
+    """Options of ``gg.build`` by the name of the row."""
     adamw = optim.adamw(1e-4)
     return {
         "without": {},

@@ -71,7 +71,7 @@ class Condition:
 
     def in_words(self) -> str:
         """As an end of a sentence: ``with mode=cubic and input 1 computed or fed``."""
-        return " and ".join(_said(term) for term in self.terms if term != ALWAYS)
+        return " and ".join(_in_words(term) for term in self.terms if term != ALWAYS)
 
 
 _WORDS = (  # facts as they are said behind "with"
@@ -97,7 +97,7 @@ _WORDS = (  # facts as they are said behind "with"
 )
 
 
-def _said(term: str) -> str:
+def _in_words(term: str) -> str:
     """A term of a condition in words."""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
@@ -165,13 +165,13 @@ class Table:
         known = facts_of(node) if facts is None else facts
         for condition in row.wrong:
             if condition.holds(known):
-                return Verdict("wrong", condition.why or f"it computes {_of(op_type, condition)} wrong")
+                return Verdict("wrong", condition.why or f"it computes {_case_in_words(op_type, condition)} wrong")
         for condition in row.fatal:
             if condition.holds(known):
                 return Verdict("refused", condition.why)
         for condition in row.refused:
             if condition.holds(known):
-                return self._refusal(condition.why or f"it does not take {_of(op_type, condition)}")
+                return self._refusal(condition.why or f"it does not take {_case_in_words(op_type, condition)}")
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
@@ -192,7 +192,7 @@ class Table:
         return self.verdict(node).kind in ("right", "untried")
 
 
-def _of(op_type: str, condition: Condition) -> str:
+def _case_in_words(op_type: str, condition: Condition) -> str:
     words = condition.in_words()
     return f"{op_type} with {words}" if words else f"the operator {op_type}"
 

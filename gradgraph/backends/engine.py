@@ -66,9 +66,9 @@ def write_for(model: ir.Model, backend: Backend) -> ir.Model:
     """
     if backend.keeps_functions:
         if backend.table is not None:
-            heed(backend, lowered(model.clone(), backend))
+            check_against_table(backend, lowered(model.clone(), backend))
         return write_functions(model)
-    heed(backend, lowered(model, backend))
+    check_against_table(backend, lowered(model, backend))
     return model
 
 
@@ -88,7 +88,7 @@ def opset_for(backend: Backend, asked: int | None) -> int:
     return asked
 
 
-def heed(backend: Backend, model: ir.Model) -> None:
+def check_against_table(backend: Backend, model: ir.Model) -> None:
     """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
 
     Without a table, nothing is refused.
@@ -170,12 +170,12 @@ def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
             value.shape = ir.Shape(
                 dims.get(d.value or "", d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
             )
-    _infer(model)
+    _infer_all(model)
     while fold_constants(model):
-        _infer(model)
+        _infer_all(model)
 
 
-def _infer(model: ir.Model) -> None:
+def _infer_all(model: ir.Model) -> None:
     infer_shapes(model)
     for node in nodes_of(model):
         if operator_of(node) is not None:

@@ -56,7 +56,7 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 def facts_of(node: ir.Node) -> Facts:
     """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
     read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
-    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_channels(node), *read))
+    return frozenset((*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *_channel_facts(node), *read))
 
 
 def type_name(dtype: ir.DataType) -> str:
@@ -64,42 +64,42 @@ def type_name(dtype: ir.DataType) -> str:
     return TYPE_NAMES.get(dtype.name, dtype.name.lower())
 
 
-def _types(node: ir.Node) -> Iterator[str]:
+def _type_facts(node: ir.Node) -> Iterator[str]:
     """The type of each input and output, by its variable in the schema."""
     schema = signature(node.op_type, OPSET) if key_of(node)[0] == "" else None
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
-            if value is not None and value.dtype is not None and (name := _variable(schema, i, outputs)):
+            if value is not None and value.dtype is not None and (name := _type_variable(schema, i, outputs)):
                 yield f"{name} {type_name(value.dtype)}"
 
 
-def _variable(schema: Signature | None, i: int, outputs: bool) -> str | None:
+def _type_variable(schema: Signature | None, i: int, outputs: bool) -> str | None:
     if schema is None:
         return "T" if i == 0 and not outputs else None
     formals = schema.outputs if outputs else schema.inputs
     return schema.formal(i, outputs).variable if formals else None
 
 
-def _attributes(node: ir.Node) -> Iterator[str]:
+def _attribute_facts(node: ir.Node) -> Iterator[str]:
     """Tell which attributes differ from the default, are even, uneven, 0, 1 or negative; and whether bodies capture."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults: dict[str, Any] = {} if known is None else known.defaults
     for name, value in attributes(node).items():
         if name in _OF_TYPES or isinstance(value, ir.Graph):
             continue
-        if name in node.attributes and value != defaults.get(name) and not _is_usual(node, name, value):
+        if name in node.attributes and value != defaults.get(name) and not _is_default(node, name, value):
             yield f"{name} set"
         if isinstance(value, str) or (isinstance(value, int) and abs(value) <= _MOST_WRITTEN):
             yield f"{name}={value}"
         if isinstance(value, int) and value > 0 and value % 2 == 0:
             yield f"{name} even"
         if isinstance(value, list):
-            yield from _of_list(name, value)
+            yield from _list_facts(name, value)
     if has_bodies(node) and next(captures(node), None) is not None:
         yield "captures"
 
 
-def _of_list(name: str, values: list[Any]) -> Iterator[str]:
+def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
     """Facts of an attribute that is a list of integers or of words; others have none."""
     yield from (f"{name}={v}" for v in values if isinstance(v, str))
     if not values or not isinstance(values[0], int):
@@ -112,7 +112,7 @@ def _of_list(name: str, values: list[Any]) -> Iterator[str]:
         yield f"{name} negative"
 
 
-def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
+def _is_default(node: ir.Node, name: str, value: Any) -> bool:
     """Is it what ONNX's words say of the operator without the attribute?"""
     if name == "activations" and node.op_type in _ACTIVATIONS:
         usual = _ACTIVATIONS[node.op_type]  # in each direction
@@ -120,7 +120,7 @@ def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
     return name in _USUAL and isinstance(value, list) and all(v == _USUAL[name] for v in value)
 
 
-def _inputs(node: ir.Node) -> Iterator[str]:
+def _input_facts(node: ir.Node) -> Iterator[str]:
     """Which inputs there are, where their numbers come from, how many axes they have; and whether shapes differ."""
     shapes = []
     for i, value in enumerate(node.inputs):
@@ -135,7 +135,7 @@ def _inputs(node: ir.Node) -> Iterator[str]:
         yield f"input {i} rank {rank}"
         if i == 0:
             yield f"rank {rank}"
-        yield from _open(i, dims)
+        yield from _open_sizes(i, dims)
         shapes.append(dims)
     if len(shapes) > 1 and any(s != shapes[0] for s in shapes):
         yield "broadcasts"
@@ -157,7 +157,7 @@ def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[
         yield "empty"
 
 
-def _open(i: int, dims: Shape | None) -> Iterator[str]:
+def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
     """Which sizes of input ``i`` only a run tells."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
@@ -170,7 +170,7 @@ def _open(i: int, dims: Shape | None) -> Iterator[str]:
             yield "space open"
 
 
-def _channels(node: ir.Node) -> Iterator[str]:
+def _channel_facts(node: ir.Node) -> Iterator[str]:
     """Kernels that read several channels at once may stumble over the rest."""
     if node.op_type != "Conv" or node.inputs[1] is None:
         return

@@ -30,23 +30,23 @@ def write_functions(model: ir.Model) -> ir.Model:
     for node in nodes_of(model):
         if operator_of(node) is None:
             continue
-        key = _signature(node)
+        key = _body_key(node)
         if key not in names:
-            names[key] = _named(model, _function(node), bodies.setdefault(node.op_type, {}))
+            names[key] = _name_of_shared_body(model, _as_function(node), bodies.setdefault(node.op_type, {}))
         node.op_type = names[key]
     if names:
         model.opset_imports[DOMAIN] = VERSION
     return model
 
 
-def _signature(node: ir.Node) -> Hashable:
+def _body_key(node: ir.Node) -> Hashable:
     """All that a body depends on; writing one takes longer than comparing this."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)
 
 
-def _named(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
+def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
     """The name of the function with this body, which becomes part of ``model`` if it is new."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
@@ -76,10 +76,10 @@ def write_inline(model: ir.Model) -> ir.Model:
     return model
 
 
-def _function(node: ir.Node) -> ir.Function:
+def _as_function(node: ir.Node) -> ir.Function:
     """The portable form of ``node`` as a function of its inputs; attributes are declared, but burnt in."""
     op = Builder()
-    inputs = [_parameter(op, node, i) for i in range(len(node.inputs))]
+    inputs = [_own_input(op, node, i) for i in range(len(node.inputs))]
     passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]
     call = ir.Node(DOMAIN, node.op_type, passed, node.attributes.values(), num_outputs=len(node.outputs))
     for old, new in zip(node.outputs, call.outputs, strict=True):
@@ -102,7 +102,7 @@ def _function(node: ir.Node) -> ir.Function:
     return ir.Function(DOMAIN, node.op_type, graph=graph, attributes=declared)
 
 
-def _parameter(op: Builder, node: ir.Node, i: int) -> ir.Value:
+def _own_input(op: Builder, node: ir.Node, i: int) -> ir.Value:
     """The function's own input ``i``; a call that leaves it out has no type for it, and its body does not read it."""
     name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
     return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)

@@ -24,7 +24,7 @@ def _scans(model: ir.Model) -> list[ir.Node]:
     return [node for node in nodes_of(model) if node.op_type == "Scan" and node.domain == ""]
 
 
-def _ints(node: ir.Node, name: str, count: int) -> list[int]:
+def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
     """An attribute of a Scan, one number for each of its tensors; 0 where it is left out."""
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
@@ -35,31 +35,31 @@ def turn_scans(model: ir.Model) -> None:
     for node in _scans(model):
         slices = node.attributes["num_scan_inputs"].as_int()
         states = len(node.inputs) - slices
-        back_in = _ints(node, "scan_input_directions", slices)
-        back_out = _ints(node, "scan_output_directions", len(node.outputs) - states)
+        back_in = _scan_numbers(node, "scan_input_directions", slices)
+        back_out = _scan_numbers(node, "scan_output_directions", len(node.outputs) - states)
         if any(back_in) or any(back_out):
-            _turn(editor, node, states, back_in, back_out)
+            _write_forward(editor, node, states, back_in, back_out)
 
 
-def _turn(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
+def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
     """Write the Scan again with forward directions alone; ``back_in`` and ``back_out`` say which were backward."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]
-    axes = [*[0] * states, *_ints(node, "scan_input_axes", len(back_in))]
+    axes = [*[0] * states, *_scan_numbers(node, "scan_input_axes", len(back_in))]
     inputs = [
-        _turned(op, op.wrap(v), axis).value if back and v is not None else v
+        _reversed(op, op.wrap(v), axis).value if back and v is not None else v
         for v, back, axis in zip(node.inputs, fed, axes, strict=True)
     ]
     for name in ("scan_input_directions", "scan_output_directions"):
         node.attributes.pop(name, None)
-    given, axes = [*[0] * states, *back_out], [*[0] * states, *_ints(node, "scan_output_axes", len(back_out))]
-    results = _again(op, node, inputs, node.outputs)
-    turned = [_turned(op, y, axis) if back else y for y, back, axis in zip(results, given, axes, strict=True)]
+    given, axes = [*[0] * states, *back_out], [*[0] * states, *_scan_numbers(node, "scan_output_axes", len(back_out))]
+    results = _scan_like(op, node, inputs, node.outputs)
+    turned = [_reversed(op, y, axis) if back else y for y, back, axis in zip(results, given, axes, strict=True)]
     editor.replace(node, *turned)
 
 
-def _again(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
+def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
     """A Scan with the body and the attributes of ``node``, which loses its body; with outputs like these."""
     new = ir.Node("", "Scan", inputs, [node.attributes.pop(name) for name in list(node.attributes)],
                   num_outputs=len(outputs), name=op.fresh_in(op.scope, "Scan"))  # fmt: skip
@@ -69,7 +69,7 @@ def _again(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], output
     return [Var(op, out) for out in new.outputs]
 
 
-def _turned(op: Builder, x: Var, axis: int) -> Var:
+def _reversed(op: Builder, x: Var, axis: int) -> Var:
     """``x[…, ::-1, …]`` along ``axis``."""
     return op.like(op.Slice(x, [-1], [LAST], [axis], [-1]), x)
 
@@ -83,7 +83,7 @@ def close_scans(model: ir.Model) -> None:
         values = (v for n in body.all_nodes() for v in n.inputs if v is not None)
         read = list(dict.fromkeys(v for v in values if _home(v) not in inside))
         if read:
-            _close(editor, node, body, read)
+            _close_body(editor, node, body, read)
 
 
 def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
@@ -92,7 +92,7 @@ def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
     return value.graph if producer is None else producer.graph
 
 
-def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
+def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
     """Let ``body`` read what it has read from outside as Constants of its own, and as states that it passes on."""
     op, states = editor.op, len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     op.scope = node.name or ""
@@ -118,7 +118,7 @@ def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Valu
     body.outputs[states:states] = kept
     fed = [outer for outer, _ in carried]
     inputs = [*node.inputs[:states], *fed, *node.inputs[states:]]
-    results = _again(op, node, inputs, [*node.outputs[:states], *fed, *node.outputs[states:]])
+    results = _scan_like(op, node, inputs, [*node.outputs[:states], *fed, *node.outputs[states:]])
     editor.replace(node, *results[:states], *results[states + len(fed) :])
 
 
@@ -142,7 +142,7 @@ def narrow_numbers(model: ir.Model) -> None:
             value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float32), name=value.name)
             value.type = ir.TensorType(NARROW)
     for node in nodes_of(model):
-        _narrow(node)
+        _narrow_node(node)
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
@@ -161,7 +161,7 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
         editor.replace(node, half * 2.0 / (half + 1.0))
 
 
-def _narrow(node: ir.Node) -> None:
+def _narrow_node(node: ir.Node) -> None:
     """Let ``node`` hold, cast to and compute float32 where it did float64."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == WIDE:

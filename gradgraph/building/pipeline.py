@@ -16,7 +16,7 @@ from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
-from gradgraph.backends.engine import heed, write_for
+from gradgraph.backends.engine import check_against_table, write_for
 from gradgraph.building.draft import Draft, Part
 from gradgraph.building.eval_model import evaluation
 from gradgraph.building.named_steps import (
@@ -246,7 +246,7 @@ def finished(draft: Draft) -> Step:
 
     trains = {part.name: proto(part.training.model) for part in draft.parts}
     init = draft.beginning.model()
-    heed(draft.backend, init)
+    check_against_table(draft.backend, init)
     return Step(trains[""] if draft.is_alone else trains, proto(write_at(init, draft.opset)),
                 proto(draft.evaluated.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
                 separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip

@@ -16,7 +16,7 @@ from gradgraph import frontend
 from gradgraph.backends import BACKENDS, capability, checked_backends
 from gradgraph.backends.backend import TABLES
 from gradgraph.backends.capability import KINDS, Row, Table, Verdict
-from gradgraph.backends.engine import heed
+from gradgraph.backends.engine import check_against_table
 from gradgraph.backends.facts import facts_of
 from gradgraph.errors import BuildError
 from gradgraph.frontend import nn
@@ -149,7 +149,7 @@ def test_untried_nodes_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
             '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
         )
     )
-    heed(BACKENDS["openvino"], model)
+    check_against_table(BACKENDS["openvino"], model)
     assert caplog.messages == ["nobody has tried 1 of 1 nodes in Toy 1.0: 1 Exp"]
 
 

@@ -16,7 +16,7 @@ from running import run
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine, lower
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.blocked.min_cut import Network
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.portable import PORTABLE
@@ -53,7 +53,7 @@ def between(write: Between, *sizes: tuple[int | str, ...]) -> ir.Model:
 def numbers(model: ir.Model, stay: bool, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     work = model.clone()
     if stay:
-        stay_in_blocks(work)
+        write_blocked_forms(work)
     return run(ir.to_proto(lower(work, PORTABLE)), feeds)
 
 
@@ -184,7 +184,7 @@ def test_nodes_between_blocks_stay_in_blocks(name: str) -> None:
     same(numbers(model, False, feeds), numbers(model, True, feeds))
     inputs = sum(len(size) == 4 for size in sizes)
     stayed = model.clone()
-    stay_in_blocks(stayed)
+    write_blocked_forms(stayed)
     images = sum(node.op_type == "ReorderOutput" and node.outputs[0].uses()[0].node.op_type == "Identity"
                  for node in stayed.graph)  # fmt: skip
     assert reorders(stayed) == inputs + images  # one for each input and each image that is an output
@@ -226,7 +226,7 @@ def test_other_nodes_stay_as_they_are(name: str) -> None:
     write, sizes = ODD[name]
     model = between(write, *sizes)
     stayed = model.clone()
-    stay_in_blocks(stayed)
+    write_blocked_forms(stayed)
     assert [n.op_type for n in stayed.graph] == [n.op_type for n in model.graph]
 
 
@@ -255,7 +255,7 @@ def test_a_value_that_is_read_in_both_layouts_is_reordered_once() -> None:
     model = between(write, X)
     feeds = drawn(model)
     same(numbers(model, False, feeds), numbers(model, True, feeds))
-    stay_in_blocks(model)
+    write_blocked_forms(model)
     clean_up(model)
     source = next(n for n in model.graph if n.op_type == "Relu").outputs[0]
     assert [n.op_type for n, _ in source.uses()].count("ReorderOutput") == 1
@@ -281,7 +281,7 @@ def test_reorders_move_to_where_tensors_are_small() -> None:
         return op.Softmax(op.MaxPool(op.Tanh(x), kernel_shape=[2, 2], strides=[2, 2]), axis=1)
 
     model = between(write, (3, C, 8, 8))
-    stay_in_blocks(model)
+    write_blocked_forms(model)
     (pool,) = (n for n in model.graph if n.op_type == "MaxPool")
     assert pool.domain.endswith("nchwc")
     assert [n.op_type for n, _ in pool.outputs[0].uses()] == ["ReorderOutput"]
@@ -289,7 +289,7 @@ def test_reorders_move_to_where_tensors_are_small() -> None:
 
 def sums(model: ir.Model) -> list[int]:
     """How many inputs each node has that adds tensors, after the pass."""
-    stay_in_blocks(model)
+    write_blocked_forms(model)
     return [len(n.inputs) for n in model.graph if n.op_type == "Add" or (n.op_type == "Conv" and len(n.inputs) == 4)]
 
 

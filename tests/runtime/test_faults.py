@@ -143,7 +143,7 @@ def build_kernels(path: Path, value: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_compiler", lambda given: "c++")
         patch.setattr(library, "_compile", lambda command: Path(command[-1]).write_bytes(bytes([value]) * 10))
-        patch.setattr(library, "_try_out", lambda made: None)
+        patch.setattr(library, "_check_that_it_runs", lambda made: None)
         library.build(library=library.Library(path))
 
 

@@ -48,13 +48,13 @@ class _Rounding:
         """Let ``node`` read and compute float32; what it gives is rounded again."""
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrow(value):
-                node.replace_input_with(i, self._wide(value))
+                node.replace_input_with(i, self._widened(value))
         _widen_attributes(node)
         for computed in node.outputs:
             if computed.name and _is_narrow(computed):
-                self._round(node, computed)
+                self._insert_rounding(node, computed)
 
-    def _round(self, node: ir.Node, computed: ir.Value) -> None:
+    def _insert_rounding(self, node: ir.Node, computed: ir.Value) -> None:
         """Let a Cast of ``computed``, which becomes float32, stand where it did."""
         rounded = ir.Value(name=computed.name, type=ir.TensorType(NARROW), shape=computed.shape)
         replace_value(computed, rounded)
@@ -64,7 +64,7 @@ class _Rounding:
         if node.op_type in MOVES and node.domain == "":
             self.copies[rounded] = computed
 
-    def _wide(self, value: ir.Value) -> ir.Value:
+    def _widened(self, value: ir.Value) -> ir.Value:
         """``value`` in float32, computed where ``value`` is, so that every body may read it."""
         if value not in self.copies:
             cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(WIDE))])

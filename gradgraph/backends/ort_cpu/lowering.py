@@ -17,14 +17,14 @@ from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
     softmax_forms,
 )
 from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.backends.ort_cpu.halves import round_in_between
 from gradgraph.backends.ort_cpu.packed_products import multiply_packed
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
-from gradgraph.backends.ort_cpu.scalars import raise_numbers
+from gradgraph.backends.ort_cpu.scalars import reshape_numbers
 from gradgraph.backends.ort_cpu.stacks import stack_products
 from gradgraph.passes.rewrites import Rewrite
 
@@ -32,7 +32,7 @@ PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; wha
 HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")
 FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
-NUMBERS = Rewrite(raise_numbers, "numbers get the rank of what forms have made them meet")
+NUMBERS = Rewrite(reshape_numbers, "numbers get the rank of what forms have made them meet")
 
 
 LOWERING = Lowering(
@@ -47,7 +47,7 @@ LOWERING = Lowering(
     layouts=(
         Layout(
             may_take=STOCK.knows,
-            rewrites=(Rewrite(stay_in_blocks, "between convolutions in blocks, nodes stay in blocks"),),
+            rewrites=(Rewrite(write_blocked_forms, "between convolutions in blocks, nodes stay in blocks"),),
         ),
     ),
     after=(NUMBERS,),

@@ -91,13 +91,13 @@ def _products(model: ir.Model) -> Iterator[_Product]:
         if not plain or key_of(node) not in (("", "MatMul"), ("", "Gemm")):
             continue
         x, w = node.inputs[:2]
-        source = _transposed(w)
-        weight = _stored(w if source is None else source)
+        source = _before_transpose(w)
+        weight = _stored_weight(w if source is None else source)
         if weight is not None and x is not None and x.dtype == ir.DataType.FLOAT and len(shape_of(x) or ()) >= 2:
             yield _Product(node, weight, (source is not None) != bool(attrs.get("transB")))
 
 
-def _transposed(value: ir.Value | None) -> ir.Value | None:
+def _before_transpose(value: ir.Value | None) -> ir.Value | None:
     """The matrix whose transpose ``value`` is."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Transpose" or attributes(node).get("perm") not in ([1, 0], (1, 0)):
@@ -105,7 +105,7 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _stored(value: ir.Value | None) -> _Weight | None:
+def _stored_weight(value: ir.Value | None) -> _Weight | None:
     """``value`` as a stored matrix with a scale for each block of a row."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
@@ -132,15 +132,15 @@ class _Writer:
         self._seen: dict[tuple[ir.Value, ir.DataType, tuple[int, ...], int], ir.Value] = {}
 
     def write(self, product: _Product, copied: bool) -> None:
-        written = self._of_bits(product) if copied and product.turned else None
-        written = self._of_strips(product) if written is None else written
+        written = self._by_matmul_nbits(product) if copied and product.turned else None
+        written = self._by_strips(product) if written is None else written
         summand = self.editor.op.wrap((*product.node.inputs, None)[2])
         self.editor.replace(product.node, written if summand is None else written + summand)
 
-    def _of_bits(self, product: _Product) -> Var | None:
+    def _by_matmul_nbits(self, product: _Product) -> Var | None:
         """MatMulNBits, where it takes such a weight."""
         node, weight = product.node, product.weight
-        points = _points(weight)
+        points = _zero_points(weight)
         if points is None or weight.block not in _BLOCKS or weight.numbers.dtype not in _UNSIGNED:
             return None
         sizes = {"K": weight.columns, "N": weight.rows, "bits": weight.bits, "block_size": weight.block}
@@ -151,7 +151,7 @@ class _Writer:
         inputs = [x, numbers, self.op.wrap(weight.scales), *([self.op.const(points)] if points.size else [])]
         return kernel(self.op, "MatMulNBits", CONTRIB, inputs, (*(x.shape or ())[:-1], weight.rows), **sizes)
 
-    def _of_strips(self, product: _Product) -> Var:
+    def _by_strips(self, product: _Product) -> Var:
         """``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` of the parts of x that meet the strips."""
         op, strips = self.op, self._strips(product)
         op.scope = product.node.name or ""
@@ -209,7 +209,7 @@ class _Writer:
         return self.op.wrap(self._seen[key])
 
 
-def _points(weight: _Weight) -> np.ndarray | None:
+def _zero_points(weight: _Weight) -> np.ndarray | None:
     """The zero points as MatMulNBits takes them; empty where they are what it assumes, None where it cannot."""
     blocks = weight.columns // weight.block
     if weight.points is None:

@@ -16,7 +16,7 @@ ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Me
 LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 
-def raise_numbers(model: ir.Model) -> None:
+def reshape_numbers(model: ir.Model) -> None:
     """Give such numbers, in place, as many axes as the tensor has; each once for a rank in a graph."""
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}

@@ -31,7 +31,7 @@ def never_changes(value: ir.Value | None) -> bool:
 
 def stack_products(model: ir.Model) -> None:
     """Make such products of the main graph one, in place."""
-    products = {node: key for node in model.graph if (key := _key(node)) is not None}
+    products = {node: key for node in model.graph if (key := _stacking_key(node)) is not None}
     groups: dict[object, list[ir.Node]] = {}
     stage = stages(model.graph, lambda before, _: before in products)
     for node, key in products.items():  # none of one stage depends on another
@@ -44,7 +44,7 @@ def stack_products(model: ir.Model) -> None:
         model.graph.sort()
 
 
-def _key(node: ir.Node) -> object:
+def _stacking_key(node: ir.Node) -> object:
     """A key that is equal for products that can be one; ``None`` for other nodes."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None

@@ -77,13 +77,13 @@ def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
     """Groups that neither read nor give a truth value."""
     while True:
         groups = list(_groups(graph, shapes))
-        torn = {node for group in groups for node in _torn(group)}
+        torn = {node for group in groups for node in _tied_to_outside(group)}
         if not torn:
             return groups
         shapes = {node: shape for node, shape in shapes.items() if node not in torn}
 
 
-def _torn(group: Group) -> Iterator[ir.Node]:
+def _tied_to_outside(group: Group) -> Iterator[ir.Node]:
     """Nodes that read a truth value from outside of the group, or give one that is read there."""
     own = set(group)
     for node in group:

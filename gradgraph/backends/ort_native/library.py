@@ -120,7 +120,7 @@ def shipped(folder: Path = Path(__file__).parent / "built") -> Library | None:
 def in_folder(folder: Path) -> Library:
     """The library for this processor and onnxruntime, in ``folder``."""
     known = hashlib.sha256()
-    for part in (processor(), instructions(), ort.__version__, *FLAGS, *_tuned()):
+    for part in (processor(), instructions(), ort.__version__, *FLAGS, *_processor_options()):
         known.update(part.encode() + b"\0")
     known.update(_sources())
     return Library(folder.absolute() / library_name(f"native-{known.hexdigest()[:16]}"))
@@ -146,14 +146,14 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
         OutputError: the folder cannot be written.
     """
     library = library or in_folder(cache_folder())
-    command = [_compiler(compiler), *FLAGS, *_tuned(), *map(str, _files("*.cc"))]
+    command = [_compiler(compiler), *FLAGS, *_processor_options(), *map(str, _files("*.cc"))]
     try:
         open_private(library.path.parent)
         with tempfile.TemporaryDirectory(dir=library.path.parent) as folder:
             Path(folder).chmod(FOLDER_MODE)  # whatever the umask
             made = Path(folder) / library.path.name
             _compile([*command, "-o", str(made)])
-            _try_out(made)
+            _check_that_it_runs(made)
             made.chmod(FILE_MODE)
             made.replace(library.path)
     except OSError as error:
@@ -167,7 +167,7 @@ def _files(*patterns: str) -> list[Path]:
     return sorted(path for pattern in patterns for path in _SOURCES.glob(pattern))
 
 
-def _tuned() -> list[str]:
+def _processor_options() -> list[str]:
     """Options for the processor at hand, or what GRADGRAPH_CPU lets our code see of it."""
     level = hidden_above()
     if level == "avx2":
@@ -233,7 +233,7 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 """
 
 
-def _try_out(made: Path) -> None:
+def _check_that_it_runs(made: Path) -> None:
     """Run one kernel in a process of its own, which a library that does not fit may take down."""
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
     ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)

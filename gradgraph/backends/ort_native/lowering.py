@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gradgraph.backends.backend import Backend, Layout, Lowering
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.lowering import FEW_ROWS, HALVES, NORMS, NUMBERS, PACKED
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import ORT_NATIVE, native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
@@ -37,7 +37,7 @@ LOWERING = Lowering(
             rewrites=(
                 Rewrite(fold_activations, "a norm's kernel applies the activation behind it: fewer nodes to lay out"),
                 Rewrite(fold_neighbours, "so does a depthwise convolution's, and its two gradients are one kernel"),
-                Rewrite(partial(stay_in_blocks, rows=WITH_NATIVE), "between convolutions, nodes stay in blocks"),
+                Rewrite(partial(write_blocked_forms, rows=WITH_NATIVE), "between convolutions, nodes stay in blocks"),
             ),
         ),
     ),

@@ -231,7 +231,7 @@ def _write(editor: Editor, attention: Attention) -> None:
         "k": _layout(attention.k.view),
         "v": _layout(attention.v.view),
         "y": _layout(some(y.view())),
-        "mask": [0] * 4 if attention.mask is None else _four(attention.mask.strides(len(attention.sizes))),
+        "mask": [0] * 4 if attention.mask is None else _padded_strides(attention.mask.strides(len(attention.sizes))),
         "chosen": int(attention.mask is not None and attention.mask.kept is not None),
     }
     qkv = [op.wrap(x.base) for x in (attention.q, attention.k, attention.v)]
@@ -300,9 +300,9 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
 
 def _layout(view: Strided) -> list[int]:
     """Offset, and strides of batch, head and row."""
-    return [view.offset, *_four(view.strides)[:3]]
+    return [view.offset, *_padded_strides(view.strides)[:3]]
 
 
-def _four(strides: Sequence[int]) -> list[int]:
+def _padded_strides(strides: Sequence[int]) -> list[int]:
     """The strides of batch, head, row and column, where there may be no heads."""
     return [*strides] if len(strides) == 4 else [strides[0], 0, *strides[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, alike, fits, given
+from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, fits, inputs_of, is_alike
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.graph.builder import Builder, Written
@@ -14,15 +14,15 @@ WITH_NATIVE = BlockedForms(extends=STOCK)
 in_blocks = WITH_NATIVE.add
 
 
-@in_blocks("Elementwise", when=alike, domain=library.DOMAIN)
+@in_blocks("Elementwise", when=is_alike, domain=library.DOMAIN)
 def native_elementwise(op: Builder, call: Call) -> Written:
     return _native(op, call)
 
 
-@in_blocks("BatchNormalization", when=lambda call: fits(given(call)[0].value), domain=library.DOMAIN)
+@in_blocks("BatchNormalization", when=lambda call: fits(inputs_of(call)[0].value), domain=library.DOMAIN)
 @in_blocks(
     *("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad", "MaxPoolGrad"),
-    when=lambda call: all(fits(x.value) for x in given(call)[:2]),
+    when=lambda call: all(fits(x.value) for x in inputs_of(call)[:2]),
     domain=library.DOMAIN,
 )
 def native_by_channel(op: Builder, call: Call) -> Written:

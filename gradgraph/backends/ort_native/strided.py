@@ -129,18 +129,18 @@ def source(value: ir.Value | None) -> Source | None:
         if factor is not None:
             base, scale = factor[0], scale * factor[1]
         else:
-            move = _move(node, base)
+            move = _forward_move(node, base)
             if move is None or node.inputs[0] is None:
                 break
             base = node.inputs[0]
             moves.append(move)
-        view = _moved(base, reversed(moves))
+        view = _view_after(base, reversed(moves))
         if view is not None:
             best = Source(base, view, scale)
     return best
 
 
-def _moved(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
+def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
     """How ``base`` lies in its own memory after ``moves``."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
@@ -149,13 +149,13 @@ def _moved(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
     return view
 
 
-def _move(node: ir.Node, output: ir.Value) -> Move | None:
+def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
     """How ``node`` moves what it reads to ``output``, if it does nothing else."""
     sizes, given = sizes_of(output), sizes_of(node.inputs[0]) if node.inputs else None
     if node.domain != "" or sizes is None or given is None:
         return None
     if node.op_type == "Transpose":
-        perm = _perm(node, len(given))
+        perm = _permutation(node, len(given))
         return lambda view: view.transposed(perm)
     if node.op_type in RESHAPED:
         return lambda view: view.reshaped(sizes)
@@ -172,7 +172,7 @@ def _move(node: ir.Node, output: ir.Value) -> Move | None:
     return None
 
 
-def _perm(node: ir.Node, rank: int) -> list[int]:
+def _permutation(node: ir.Node, rank: int) -> list[int]:
     return list(attributes(node).get("perm", range(rank)[::-1]))
 
 
@@ -209,7 +209,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
         if factor is not None:
             at = Destination(reader.outputs[0], at.scale * factor[1], at.back)
             continue
-        back = _back(reader, given)
+        back = _backward_move(reader, given)
         if back is None:
             return
         at = Destination(reader.outputs[0], at.scale, (*at.back, back))
@@ -221,10 +221,10 @@ def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | N
     return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
 
 
-def _back(node: ir.Node, given: Sizes) -> Move | None:
+def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
     """From how the result of ``node`` lies, how what it moved does, whose sizes are ``given``."""
     if node.domain == "" and node.op_type == "Transpose":
-        perm = _perm(node, len(given))
+        perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]
         return lambda view: view.transposed(inverse)
     if node.domain == "" and node.op_type in RESHAPED and sizes_of(node.outputs[0]) is not None:

@@ -1,1 +1,1 @@
-"""What lies between blocked convolutions: which nodes compute in blocks of channels (NCHWc), too, and how."""
+"""Nodes between blocked convolutions: which of them compute in blocks of channels (NCHWc), too, and how."""

@@ -91,7 +91,7 @@ STOCK = BlockedForms()
 in_blocks = STOCK.add
 
 
-def given(call: Call) -> list[Var]:
+def inputs_of(call: Call) -> list[Var]:
     """The inputs, none of which is left out."""
     return [x for x in call.inputs if x is not None]
 
@@ -108,24 +108,24 @@ def fits(value: ir.Value) -> bool:
 # --- element by element --------------------------------------------------------------------------------------
 
 
-def alike(call: Call) -> bool:
+def is_alike(call: Call) -> bool:
     """Is every operand as large as the result, or one number?"""
     y = call.node.outputs[0]
     operands = [v for v in call.node.inputs if v is not None]
     return fits(y) and all((fits(v) and same_dims(v, y)) or is_number(shape_of(v), 4) for v in operands)
 
 
-@in_blocks("Relu", when=alike, saves=0.5)  # it may be the last step of a convolution
-@in_blocks(*ELEMENTWISE, when=alike)
+@in_blocks("Relu", when=is_alike, saves=0.5)  # it may be the last step of a convolution
+@in_blocks(*ELEMENTWISE, when=is_alike)
 def elementwise(op: Builder, call: Call) -> Written:
     written: Written = op.emit(call.node.op_type, *call.inputs, **call.attrs)
     return written
 
 
-def _tensor_and(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
+def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
     """The operand as large as the result, which fits into blocks, and the other one, if that is of this kind."""
     y = call.node.outputs[0]
-    first, second = given(call)
+    first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
     for tensor, other in pairs:
         if fits(y) and fits(tensor.value) and same_dims(tensor.value, y) and kind(other, tensor):
@@ -144,18 +144,18 @@ def _is_column_of_images(column: Var, tensor: Var) -> bool:
     return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
 
 
-@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and(_is_column, call) is not None)
+@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column, call) is not None)
 def by_channel(op: Builder, call: Call) -> Written:
     """``a·x``, ``x + b`` or ``x − b`` with a number for each channel."""
-    found = _tensor_and(_is_column, call)
+    found = _tensor_and_column(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, *found)
 
 
-@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and(_is_column_of_images, call) is not None)
+@in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
     """Every channel of every image is one of a single image."""
-    found = _tensor_and(_is_column_of_images, call)
+    found = _tensor_and_column(_is_column_of_images, call)
     assert found is not None
     images, channels, *size = _dims(found[0])
     x = op.Reshape(found[0], [1, images * channels, *size])
@@ -172,7 +172,7 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
     """The numbers for each channel of each image, and the one by which they are multiplied all over the image."""
-    first, second = given(call)
+    first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
         if flat and image.const is not None and is_static(column.shape) and (column.shape or ())[2:] == (1, 1):
@@ -220,7 +220,7 @@ def _is_pool(call: Call) -> bool:
 
 @in_blocks("AveragePool", "MaxPool", when=_is_pool, saves=1.0)  # a third of the plain one's time
 def pool(op: Builder, call: Call) -> Written:
-    return kernel(op, call.node.op_type, BLOCKED, given(call), shape_of(call.node.outputs[0]), **call.attrs)
+    return kernel(op, call.node.op_type, BLOCKED, inputs_of(call), shape_of(call.node.outputs[0]), **call.attrs)
 
 
 NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -232,7 +232,7 @@ def _repeats_pixels(call: Call) -> bool:
     kind = (call.attrs.get("coordinate_transformation_mode"), call.attrs.get("nearest_mode"))
     if x is None or call.attrs.get("mode") != "nearest" or kind not in NEAREST or not (fits(x) and fits(y)):
         return False
-    times, scales = _times(x, y), call.inputs[2] if len(call.inputs) > 2 else None
+    times, scales = _scales(x, y), call.inputs[2] if len(call.inputs) > 2 else None
     if not all(t.is_integer() for t in times):
         return False
     if scales is not None and scales.shape != (0,):  # 2.1 times 3 pixels are 6, but not each of them two
@@ -240,7 +240,7 @@ def _repeats_pixels(call: Call) -> bool:
     return "axes" not in call.attrs
 
 
-def _times(x: ir.Value, y: ir.Value) -> list[float]:
+def _scales(x: ir.Value, y: ir.Value) -> list[float]:
     """How many times as high and wide ``y`` is, as far as sizes are known."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
@@ -249,36 +249,36 @@ def _times(x: ir.Value, y: ir.Value) -> list[float]:
 @in_blocks("Resize", when=_repeats_pixels, saves=1.0)
 def resize(op: Builder, call: Call) -> Written:
     """Pixels that become blocks of pixels."""
-    x, y = given(call)[0], call.node.outputs[0]
-    scales = [1, 1, *map(int, _times(x.value, y))]
+    x, y = inputs_of(call)[0], call.node.outputs[0]
+    scales = [1, 1, *map(int, _scales(x.value, y))]
     return kernel(op, "Upsample", BLOCKED, [x], shape_of(y), scales=scales)
 
 
-def _knows_axes(call: Call) -> bool:
+def _pools_along_axes(call: Call) -> bool:
     """Is everything known that ``pool_by_axis`` needs?"""
-    dy, x = given(call)
+    dy, x = inputs_of(call)
     if not (_is_of_known_size(x) and fits(dy.value)) or call.attrs.get("ceil_mode"):
         return False
     seen = windows(**call.attrs)
     return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(seen, _dims(x)[2:], _dims(dy)[2:])
 
 
-@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_knows_axes, saves=3.0)  # Indices take so much more
+@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_pools_along_axes, saves=3.0)  # Indices take so much more
 def max_pool_gradient(op: Builder, call: Call) -> Written:
-    dy, x = given(call)
+    dy, x = inputs_of(call)
     return pool_by_axis.to_first_largest(op, dy, x, windows(**call.attrs))
 
 
 # --- runs of memory ------------------------------------------------------------------------------------------
 
 
-@in_blocks("Concat", when=lambda call: call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in given(call)))
+@in_blocks("Concat", when=lambda call: call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in inputs_of(call)))
 def concat(op: Builder, call: Call) -> Written:
     return op.Concat(*call.inputs, axis=1)
 
 
 def _splits_channels(call: Call) -> bool:
-    return call.attrs.get("axis", 0) % 4 == 1 and all(map(fits, (given(call)[0].value, *call.node.outputs)))
+    return call.attrs.get("axis", 0) % 4 == 1 and all(map(fits, (inputs_of(call)[0].value, *call.node.outputs)))
 
 
 @in_blocks("Split", when=_splits_channels)
@@ -287,12 +287,12 @@ def split(op: Builder, call: Call) -> Written:
 
 
 def _pads_images(call: Call) -> bool:
-    return _pads(call) is not None and fits(given(call)[0].value) and fits(call.node.outputs[0])
+    return _pads(call) is not None and fits(inputs_of(call)[0].value) and fits(call.node.outputs[0])
 
 
 def _pads(call: Call) -> np.ndarray | None:
     """The pads before and behind, [2, 4], if nothing but the images grows or shrinks, and by constants."""
-    pads = given(call)[1].const
+    pads = inputs_of(call)[1].const
     constant = call.attrs.get("mode", "constant") == "constant" and len(call.inputs) < 4
     if not constant or pads is None or pads.size != 8 or pads.reshape(2, 4)[:, :2].any():
         return None
@@ -302,7 +302,7 @@ def _pads(call: Call) -> np.ndarray | None:
 @in_blocks("Pad", when=_pads_images)
 def pad(op: Builder, call: Call) -> Written:
     """Lines of a block of channels, [W·b] numbers each, with more or fewer lines and pixels around them."""
-    x, _, *value = given(call)
+    x, _, *value = inputs_of(call)
     pads = _pads(call)
     assert pads is not None
     (_, channels, high, wide), block, (top, left), (bottom, right) = _dims(x), nchwc_block(), *pads[:, 2:]
@@ -317,7 +317,7 @@ def pad(op: Builder, call: Call) -> Written:
 def _means(op: Builder, x: Var) -> Var:
     """The mean of each channel of each image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
-    pieces = _pieces(size)
+    pieces = _piece_count(size)
     if pieces == 1:
         return kernel(op, "GlobalAveragePool", BLOCKED, [x], (images, channels, 1, 1))
     cut = op.Reshape(x, [1, -1, size[0] // pieces, size[1]])
@@ -325,7 +325,7 @@ def _means(op: Builder, x: Var) -> Var:
     return op.Reshape(op.ReduceMean(_by_piece(op, each, channels, pieces), [2], keepdims=0), [-1, channels, 1, 1])
 
 
-def _pieces(size: list[int]) -> int:
+def _piece_count(size: list[int]) -> int:
     """How many runs of rows to add up by themselves. A kernel adds pixel after pixel, and rounding with it: in maps of
     128 px seven times as much as by runs of four rows, which take no longer.
     """
@@ -343,7 +343,7 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
 
 def _sums_images(call: Call) -> bool:
     """Are the axes those of an image?"""
-    x, *axes = given(call)
+    x, *axes = inputs_of(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
 
@@ -351,21 +351,21 @@ def _sums_images(call: Call) -> bool:
 @in_blocks("ReduceMean", "ReduceSum", when=_sums_images)
 def over_images(op: Builder, call: Call) -> Written:
     """``Σ x`` or the mean over each channel of each image, [N, C] or [N, C, 1, 1]."""
-    x = given(call)[0]
+    x = inputs_of(call)[0]
     means = _means(op, x)
     total = means if call.node.op_type == "ReduceMean" else means * float(math.prod(_dims(x)[2:]))
     return total if call.attrs.get("keepdims", 1) else op.Reshape(total, [-1, _dims(x)[1]])
 
 
-@in_blocks("GlobalAveragePool", when=lambda call: fits(given(call)[0].value))
+@in_blocks("GlobalAveragePool", when=lambda call: fits(inputs_of(call)[0].value))
 def global_average(op: Builder, call: Call) -> Written:
-    return _means(op, given(call)[0])
+    return _means(op, inputs_of(call)[0])
 
 
 def _dots(op: Builder, x: Var, y: Var) -> Var:
     """``Σ x·y`` of each channel; every piece of an image of y is the filter of one of x."""
     images, channels, high, wide = _dims(x)
-    pieces = _pieces([high, wide])
+    pieces = _piece_count([high, wide])
     maps, size = images * channels * pieces, (high // pieces, wide)
     whole = Windows(size, (1, 1), (1, 1), (0, 0), (0, 0))
     each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
@@ -378,13 +378,13 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
 
 def _takes_batch_statistics(call: Call) -> bool:
     of_batch = call.attrs.get("training_mode") and call.attrs.get("momentum") == 0.0
-    return bool(of_batch) and len(call.node.outputs) == 3 and _is_of_known_size(given(call)[0])
+    return bool(of_batch) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
 
 
 @in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain one runs on one thread
 def batch_normalization(op: Builder, call: Call) -> Written:
     """Mean, centred, variance, affine: four passes, of which the gradient takes over the second."""
-    x, scale, bias = given(call)[:3]
+    x, scale, bias = inputs_of(call)[:3]
     mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
     centred = _affine(op, x, None, op.Neg(mean))
     var = _dots(op, centred, centred) * (1.0 / _count(x))
@@ -393,14 +393,14 @@ def batch_normalization(op: Builder, call: Call) -> Written:
 
 
 def _has_many_of_known_size(call: Call) -> bool:
-    x = given(call)[1]
+    x = inputs_of(call)[1]
     return _is_of_known_size(x) and not has_few(x)
 
 
 @in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def batch_normalization_gradient(op: Builder, call: Call) -> Written:
     """``dx = (a·dy − a·s) + (−a·k)·centred``, the sum in the convolution of dy."""
-    dy = given(call)[0]
+    dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
 
@@ -408,14 +408,14 @@ def batch_normalization_gradient(op: Builder, call: Call) -> Written:
 @in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def unscaled_batch_normalization_gradient(op: Builder, call: Call) -> Written:
     """``u = dy + ((−k)·centred − s)``."""
-    dy = given(call)[0]
+    dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return dy + _affine(op, centred, op.Neg(k), op.Neg(s)), a, dscale, db
 
 
 def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
     """The centred input, ``batch_normalization_factors`` and the gradient of the bias."""
-    dy, x, scale, mean, var = given(call)
+    dy, x, scale, mean, var = inputs_of(call)
     centred = _affine(op, x, None, op.Neg(mean))
     db = op.ReduceMean(_means(op, dy), [0, 2, 3], keepdims=0) * _count(x)
     dots = _dots(op, dy, centred)

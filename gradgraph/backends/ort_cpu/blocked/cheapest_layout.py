@@ -30,7 +30,7 @@ _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
 _NEVER = 1 << 60  # the price of what must not happen: there is no kernel that reorders truth values
 
 
-def stay_in_blocks(model: ir.Model, rows: BlockedForms = STOCK) -> None:
+def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
     """Write nodes of the main graph in their blocked form of ``rows``, in place, wherever that saves reordering."""
     if not any(_is_reorder(node) for node in model.graph):
         return
@@ -62,7 +62,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
     """The nodes that should compute in blocks."""
     network = Network()
     for node, form in forms.items():
-        network.add(_BLOCKS, node, int(form.saves * max(_size(v) for v in _values(node) if fits(v))))
+        network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
     for value in dict.fromkeys(v for node in forms for v in _values(node) if fits(v)):
         _add_reorders(network, value, forms)
     return network.side(_BLOCKS, _PLAIN)
@@ -70,9 +70,9 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
     """Add the price of ``value`` if the layout that it is written in is not that of all its readers."""
-    writer = _place(value.producer(), forms)
-    readers = {_place(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
-    price = _size(value) if value.dtype == ir.DataType.FLOAT else _NEVER
+    writer = _side_of(value.producer(), forms)
+    readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
+    price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER
     network.add(writer, ("out of blocks", value), price)
     network.add(("into blocks", value), writer, price)
     for reader in readers:
@@ -80,14 +80,14 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
         network.add(reader, ("into blocks", value), _NEVER)
 
 
-def _place(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
+def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
     """The node itself if it may stand on either side."""
     if node is not None and node in forms:
         return node
     return _BLOCKS if _is_reorder(node) else _PLAIN
 
 
-def _size(value: ir.Value) -> int:
+def _elements(value: ir.Value) -> int:
     """The elements of ``value``; of one image if the batch is open, as that is what all of them have in common."""
     return math.prod(known_sizes(shape_of(value)))
 

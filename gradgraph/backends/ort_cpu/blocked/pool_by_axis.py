@@ -99,7 +99,7 @@ def _along(op: Builder, dy: Var, x: Var, line: _Line) -> Var:
         reached.append(dy * op.HardSigmoid(behind, alpha=STEEP, beta=1.0))
     reached.append(dy)
     parts = [reached[0], *(after - before for before, after in itertools.pairwise(reached))]
-    phases = [_phase(op, parts, line, a) for a in range(line.stride)]
+    phases = [_phase_sum(op, parts, line, a) for a in range(line.stride)]
     return _side_by_side(op, phases, _dims(x), line)
 
 
@@ -111,7 +111,7 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
     more = max(0, -line.end(taps) // line.stride)  # windows that fit only because they have fewer taps
     dims = tuple(line.sized(_dims(x), line.count + more))
     pooled = kernel(op, "MaxPool", BLOCKED, [x], dims, kernel_shape=seen.kernel, **seen.attrs)
-    return _cut(op, pooled, line, line.count) if more else pooled
+    return _first_pixels(op, pooled, line, line.count) if more else pooled
 
 
 def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
@@ -129,10 +129,10 @@ def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
         less = op.Reshape(op.const(border) - op.Reshape(largest, [-1, border.size]), largest.shape)
     taps = max(1, 2 - line.stride - line.end(1))  # so many that none of the windows starts behind the last
     seen = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride)
-    return _pick(op, x, 0, seen, less, activation="HardSigmoid", activation_params=[STEEP, 1.0])
+    return _read_tap(op, x, 0, seen, less, activation="HardSigmoid", activation_params=[STEEP, 1.0])
 
 
-def _pick(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
+def _read_tap(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
     """The pixel that one tap reads, plus ``total``; padding is 0."""
     channels, sizes = _dims(v)[1], [k or 1 for k in seen.kernel]
     taps = np.zeros([channels // nchwc_block(), max(sizes), nchwc_block()], np.float32)
@@ -140,7 +140,7 @@ def _pick(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None
     return convolution(op, v, op.const(taps.reshape(channels, 1, *sizes)), None, seen, channels, total, **activation)
 
 
-def _phase(op: Builder, parts: Sequence[Var], line: _Line, a: int) -> Var:
+def _phase_sum(op: Builder, parts: Sequence[Var], line: _Line, a: int) -> Var:
     """The sum of the taps that read pixels s·q + a, each moved on by so many windows as q is ahead of them."""
     moves = {
         j: (j - line.begin - a) // line.stride for j in range(line.taps) if (j - line.begin - a) % line.stride == 0
@@ -154,7 +154,7 @@ def _phase(op: Builder, parts: Sequence[Var], line: _Line, a: int) -> Var:
         if taps == 1:
             total = parts[j] if total is None else total + parts[j]
         else:
-            total = _pick(op, parts[j], tap, line.windows(taps, begin, taps - 1 - left), total)
+            total = _read_tap(op, parts[j], tap, line.windows(taps, begin, taps - 1 - left), total)
     assert total is not None
     return total
 
@@ -166,10 +166,10 @@ def _side_by_side(op: Builder, phases: Sequence[Var], dims: list[int], line: _Li
     run = nchwc_block() * (dims[3] if line.axis == 0 else 1)
     laid = op.Concat(*(op.Reshape(v, [-1, run]) for v in phases), axis=1)
     dx = op.Reshape(laid, line.sized(dims, line.quota * line.stride))
-    return _cut(op, dx, line, line.size) if line.quota * line.stride > line.size else dx
+    return _first_pixels(op, dx, line, line.size) if line.quota * line.stride > line.size else dx
 
 
-def _cut(op: Builder, v: Var, line: _Line, size: int) -> Var:
+def _first_pixels(op: Builder, v: Var, line: _Line, size: int) -> Var:
     """The first so many pixels along the line."""
     block, (images, channels, high, wide) = nchwc_block(), _dims(v)
     run, rows = (wide * block, 1) if line.axis == 0 else (block, high)

@@ -71,11 +71,11 @@ def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
     plan = _plan(conv)
     if plan is None:
         return None
-    images, shape = _together(conv, plan), _sums(plan)
+    images, shape = _images_a_turn(conv, plan), _sum_shape(plan)
 
     def add(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
         kernel_side, image_side = (dy, x) if plan.dy_is_kernel else (x, dy)
-        filters, pixels = _filters(op, kernel_side, plan, images), _pixels(op, image_side, plan, images)
+        filters, pixels = _kernel_side(op, kernel_side, plan, images), _image_side(op, image_side, plan, images)
         return convolution(op, pixels, filters, None, plan.seen, images, total)
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
@@ -99,7 +99,7 @@ def _dy_as_kernel(conv: Layer) -> _Plan:
     seen = Windows(
         (conv.count[0], 1), (conv.seen.dilations[0], 1), (1, 1), (conv.seen.begins[0], 0), (conv.seen.ends[0], 0)
     )
-    columns = np.arange(conv.size[1]) - _steps(conv)[:, None] + conv.seen.begins[1]
+    columns = np.arange(conv.size[1]) - _tap_offsets(conv)[:, None] + conv.seen.begins[1]
     return _Plan(True, conv.m, (conv.count[0], conv.count[1]), conv.c, columns, conv.seen.kernel[0] or 1, seen)
 
 
@@ -108,28 +108,28 @@ def _x_as_kernel(conv: Layer) -> _Plan:
     reach = ((conv.seen.kernel[0] or 1) - 1) * conv.seen.dilations[0]
     pads = (reach - conv.seen.begins[0], 0), (reach - conv.seen.ends[0], 0)
     seen = Windows((conv.size[0], 1), (conv.seen.dilations[0], 1), (1, 1), *pads)
-    columns = np.arange(conv.count[1]) + _steps(conv)[:, None] - conv.seen.begins[1]
+    columns = np.arange(conv.count[1]) + _tap_offsets(conv)[:, None] - conv.seen.begins[1]
     return _Plan(False, conv.c, (conv.size[0], conv.size[1]), conv.m, columns, conv.seen.kernel[0] or 1, seen)
 
 
-def _steps(conv: Layer) -> np.ndarray:
+def _tap_offsets(conv: Layer) -> np.ndarray:
     """How far each tap across lies from the first."""
     return np.arange(conv.seen.kernel[1] or 1) * conv.seen.dilations[1]
 
 
-def _sums(plan: _Plan) -> list[int]:
+def _sum_shape(plan: _Plan) -> list[int]:
     """[taps across, filters/b, taps down, channels, b], of one image."""
     block = nchwc_block()
     return [len(plan.columns), plan.filters // block, plan.down, plan.channels, block]
 
 
-def _together(conv: Layer, plan: _Plan) -> int:
+def _images_a_turn(conv: Layer, plan: _Plan) -> int:
     """Images in a turn."""
     parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS_AT_ONCE)
     return 2 if parts < LEAST_PARTS and conv.images % 2 == 0 else 1
 
 
-def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
+def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
     """[images, filters, *size] in blocks -> the kernel; what is outside reads a block of zeros behind the others."""
     block, (high, wide) = nchwc_block(), plan.size
     blocks = op.Reshape(v, [-1, block])
@@ -142,7 +142,7 @@ def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
     return op.Reshape(rows, [images * len(plan.columns) * plan.filters, plan.width, high, 1])
 
 
-def _pixels(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
+def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
     """[images, channels, rows, width] -> the image; runs of b pixels change their order.
 
     Where channels lie in blocks, b pixels of a block are a square, which is turned first, and runs are whole squares.

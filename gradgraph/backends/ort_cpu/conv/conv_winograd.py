@@ -106,7 +106,7 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
         part = convolution(op, tile, weights, b if i == ONE else None, across, 1)
         parts.append(op.Reshape(part, [-1, 1, channels * tiles * wide]))
     at_points = op.Concat(*parts, axis=1)
-    y = op.Reshape(_lines(op, at_points, seen, (channels, high, wide)), [-1, channels, high, wide])
+    y = op.Reshape(_rows_of_y(op, at_points, seen, (channels, high, wide)), [-1, channels, high, wide])
     record_shape(y.value, (batch, channels, high, wide))
     return ordered(op, y)
 
@@ -137,7 +137,7 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
     return [op.Reshape(v, [channels, inputs, 1, width]) for v in parts]
 
 
-def _lines(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
+def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
     """``Aᵀ`` of what was computed at the points, in blocks, and of its rows those of y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)

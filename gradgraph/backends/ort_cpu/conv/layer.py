@@ -81,19 +81,19 @@ def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | No
         attrs: of the node.
     """
     group = int(attrs.get("group") or 1)
-    channels, size, weights = _known(x, 1), _known(x, 2), _known(w, 0)
+    channels, size, weights = _positive_sizes(x, 1), _positive_sizes(x, 2), _positive_sizes(w, 0)
     if channels is None or size is None or weights is None or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None
     if w.value.dtype != ir.DataType.FLOAT or (x.shape or (0,))[0] == 0:
         return None
     seen = windows(**{**attrs, "kernel_shape": weights[2:]})
-    count = seen.count(size) if y is None else _known(y, 2)
+    count = seen.count(size) if y is None else _positive_sizes(y, 2)
     if count is None or min(count) <= 0:
         return None
     return Layer((x.shape or (None,))[0], group, weights[0] // group, weights[1], tuple(size), tuple(count), seen)
 
 
-def _known(x: Var, start: int) -> list[int] | None:
+def _positive_sizes(x: Var, start: int) -> list[int] | None:
     """The sizes of the axes from ``start`` on, if each is known and positive."""
     dims = (x.shape or (None, None, None))[start:]
     sizes = [d for d in known_sizes(dims) if d > 0]

@@ -62,7 +62,7 @@ class Columns:
         inputs = [x for x in (weight, state, bias if added is None else added) if x is not None]
         shape = self.shape((weight.shape or (None,))[0])
         if activation is None:
-            return _shaped(self.op.Gemm(*inputs), shape)
+            return _with_shape(self.op.Gemm(*inputs), shape)
         return kernel(self.op, "FusedGemm", CONTRIB, inputs, shape, activation=activation)
 
     def projected(self, x: Var, w: Var, b: Var) -> Var:
@@ -106,25 +106,25 @@ class Blocks:
         return (1, units, 1, self.sequences)
 
     def enter(self, x: Var) -> Var:
-        steps, sequences, units = _known(x)
+        steps, sequences, units = _static_shape(x)
         image = self._reshaped(x, steps, 1, sequences, units)
         blocks = kernel(self.op, "ReorderInput", BLOCKED, [image], (steps, units, 1, sequences), channels_last=1)
         return self._reshaped(blocks, steps, 1, units, 1, sequences)
 
     def leave(self, x: Var) -> Var:
-        steps, _, units, _, sequences = _known(x)
+        steps, _, units, _, sequences = _static_shape(x)
         blocks = self._reshaped(x, steps, units, 1, sequences)
         shape = (steps, 1, sequences, units)
         rows = kernel(self.op, "ReorderOutput", BLOCKED, [blocks], shape, channels=units, channels_last=1)
         return self._reshaped(rows, steps, sequences, units)
 
     def weight(self, w: Var) -> Var:
-        outputs, inputs = _known(w)  # as channels and places of an image, which are packed alike
+        outputs, inputs = _static_shape(w)  # as channels and places of an image, which are packed alike
         blocks = kernel(self.op, "ReorderInput", BLOCKED, [self._reshaped(w, 1, outputs, 1, inputs)], None)
         return self._reshaped(blocks, outputs, inputs, 1, 1)
 
     def transposed(self, w: Var) -> Var:
-        inputs, outputs = _known(w)
+        inputs, outputs = _static_shape(w)
         rows = self._reshaped(w, 1, 1, inputs, outputs)
         blocks = kernel(self.op, "ReorderInput", BLOCKED, [rows], None, channels_last=1)
         return self._reshaped(blocks, outputs, inputs, 1, 1)
@@ -138,11 +138,11 @@ class Blocks:
         inputs = [state, weight, bias, added]
         while inputs[-1] is None:
             inputs.pop()
-        (images, *_), outputs = _known(state), _known(weight)[0]
+        (images, *_), outputs = _static_shape(state), _static_shape(weight)[0]
         return self._convolved(inputs, (images, outputs, 1, self.sequences), activation)
 
     def projected(self, x: Var, w: Var, b: Var) -> Var:
-        (outputs, inputs), (steps, sequences, _) = _known(w), _known(x)
+        (outputs, inputs), (steps, sequences, _) = _static_shape(w), _static_shape(x)
         if inputs % self.block:
             rows = self.op.Gemm(self.op.Flatten(x, axis=2), w, b, transB=1)
             return self.enter(self._reshaped(rows, steps, sequences, outputs))
@@ -150,25 +150,25 @@ class Blocks:
         return self._reshaped(self.times(self.weight(w), image, bias=b), steps, 1, outputs, 1, sequences)
 
     def back(self, d: Var, w: Var, x: Var) -> Var:
-        steps, sequences, inputs = _known(x)
+        steps, sequences, inputs = _static_shape(x)
         if inputs % self.block:
             rows = self.op.Gemm(self.op.Flatten(self.leave(d), axis=2), w)
             return self._reshaped(rows, steps, sequences, inputs)
-        image = self._reshaped(d, steps, _known(w)[0], 1, sequences)
+        image = self._reshaped(d, steps, _static_shape(w)[0], 1, sequences)
         dx = self.times(self.transposed(w), image)
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
         """As a convolution, too: T·N channels, all of x (and a one) side by side; d, a block a row, is its weight."""
         op = self.op
-        steps, _, units, _, sequences = _known(d)
+        steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
         if rows % self.block:
             flat = op.Flatten(self.leave(d), axis=2)
             total = op.ReduceSum(flat, [0], keepdims=0)
             return [total, *(op.Gemm(flat, op.Flatten(x, axis=2), transA=1) for x in xs)]
         tiles = op.Transpose(op.Reshape(d, [steps, units // self.block, sequences, self.block]), perm=[1, 0, 2, 3])
-        widths = [1, *(_known(x)[2] for x in xs)]
+        widths = [1, *(_static_shape(x)[2] for x in xs)]
         beside = op.Concat(op.const(np.ones((rows, 1), np.float32)), *(op.Flatten(x, axis=2) for x in xs), axis=1)
         wide = self._reshaped(beside, 1, rows, 1, sum(widths))
         image = kernel(op, "ReorderInput", BLOCKED, [wide], wide.shape)
@@ -182,7 +182,7 @@ class Blocks:
         return kernel(self.op, "Conv", BLOCKED, inputs, shape, kernel_shape=[1, 1], activation=activation)
 
     def _reshaped(self, x: Var, *shape: int) -> Var:
-        return _shaped(self.op.Reshape(x, shape), shape)
+        return _with_shape(self.op.Reshape(x, shape), shape)
 
 
 Layout = Columns | Blocks
@@ -197,12 +197,12 @@ def layout_of(op: Builder, x: Var, units: Dim) -> Layout:
     return Columns(op, sizes[1])
 
 
-def _shaped(x: Var, shape: Shape) -> Var:
+def _with_shape(x: Var, shape: Shape) -> Var:
     record_shape(x.value, shape)
     return x
 
 
-def _known(x: Var) -> tuple[int, ...]:
+def _static_shape(x: Var) -> tuple[int, ...]:
     """A shape that is known in full."""
     sizes = all_sizes(x.shape)
     assert sizes

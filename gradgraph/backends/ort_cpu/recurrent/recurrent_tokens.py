@@ -68,14 +68,14 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
     node = None if X is None else X.producer()
     turned = node is not None and _turns(node)
     gather = node if node is None or not turned or node.inputs[0] is None else node.inputs[0].producer()
-    if gather is None or not _reads_rows(gather) or not _pays(gather):
+    if gather is None or not _reads_rows(gather) or not _is_cheaper(gather):
         return None
-    whole = _summed([node.outputs[0] for node in gradients])
-    back = [] if whole is None else _way_back(whole, gather, turned)
+    whole = _total_gradient([node.outputs[0] for node in gradients])
+    back = [] if whole is None else _nodes_to_table_gradient(whole, gather, turned)
     if whole is None or not back:
         return None
     tokens = Tokens.of(op, gather, turned)
-    _shorten(whole, back, gradients)
+    _replace_table_gradient(whole, back, gradients)
     return tokens
 
 
@@ -96,7 +96,7 @@ def _reads_rows(node: ir.Node) -> bool:
     return rows and all(len(dims) == 2 and is_static(dims) for dims in sizes)
 
 
-def _pays(gather: ir.Node) -> bool:
+def _is_cheaper(gather: ir.Node) -> bool:
     """Has the product with one-hot rows, with all that is done by row, fewer multiplications than what goes?"""
     (V, I), ids = (_sizes(x) for x in gather.inputs)  # noqa: E741
     read = int(np.prod(ids))
@@ -107,7 +107,7 @@ def _sizes(x: ir.Value | None) -> tuple[int, ...]:
     return tuple(known_sizes(shape_of(x)))
 
 
-def _summed(gradients: Sequence[ir.Value]) -> ir.Value | None:
+def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
     """The sum of the gradients by X, which nobody else reads."""
     reader = _only_reader(gradients[0])
     if len(gradients) == 1:
@@ -121,7 +121,7 @@ def _only_reader(x: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not x.is_graph_output() else None
 
 
-def _way_back(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
+def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
     """From the gradient of X to that of the table: the nodes between, none if that is not all that becomes of it."""
     way: list[ir.Node] = []
     value: ir.Value = dX
@@ -142,10 +142,10 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
     table, ids = gather.inputs
     rows = (int(np.prod(_sizes(ids))), *_sizes(table)[1:])
     alike = _sizes(places["dy"]) == rows and _sizes(node.outputs[0]) == _sizes(table)
-    return alike and _plain(places["where"]) is _plain(ids) and not node.outputs[0].is_graph_output()
+    return alike and _root_of(places["where"]) is _root_of(ids) and not node.outputs[0].is_graph_output()
 
 
-def _plain(ids: ir.Value | None) -> ir.Value | None:
+def _root_of(ids: ir.Value | None) -> ir.Value | None:
     """The tensor furthest back that holds these numbers in this order, perhaps in 32 bits."""
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
@@ -157,7 +157,7 @@ def _plain(ids: ir.Value | None) -> ir.Value | None:
     return ids
 
 
-def _shorten(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
+def _replace_table_gradient(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
     """Let ``dX``, and what it is the sum of, take the place of the table's gradient."""
     dtable = way[-1].outputs[0]
     for value in (dX, *(node.outputs[0] for node in gradients)):

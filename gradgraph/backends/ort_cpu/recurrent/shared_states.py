@@ -72,7 +72,7 @@ def _pairs(model: ir.Model) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
     for layer, gradients in found.items():
         direction = layer.attributes.get("direction")
         both = direction is not None and direction.as_string() == "bidirectional"
-        if len(gradients) == 1 + both and _work(layer) >= LEAST_WORK:
+        if len(gradients) == 1 + both and _multiplications(layer) >= LEAST_WORK:
             yield layer, [gradients[k] for k in sorted(gradients)]
 
 
@@ -88,7 +88,7 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
     return node if own and node is not None and node.graph is gradient.graph else None
 
 
-def _work(layer: ir.Node) -> int:
+def _multiplications(layer: ir.Node) -> int:
     """H·H·N; 0 where sizes are not known."""
     X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
@@ -111,7 +111,7 @@ class _Layer:
     def op(self) -> Builder:
         return self.s.op
 
-    def parts(self, x: Var, *gates: int) -> list[Var]:
+    def cut(self, x: Var, *gates: int) -> list[Var]:
         """``x``, whose first axis is that of gates, cut after so many gates."""
         if len(gates) == 1:
             return [x]
@@ -129,7 +129,7 @@ class _Layer:
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
         """The share of the inputs in the gates of all steps: a part for each number in ``gates``, with its bias."""
-        rows, tokens = zip(self.parts(self.s.W, *gates), biases, strict=True), self.tokens
+        rows, tokens = zip(self.cut(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
@@ -178,7 +178,7 @@ class StockRun:
         """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
-        last, arriving = self._arriving(dY, [x for x in dlast if x is not None])
+        last, arriving = self._arriving_cotangents(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
         x = s.X if layer.tokens is None else layer.tokens.one_hot
         if products[0][0] is d:  # what the input and h add up to
@@ -186,12 +186,12 @@ class StockRun:
             dRb = dWb
         else:
             dWb, dW = at.outer(d, x)
-            dRb, dR = (_stacked(op, parts) for parts in zip(*(at.outer(*pair) for pair in products), strict=True))
+            dRb, dR = (_concatenated(op, parts) for parts in zip(*(at.outer(*pair) for pair in products), strict=True))
         dX, dW = (at.back(d, s.W, s.X), dW) if layer.tokens is None else layer.tokens.gradients(dW, s.W)
         left = [op.Squeeze(at.leave(op.Unsqueeze(x, [0])), [0]) for x in firsts]
         return [dX, dW, dR, dWb, dRb, *left]
 
-    def _arriving(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
+    def _arriving_cotangents(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
         """Cotangents that reach the last states, and those that reach the h before each step."""
         if dY is None:
             return last, []
@@ -213,7 +213,7 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
     """The ``k``-th direction of a node, and its gradient operator."""
     count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
     X, *rest = (op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
-    W, R, B, _, h, c = (None if v is None else _own(op, v, k, count) for v in rest)
+    W, R, B, _, h, c = (None if v is None else _direction_part(op, v, k, count) for v in rest)
     assert X is not None and W is not None and R is not None and B is not None
     zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 1), axis=0), 0.0, X.dtype)
     first = (zeros if h is None else h, zeros if c is None else c)
@@ -221,12 +221,12 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
     return Direction(op, backwards, X, W, R, biases, first, None, X, None, first, (), None), gradients[k]
 
 
-def _own(op: Builder, x: Var, k: int, count: int) -> Var:
+def _direction_part(op: Builder, x: Var, k: int, count: int) -> Var:
     """The part of ``x`` for the ``k``-th of ``count`` directions."""
     return op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
 
 
-def _stacked(op: Builder, parts: Sequence[Var]) -> Var:
+def _concatenated(op: Builder, parts: Sequence[Var]) -> Var:
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
 
 
@@ -234,7 +234,7 @@ def _outputs(op: Builder, runs: Sequence[Run]) -> list[Var]:
     """Y, Y_h (and Y_c) of a node."""
     states, *last = zip(*(run.outputs() for run in runs), strict=True)
     Y = [op.Unsqueeze(h, [1]) for h in states]
-    return [op.Concat(*Y, axis=1) if len(Y) > 1 else Y[0], *(_stacked(op, ends) for ends in last)]
+    return [op.Concat(*Y, axis=1) if len(Y) > 1 else Y[0], *(_concatenated(op, ends) for ends in last)]
 
 
 # --- the operators ------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
     """``c' = f c + i g`` and ``h' = o tanh c'``; kept: factors of dc, dh, dc, dc for the gates, of dh for dc, and f."""
     op, at, bias = layer.op, layer.at, layer.s.bias()
     assert bias is not None
-    Rs, Rg = map(at.weight, layer.parts(layer.s.R, 3, 1))
+    Rs, Rg = map(at.weight, layer.cut(layer.s.R, 3, 1))
 
     def step(h: Var, c: Var, xs: Var, xg: Var) -> list[Var]:
         gates, g = at.times(Rs, h, xs, activation="Sigmoid"), at.times(Rg, h, xg, activation="Tanh")
@@ -302,7 +302,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
         K = layer.joined(values - values * gates, i - new * g)
         return [y, after, y, K, o - y * squashed, f]
 
-    steps = layer.projected(layer.parts(bias, 3, 1), 3, 1)
+    steps = layer.projected(layer.cut(bias, 3, 1), 3, 1)
     results: Sequence[Var] = layer.scan(step, first, steps, back=False)
     return results
 
@@ -328,9 +328,9 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
     are r and r h.
     """
     op, at, after = layer.op, layer.at, bool(layer.attrs["linear_before_reset"])
-    Rs, Rn = map(at.weight, layer.parts(layer.s.R, 2, 1))
+    Rs, Rn = map(at.weight, layer.cut(layer.s.R, 2, 1))
     assert layer.s.biases is not None
-    (Ws, Wn), (Bs, Bn) = (layer.parts(b, 2, 1) for b in layer.s.biases)
+    (Ws, Wn), (Bs, Bn) = (layer.cut(b, 2, 1) for b in layer.s.biases)
     bias = at.bias(Bn)
 
     def step(h: Var, xs: Var, xn: Var) -> list[Var]:
@@ -371,7 +371,7 @@ def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 def _reset_before(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
     """``dn = dh·Kn``, ``d`` those of z and r; the h before gets ``Rᵀd + dh·z + (Rₙᵀdn)·r``."""
     layer, op, at = run.layer, run.layer.op, run.layer.at
-    Rs, Rn = map(at.transposed, layer.parts(layer.s.R, 2, 1))
+    Rs, Rn = map(at.transposed, layer.cut(layer.s.R, 2, 1))
     *factors, reset = run.kept
 
     def step(dh: Var, Kz: Var, Kr: Var, Kn: Var, z: Var, r: Var, *arriving: Var) -> list[Var]:
