@@ -122,7 +122,7 @@ def called_with(options: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], C
     def decorate(function: Callable[[O_co], R]) -> Callable[P, R]:
         every = fields(options)  # type: ignore[arg-type]
         signature = inspect.Signature(
-            [_parameter(f) for f in every],
+            sorted(map(_parameter, every), key=lambda p: p.kind),
             return_annotation=inspect.signature(function).return_annotation,
         )
 

@@ -177,7 +177,7 @@ def _rank_held(work: ir.Model, adapter: Adapter) -> int:
 
 def _alpha_of(adapter: Adapter, rank: int) -> float:
     """That with which PEFT computes the same scale."""
-    return adapter.alpha if rank == adapter.rank else adapter.scale * (rank**0.5 if adapter.kind == "rslora" else rank)
+    return adapter.alpha if rank == adapter.rank else adapter.scale * KINDS[adapter.kind].spread(rank)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays:
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
             raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
-    scale = alpha / (rank**0.5 if kind == "rslora" else rank)
+    scale = alpha / KINDS[kind].spread(rank)
     dropout = float(config.get("lora_dropout", 0))
     return Adapter(kind, layer.name, layer.kind, scale=scale, rank=rank, alpha=alpha, dropout=dropout, name=name)
 

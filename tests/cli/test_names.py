@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import api_page
 import names_page
@@ -14,13 +16,19 @@ from cli_reference import reference
 from command_line import Cli, mlp
 
 import gradgraph as gg
+from gradgraph.arguments import NUMBER
 from gradgraph.backends import BACKENDS
-from gradgraph.errors import BuildError
+from gradgraph.building.option import Shell, called_with, option, spellings
+from gradgraph.building.step_options import BuildOptions
+from gradgraph.cli.options import SPELLINGS
+from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.frontend import functional, nn
 from gradgraph.losses import LOSSES, Loss
+from gradgraph.metrics import METRICS
 from gradgraph.optim import Optimizer
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 
 ROOT = Path(__file__).parents[2]
 # made from the tables, or kept: what was written about an earlier state
@@ -71,7 +79,7 @@ def tracked(*suffixes: str) -> list[Path]:
     """Files by hand: of the package and the pages; nothing that is made, nor what uses names as a user does."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [n for n in listed.stdout.split("\0") if n.endswith(suffixes) and n not in MADE]
-    users = ("tests/", "benchmarks/", "examples/", "docs/start/coming-from-")
+    users = ("tests/", "benchmarks/", "examples/", "docs/start/coming-from-", "docs/how-to/troubleshoot.md")
     return [ROOT / n for n in names if not n.startswith(users) and (ROOT / n).is_file()]
 
 
@@ -100,14 +108,88 @@ def test_each_took_two_files(name: str) -> None:
     assert word.search((ROOT / cases).read_text("utf-8"))
 
 
-TABLES = {"losses": LOSSES, "optimizers": RECIPES, "schedules": SCHEDULES, "backends": BACKENDS}
-HOMES = {"gradgraph/optim/recipes.py", "gradgraph/optim/schedules.py"}
+TABLES: dict[str, dict[str, Any]] = {
+    "loss": LOSSES,
+    "metric": METRICS,
+    "optimizer": RECIPES,
+    "schedule": SCHEDULES,
+    "backend": BACKENDS,
+    "kind of adapter": KINDS,
+}
+# lists that say something else of names: what is public, finishes of metrics, what PEFT's files hold
+HOMES = {"gradgraph/optim/schedules.py", "gradgraph/step/finishes.py", "docs/how-to/adapters.md"}
+# names that other files say, too, and why
+ELSEWHERE = {
+    "defaults, and examples in messages": "cross_entropy adamw accuracy confusion_matrix mse cosine lora auto portable",
+    "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce",
+    "finishes of the same name": "precision recall f1 iou balanced_accuracy r2",
+    "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 prefix rslora",
+    "backends that docstrings recommend": "openvino ort-cpu ort-cpu-native ort-cuda web",
+    "a rule that fit follows": "reduce_on_plateau",
+}
 
 
-@pytest.mark.parametrize("kind", TABLES)
-def test_nobody_lists_names_by_hand(kind: str) -> None:
+def places() -> dict[str, str]:
+    """The files of the package, each with its text; the folder of a backend is one."""
+    rooms: dict[str, str] = {}
+    for file in tracked(".py"):
+        name = file.relative_to(ROOT).as_posix()
+        rest = name.removeprefix("gradgraph/backends/")
+        room = f"gradgraph/backends/{rest.split('/')[0]}" if rest != name else name
+        rooms[room] = rooms.get(room, "") + file.read_text("utf-8")
+    return rooms
+
+
+def number_of_files(what: str) -> int:
+    """The files of the package that a part of this kind takes, as CONTRIBUTING.md says it."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (found,) = re.findall(rf"^\| {what} \| (\d+):", text, re.MULTILINE)
+    return int(found)
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_a_part_stands_in_as_many_files_as_contributing_says(what: str) -> None:
+    if not (texts := places()):
+        pytest.skip("the files of the repository are not known: this is no checkout")
+    allowed = {name for names in ELSEWHERE.values() for name in names.split()}
+    for name in TABLES[what].keys() - allowed:
+        said = re.compile(
+            rf'"{re.escape(name)}"|\bdef {re.escape(name)}\b|(?:losses|metrics|optim)\.{re.escape(name)}\b'
+        )
+        found = [place for place, text in texts.items() if said.search(text)]
+        assert len(found) == number_of_files(what), (name, found)
+
+
+def test_a_build_option_is_one_field() -> None:
+    """Nobody declares it again: not the commands, and not the signature of ``gg.build``."""
+    assert number_of_files("build option") == 1
+    text = "".join((ROOT / "cli" / f"{name}.py").read_text("utf-8") for name in ("build", "train", "options", "recipe"))
+    option_of = r'(?:option|placed)\([^()]*"--{}"'
+    declared = {name for name in SPELLINGS if re.search(option_of.format(name.replace("_", "-")), text)}
+    assert declared == {"accumulate"}  # of `gradgraph train` it is a number
+
+    @dataclass(frozen=True)
+    class More(BuildOptions):
+        caution: float = option(0.5, "how careful to be.", NUMBER, Shell("training", "How careful to be.", "number"))
+
+    @called_with(More)
+    def build(options: More) -> float:
+        """A step."""
+        return options.caution
+
+    assert build("model.onnx", caution=0.1) == 0.1 and "caution: how careful to be." in (build.__doc__ or "")
+    assert inspect.signature(build).parameters["caution"].default == 0.5
+    assert spellings(More)["caution"].section == "training"
+    with pytest.raises(ArgumentError, match="caution is 'high'; it should be a number"):
+        build("model.onnx", caution="high")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cautoin'"):
+        build("model.onnx", cautoin=0.1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_nobody_lists_names_by_hand(what: str) -> None:
     """Four names of one table within a line or two are a list."""
-    names = "|".join(map(re.escape, TABLES[kind]))
+    names = "|".join(map(re.escape, TABLES[what]))
     several = re.compile(rf"(?:(?<![\w.(-])(?:{names})(?![\w(-])[\"'`,;\s]+(?:or |and )?){{4}}")
     found = [
         f"{f.relative_to(ROOT)}: {m[0]!r}"
