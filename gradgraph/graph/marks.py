@@ -71,14 +71,6 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
                 yield use.node, use.idx
 
 
-INTEGER_RANGES = {  # the least and the largest number of the types that Quantize- and DequantizeLinear store
-    ir.DataType.INT4: (-8, 7),
-    ir.DataType.UINT4: (0, 15),
-    ir.DataType.INT8: (-128, 127),
-    ir.DataType.UINT8: (0, 255),
-    ir.DataType.INT16: (-32768, 32767),
-    ir.DataType.UINT16: (0, 65535),
-}
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
 LEARNED = "learned"  # in what QUANTISED says: the names of the weights that its scales are made of
 COMPUTED = "gradgraph.computed"  # Model.meta key: the names of what the nodes of a model gave as it was read

@@ -18,8 +18,9 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from gradgraph.graph.marks import INTEGER_RANGES, QUANTISED
+from gradgraph.graph.marks import QUANTISED
 from gradgraph.graph.prune import needed
+from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
@@ -68,8 +69,10 @@ def _stored_for(
         kind = _kind(stored, made_by, node)
         if kind in INTEGER_RANGES:
             x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
-            integers = _quantised(x, scale, zero, kind, _given(node, "axis", 1), _given(node, "block_size", 0))
-            yield node.output[0], ir.to_proto(ir.tensor(integers, dtype=ir.DataType(kind), name=node.output[0]))
+            limits, axis, block = INTEGER_RANGES[kind], _given(node, "axis", 1), _given(node, "block_size", 0)
+            whole = Quantiser(scale, zero if zero.size else None, limits, axis, block).quantised(x)
+            held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
+            yield node.output[0], ir.to_proto(ir.tensor(whole.astype(held), dtype=kind, name=node.output[0]))
     maker = _maker(made_by, node.input[0])
     if node.op_type == "DequantizeLinear" and maker is not None and maker.op_type == "Cast" and node.input[0] in known:
         (bias,) = _values(model, stored, made_by, [node.input[0]])
@@ -119,35 +122,6 @@ def _makers(made_by: Makers, names: list[str]) -> tuple[list[onnx.NodeProto], se
     return [found[place] for place in sorted(found)], read
 
 
-def _quantised(x: Array, scale: Array, zero: Array, kind: int, axis: int, block: int) -> Array:
-    """``clip(round(x / s) + z)``, rounded to even, in float32, as runtimes compute it."""
-    step = _spread(scale, x, axis, block)
-    point = _spread(zero.astype(np.float32), x, axis, block) if zero.size else np.float32(0)
-    low, high = INTEGER_RANGES[ir.DataType(kind)]
-    whole: Array = np.clip(np.rint(x / step) + point, low, high)
-    return whole.astype(np.int64).astype(_STORED[kind])
-
-
-_STORED = {
-    onnx.TensorProto.INT4: np.int8,
-    onnx.TensorProto.UINT4: np.uint8,
-    onnx.TensorProto.INT8: np.int8,
-    onnx.TensorProto.UINT8: np.uint8,
-    onnx.TensorProto.INT16: np.int16,
-    onnx.TensorProto.UINT16: np.uint16,
-}
-
-
-def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
-    """Reshape scales or zero points so that they broadcast against ``x``."""
-    if v.ndim == 0:
-        return v
-    axis %= x.ndim
-    if block:
-        return np.repeat(v, block, axis).take(range(x.shape[axis]), axis)
-    return v.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
-
-
 def _given(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((a.i for a in node.attribute if a.name == name), default)
 
@@ -156,12 +130,12 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
     return made_by[name][1] if name in made_by else None
 
 
-def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> int:
+def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
     """The element type of the integers that a QuantizeLinear gives."""
     point = node.input[2] if len(node.input) > 2 else ""
-    if point in stored:
-        return int(stored[point].data_type)
     made = _maker(made_by, point)
+    if point in stored:
+        return ir.DataType(stored[point].data_type)
     if made is not None and made.op_type == "Constant":
-        return int(made.attribute[0].t.data_type)
-    return int(_given(node, "output_dtype", 0) or onnx.TensorProto.UINT8)
+        return ir.DataType(made.attribute[0].t.data_type)
+    return ir.DataType(_given(node, "output_dtype", 0) or onnx.TensorProto.UINT8)

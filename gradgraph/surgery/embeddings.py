@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source
+from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import (
     Path,
     Result,
@@ -44,7 +44,7 @@ def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None 
     tensor = numbers_of(table)
     if tensor is None or tensor.shape.rank() != 2 or not tensor.dtype.is_floating_point():
         raise ModelError(f"'{shown(weight)}' is no floating matrix of the model's weights, so no embedding")
-    if not any(_takes_rows(node, i) for node, i in table.uses()):
+    if not any(Layer(node).takes_rows and place == 0 for node, place in table.uses()):
         raise ModelError(f"no Gather takes rows from '{shown(weight)}', so it is no embedding")
     old = tensor.numpy()
     new = np.repeat(old.mean(0, keepdims=True, dtype=np.float64).astype(old.dtype), rows, axis=0)
@@ -54,8 +54,3 @@ def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None 
         for result in node.outputs:
             forget_sizes_behind(result)
     return closed(work, model, out)
-
-
-def _takes_rows(node: ir.Node, position: int) -> bool:
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    return node.op_type == "Gather" and not node.domain and position == 0 and axis in (0, -2)

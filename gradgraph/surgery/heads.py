@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -11,10 +11,10 @@ import onnx_ir as ir
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source
-from gradgraph.graph.shapes import is_static, known_sizes, shape_of
+from gradgraph.graph.shapes import is_static, shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.integer_products import write_pairs
-from gradgraph.surgery.linear_layers import drawn, stored
+from gradgraph.surgery.linear_layers import DOMAINS, Layer, drawn, layer_at, stored
 from gradgraph.surgery.operated import (
     Path,
     Result,
@@ -108,52 +108,22 @@ class _Head:
     """The last linear layer.
 
     Attributes:
-        node: it.
-        weight: the old numbers' shape and element type, as ``node`` reads them.
+        layer: it.
         sum: an Add behind a MatMul that adds a bias.
         behind: the nodes between it and the output, the last one first.
     """
 
-    node: ir.Node
-    weight: ir.Value
-    sum: ir.Node | None = None
-    behind: list[ir.Node] = field(default_factory=list)
-
-    @property
-    def result(self) -> ir.Value:
-        return (self.sum or self.node).outputs[0]
-
-    @property
-    def axis(self) -> int:
-        """Of the weight's sizes, which one counts the classes."""
-        if self.node.op_type == "Conv":
-            return 0
-        turned = "transB" in self.node.attributes and self.node.attributes["transB"].as_int()
-        return 0 if turned else 1
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of the weight; those of a MatMulNBits as it multiplies."""
-        if self.node.op_type == "MatMulNBits":
-            return tuple(self.node.attributes[key].as_int() for key in ("K", "N"))
-        return tuple(known_sizes(shape_of(self.weight)))
-
-    @property
-    def classes(self) -> int:
-        return self.sizes[self.axis]
-
-    @property
-    def has_bias(self) -> bool:
-        given = self.node.inputs[5:6] if self.node.op_type == "MatMulNBits" else self.node.inputs[2:3]
-        return self.sum is not None or (self.node.op_type != "MatMul" and any(v is not None for v in given))
+    layer: Layer
+    sum: ir.Node | None
+    behind: list[ir.Node]
 
 
 def _find(output: ir.Value) -> _Head:
     """The layer whose result, unmixed, ``output`` is."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
-        if node.op_type in _LINEAR and node.domain in ("", "com.microsoft"):
-            return _Head(_checked(node, output), _weight_of(node), added, behind)
+        if node.op_type in _LINEAR and node.domain in DOMAINS:
+            return _Head(_layer(node, output), added, behind)
         summand, other = _withstored(node)
         source: ir.Value | None
         if summand is not None and added is None and _count(other) > 1 and node.op_type == "Add":
@@ -194,30 +164,27 @@ def _count(tensor: ir.TensorProtocol | None) -> int:
     return longest if tensor is not None and tensor.size == longest else 0
 
 
-def _weight_of(node: ir.Node) -> ir.Value:
-    weight = node.inputs[1]
-    if weight is None or stored(weight) is None:
+def _layer(node: ir.Node, output: ir.Value) -> Layer:
+    layer = layer_at(node)
+    if layer is None:
         raise ModelError(
             f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight"
         )
-    return weight
-
-
-def _checked(node: ir.Node, output: ir.Value) -> ir.Node:
-    _weight_of(node)
-    if node.op_type == "Conv" and "group" in node.attributes and node.attributes["group"].as_int() != 1:
+    if layer.groups != 1:
         raise ModelError(f"behind the output '{shown(output.name)}' lies {_called(node)} with groups, which is no head")
-    return node
+    return layer
 
 
 def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
     """Write the new layer in place of the old one; its weight, and its bias if there was one."""
-    node, kind = head.node, head.result.dtype or ir.DataType.FLOAT
-    sizes = list(head.sizes)
-    sizes[head.axis] = classes
+    layer, node = head.layer, head.layer.node
+    old, before = (head.sum or node).outputs[0], layer.shape[layer.axis]
+    kind, sizes = old.dtype or ir.DataType.FLOAT, list(layer.shape)
+    sizes[layer.axis] = classes
     fan_in = int(np.prod(sizes)) // classes
-    weight = add_weight(work, "new.weight", drawn(rng, tuple(sizes), fan_in, kind))
-    bias = add_weight(work, "new.bias", drawn(rng, (classes,), fan_in, kind)) if head.has_bias else None
+    has_bias = head.sum is not None or layer.bias is not None
+    weight = add_weight(work, "new.weight", drawn(rng, sizes, fan_in, kind))
+    bias = add_weight(work, "new.bias", drawn(rng, (classes,), fan_in, kind)) if has_bias else None
     x, new = node.inputs[0], list[ir.Node]()
     if node.op_type in ("Gemm", "Conv"):
         attrs = {k: v for k, v in node.attributes.items() if k not in ("alpha", "beta")}
@@ -226,23 +193,25 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
         new.append(ir.Node("", "MatMul", [x, weight], name=node.name))
         if bias is not None:
             new.append(ir.Node("", "Add", [new[0].outputs[0], bias], name=(head.sum or node).name))
-    old, made = head.result, new[-1].outputs[0]
-    old_classes = head.classes
+    made = new[-1].outputs[0]
     for one in new:
         one.metadata_props.update(node.metadata_props)
-    (work.graph).insert_before(head.sum or node, new)
+    work.graph.insert_before(head.sum or node, new)
     made.type, wanted = old.type, old.name
     if head.sum is not None:
-        head.node.outputs[0].name, new[0].outputs[0].name = None, head.node.outputs[0].name
+        node.outputs[0].name, new[0].outputs[0].name = None, node.outputs[0].name
     replace_value(old, made)
     old.name, made.name = None, wanted
     for gone in filter(None, (head.sum, node)):
         discard(gone)
-    _fit(work, made, list(_settled(work, head.behind)), old_classes, classes)
+    for one in list(_settled(head.behind)):
+        if one.op_type == "Reshape":
+            _fit_target(work, one, before, classes)
+    forget_sizes_behind(made)
     return [weight] if bias is None else [weight, bias]
 
 
-def _settled(work: ir.Model, behind: list[ir.Node]) -> Iterator[ir.Node]:
+def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
     """The nodes behind the head, without pairs that quantise: those gave the range of the old classes."""
     for node in behind:
         if node.op_type not in _PAIR:
@@ -260,31 +229,17 @@ def _settled(work: ir.Model, behind: list[ir.Node]) -> Iterator[ir.Node]:
                 discard(first)
 
 
-def _fit(work: ir.Model, result: ir.Value, behind: list[ir.Node], before: int, now: int) -> None:
-    """Let what follows the head have as many classes: sizes written in a Reshape, and recorded shapes."""
-    for node in behind:
-        if node.op_type == "Reshape":
-            _fit_target(work, node, before, now)
-    forget_sizes_behind(result)
-
-
 def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
     """Write the new number of classes where the target of a Reshape has the old one."""
-    stored = [v for v in parts_of(node.inputs[1]) if v is not None and numbers_of(v) is not None]
-    parts = [v for v in stored if before in _sizes(v)]
+    held = [(v, t.numpy()) for v in parts_of(node.inputs[1]) if v is not None and (t := numbers_of(v)) is not None]
+    parts = [(v, sizes) for v, sizes in held if before in sizes]
     if not parts:
         return
-    target = _sizes(parts[0]).copy()
-    if len(parts) > 1 or (target == before).sum() > 1 or len(parts[0].uses()) > 1:
+    part, target = parts[0][0], parts[0][1].copy()
+    if len(parts) > 1 or (target == before).sum() > 1 or len(part.uses()) > 1:
         raise ModelError(
             f"{_called(node)} behind the last linear layer has the size {before} twice, so nothing says which one "
             "counts the classes; cut the model before it first"
         )
     target[target == before] = now
-    set_numbers(work, parts[0], target)
-
-
-def _sizes(value: ir.Value) -> np.ndarray:
-    tensor = numbers_of(value)
-    assert tensor is not None
-    return tensor.numpy()
+    set_numbers(work, part, target)

@@ -1,7 +1,11 @@
-"""Linear layers with a stored weight, as exporters and quantisers write them."""
+"""Linear layers with a stored weight, as exporters and quantisers write them: all of surgery asks here.
+
+A layer is its node. Two layers may read one weight.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +21,7 @@ from gradgraph.surgery.operated import numbers_of
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
            "QAttention", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QLinearWhere", "QLinearSoftmax")  # fmt: skip
+DOMAINS = ("", "com.microsoft")  # where these, and the operators that round, are
 _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # what only writes stored numbers another way
 
 
@@ -36,22 +41,45 @@ class Layer:
 
     Attributes:
         node: it.
-        weight: the weight as ``node`` reads it; of a MatMulNBits, its packed numbers.
         name: the module's, as far as names tell: that of the weight without ``.weight``, or of the node.
     """
 
     node: ir.Node
-    weight: ir.Value
-    name: str
+    name: str = ""
 
     @property
     def kind(self) -> str:
         return self.node.op_type
 
     @property
+    def place(self) -> int:
+        """The number of the input that is the weight."""
+        return 0 if self.kind == "Gather" else 1
+
+    @property
+    def weight(self) -> ir.Value:
+        """The weight as the node reads it; of a MatMulNBits, its packed numbers."""
+        value = self.node.inputs[self.place]
+        assert value is not None
+        return value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the weight; of a MatMulNBits (inputs, outputs), as it multiplies."""
+        if self.kind == "MatMulNBits":
+            return self.node.attributes["K"].as_int(), self.node.attributes["N"].as_int()
+        return tuple(known_sizes(shape_of(self.weight)))
+
+    @property
+    def axis(self) -> int:
+        """The axis of ``shape`` that counts the outputs."""
+        turned = "transB" in self.node.attributes and self.node.attributes["transB"].as_int() == 1
+        return 0 if self.kind == "Conv" or turned else 1
+
+    @property
     def turned(self) -> bool:
         """Are its sizes (outputs, inputs), as PyTorch stores them?"""
-        return self.kind == "Gemm" and "transB" in self.node.attributes and self.node.attributes["transB"].as_int() == 1
+        return self.kind != "Conv" and self.axis == 0
 
     @property
     def weighs(self) -> bool:
@@ -62,42 +90,66 @@ class Layer:
 
     @property
     def groups(self) -> int:
-        """Of a Conv; 1 for others."""
+        """The groups of a Conv; 1 for others."""
         return self.node.attributes["group"].as_int() if "group" in self.node.attributes else 1
 
     @property
     def kernel(self) -> tuple[int, ...]:
         """The sizes of a Conv's kernel; none for others."""
-        return tuple(known_sizes(shape_of(self.weight))[2:]) if self.kind == "Conv" else ()
+        return self.shape[2:] if self.kind == "Conv" else ()
 
     @property
     def bias(self) -> ir.Value | None:
-        """What the layer itself adds."""
+        """The value that the layer itself adds."""
         place = {"MatMulNBits": 5, "Gemm": 2, "Conv": 2}.get(self.kind, len(self.node.inputs))
         return self.node.inputs[place] if place < len(self.node.inputs) else None
+
+    @property
+    def result(self) -> ir.Value:
+        """The value that the layer gives, with the bias that an Add behind it alone adds."""
+        result = self.node.outputs[0]
+        uses = list(result.uses())
+        if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
+            return result
+        add = uses[0].node
+        other = numbers_of(add.inputs[1 - uses[0].idx])
+        return add.outputs[0] if other is not None and other.shape.rank() == 1 else result
 
     @property
     def sizes(self) -> tuple[int, int]:
         """How many numbers go in and come out; of a Conv, channels (in, those of a group); of an embedding, its rows
         and columns.
         """
-        if self.kind == "MatMulNBits":
-            return self.node.attributes["K"].as_int(), self.node.attributes["N"].as_int()
-        sizes = known_sizes(shape_of(self.weight))
-        if self.kind == "Conv":
-            return sizes[1], sizes[0]
-        return (sizes[1], sizes[0]) if self.turned else (sizes[0], sizes[1])
+        return self.shape[1 - self.axis], self.shape[self.axis]
+
+    @property
+    def fan_in(self) -> int:
+        """How many numbers each output sums up, as PyTorch counts them."""
+        return math.prod(self.shape[1:]) if self.kind.startswith("Conv") else self.sizes[0]
+
+    @property
+    def takes_rows(self) -> bool:
+        """Is it an embedding, a Gather along the first axis of two?"""
+        axis = self.node.attributes["axis"].as_int() if "axis" in self.node.attributes else 0
+        return self.kind == "Gather" and axis in (0, -2)
 
     @property
     def data(self) -> ir.Value:
-        """What is multiplied; the row numbers of an embedding."""
-        value = self.node.inputs[1 if self.kind == "Gather" else 0]
+        """The value that is multiplied; the row numbers of an embedding."""
+        value = self.node.inputs[1 - self.place]
         assert value is not None
         return value
 
     @property
     def dtype(self) -> ir.DataType:
         return self.node.outputs[0].dtype or ir.DataType.FLOAT
+
+
+def layer_at(node: ir.Node, name: str = "") -> Layer | None:
+    """The layer that ``node`` is; None if it has no stored weight."""
+    layer = Layer(node, name)
+    known = node.op_type in LINEAR and node.domain in DOMAINS and len(node.inputs) > layer.place
+    return layer if known and stored(node.inputs[layer.place]) is not None else None
 
 
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
@@ -119,44 +171,39 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
             about = f"'{node.name or node.op_type}' is {node.op_type}, whose products are integers"
             yield [n for n in (node.name, module_of(node)) if n], about
             continue
-        if node.op_type not in LINEAR or node.domain not in ("", "com.microsoft"):
+        layer = layer_at(node)
+        source = None if layer is None else stored(layer.weight)
+        tensor = numbers_of(source)
+        if layer is None or source is None or tensor is None:
             continue
-        value = node.inputs[0 if node.op_type == "Gather" else 1]
-        source = stored(value)
-        if value is None or source is None or (tensor := numbers_of(source)) is None:
-            continue
-        floating = node.op_type == "MatMulNBits" or value.dtype is None or value.dtype.is_floating_point()
-        rank = 2 if node.op_type == "MatMulNBits" else len(shape_of(value) or tensor.shape.numpy())
-        if not floating or rank < 2 or (rank > 2 and node.op_type != "Conv"):
-            continue
+        if layer.kind != "MatMulNBits":
+            rank = len(shape_of(layer.weight) or tensor.shape.numpy())
+            floating = layer.weight.dtype is None or layer.weight.dtype.is_floating_point()
+            if not floating or rank < 2 or (rank > 2 and layer.kind != "Conv"):
+                continue
         name = _module_name(node, source, place)
         names = [n for n in (source.name, name, node.name) if n]
-        yield names, _why_not(node, name) or Layer(node, value, name)
+        yield names, _why_not(node, name) or Layer(node, name)
 
 
 def _why_not(node: ir.Node, name: str) -> str:
     attributes = node.attributes
     if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].as_int():
         return f"'{name}' is a Gemm whose data are turned"
-    if node.op_type == "Gather" and "axis" in attributes and attributes["axis"].as_int() not in (0, -2):
+    if node.op_type == "Gather" and not Layer(node).takes_rows:
         return f"'{name}' is a Gather that takes no rows"
     return ""
 
 
+_SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4")
+
+
 def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
-    own = weight.name or ""
-    for suffix in (
-        ".MatMul.weight",
-        ".weight",
-        ".weight_quantized",
-        ".qweight",
-        ".MatMul.weight_Q4",
-        "_quantized",
-        "_Q4",
-    ):
-        if own.endswith(suffix) and not is_anonymous(own):
-            return own.removesuffix(suffix)
-    return module_of(node) or (own if own and not is_anonymous(own) else f"{node.op_type}_{place}")
+    own = "" if is_anonymous(weight.name or "") else weight.name or ""
+    suffix = next((s for s in _SUFFIXES if own.endswith(s)), None)
+    if suffix is not None:
+        return own.removesuffix(suffix)
+    return module_of(node) or own or f"{node.op_type}_{place}"
 
 
 def drawn(rng: np.random.Generator, sizes: Sequence[int], fan_in: int, dtype: ir.DataType) -> np.ndarray:

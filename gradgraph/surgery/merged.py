@@ -15,9 +15,8 @@ from gradgraph.files.models import Source
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.adapter_kinds.writer import behind_bias
 from gradgraph.surgery.adapters import chosen_adapters
-from gradgraph.surgery.linear_layers import Layer
+from gradgraph.surgery.linear_layers import Layer, layer_at
 from gradgraph.surgery.operated import (
     Path,
     Result,
@@ -29,8 +28,7 @@ from gradgraph.surgery.operated import (
     opened,
     value_named,
 )
-from gradgraph.surgery.requantised import is_quantised, write_quantised
-from gradgraph.surgery.stored_weights import as_read, canonical, write_floats
+from gradgraph.surgery.stored_weights import as_read, canonical, is_quantised, write_floats, write_quantised
 from gradgraph.surgery.weights import give_weights
 
 Array = np.ndarray[Any, Any]
@@ -92,14 +90,14 @@ def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
         path.append(node)
         before = next((v for v in node.inputs if v is not None and numbers_of(v) is None), None)
         node = None if before is None else before.producer()
-    weight = None if node is None else node.inputs[0 if node.op_type == "Gather" else 1]
-    if node is None or weight is None or node.op_type != adapter.operator:
+    layer = None if node is None or node.op_type != adapter.operator else layer_at(node, adapter.module)
+    if layer is None:
         raise BuildError(
             f"the adapter of '{shown(adapter.module)}' is not where it was put",
             remedy="merge the model that gg.lora gave, and pass the trained one as weights=",
             shell="merge the model that --lora gave, and say --trained of the trained one",
         )
-    return Layer(node, weight, adapter.module), path[::-1]
+    return layer, path[::-1]
 
 
 def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, list[_Part]]]:
@@ -159,7 +157,7 @@ def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node
 def _change_bias(work: ir.Model, layer: Layer, change: Any) -> None:
     """Of the layer, and of the Add behind it."""
     node, bias = layer.node, layer.bias
-    behind = behind_bias(node).producer()
+    behind = layer.result.producer()
     if behind is not None and behind is not node:
         node, bias = behind, next(v for v in behind.inputs if v is not layer.node.outputs[0])
     if bias is not None:

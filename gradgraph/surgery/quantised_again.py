@@ -103,7 +103,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
         zero = node.inputs[2] if len(node.inputs) > 2 else None
         if zero is None:  # it says which integers they are
             sizes = tuple(scale.shape.numpy()) if scale.shape is not None else ()
-            zero = write.constant(np.zeros(sizes, np.int8), kind.dtype)
+            zero = write.constant(np.zeros(sizes), kind.dtype)
             node.resize_inputs(3)
             node.replace_input_with(2, zero)
         given = {k: int(v) for k, v in attributes(node).items() if k in ("axis", "block_size")}
@@ -166,6 +166,6 @@ def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
         write = Writer(work, first, (bias.inputs[1].name or "bias").removesuffix("_scale"))
         product = write.node("Mul", found[0], found[1])
         if (old := numbers_of(bias.inputs[1])) is not None and old.shape.numpy() == (1,):
-            product = write.node("Reshape", product, write.constant(np.array([-1], np.int64)))
+            product = write.node("Reshape", product, write.whole(-1))
         write.place()
         _take_place(work, bias.inputs[1], product)

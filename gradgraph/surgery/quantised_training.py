@@ -24,6 +24,7 @@ from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.marks import QUANTISED
+from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
@@ -37,14 +38,11 @@ from gradgraph.surgery.tried import run_model
 from gradgraph.verify.feeds import Feeds
 
 WEIGHTS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
-ACTIVATIONS = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8, "uint16": ir.DataType.UINT16, None: None}
+ACTIVATIONS = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8, "uint16": ir.DataType.UINT16}
 RANGES = ("observed", "learned")
-_LARGEST = {"int8": 127.0, "int4": 7.0}
-_RANGE = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535)}
 _NEEDS = 13  # the opset since which a channel may have a scale of its own
 _MOST = 1_000  # samples of a file that ranges are found on
 _ROWS = 64  # of the data that ranges are found on, at a time
-_ONLY = ("Conv", "Gemm", "MatMul")
 
 _WEIGHTS = Kind("'int8' or 'int4'", lambda value: value in WEIGHTS)
 _ACTIVATIONS = Kind("'uint8', 'int8', 'uint16' or None", lambda value: value is None or value in ACTIVATIONS)
@@ -106,13 +104,16 @@ def qat(
     work.metadata_props[QUANTISED] = json.dumps({**described, "weights": weights, "activations": activations})
     again = go_on(work, target, ranges == "learned") if quantised else 0
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
+    if not layers and not again and target is None:
+        raise BuildError(
+            "the model trains through its rounding already: no layer has a weight stored as integers",
+            remedy="build it as it is, or name float layers by target=",
+            shell="build it as it is",
+        )
     if not layers and not again:
-        _refuse(target)
-    new = (
-        []
-        if activations is None
-        else [x for x in dict.fromkeys(layer.data for layer in layers) if not _comes_rounded(x)]
-    )
+        raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target or ()))}")
+    read = [] if activations is None else dict.fromkeys(layer.data for layer in layers)
+    new = [x for x in read if not _comes_rounded(x)]
     if new and data is None:
         raise BuildError(
             "the ranges of what goes into the layers are found on data",
@@ -133,23 +134,10 @@ def qat(
 
 
 def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
-    """Those with a weight that is stored as floats."""
-    return [one for one in linear_layers(work, target)[0] if one.kind in _ONLY and _is_plain(one)]
-
-
-def _is_plain(layer: Layer) -> bool:
-    tensor = numbers_of(stored(layer.weight))
-    return tensor is not None and tensor.dtype == ir.DataType.FLOAT and layer.weight.dtype == ir.DataType.FLOAT
-
-
-def _refuse(target: str | Sequence[str] | None) -> None:
-    if target is None:
-        raise BuildError(
-            "the model trains through its rounding already: no layer has a weight stored as integers",
-            remedy="build it as it is, or name float layers by target=",
-            shell="build it as it is",
-        )
-    raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target))}")
+    """Find the layers that ``target`` names whose weight is stored as floats."""
+    layers = [one for one in linear_layers(work, target)[0] if one.kind in ("Conv", "Gemm", "MatMul")]
+    held = [(one, numbers_of(stored(one.weight))) for one in layers]
+    return [one for one, t in held if t is not None and {t.dtype, one.weight.dtype} == {ir.DataType.FLOAT}]
 
 
 def _comes_rounded(x: ir.Value) -> bool:
@@ -162,17 +150,17 @@ def _comes_rounded(x: ir.Value) -> bool:
 
 def _round_weight(work: ir.Model, layer: Layer, kind: str, learned: bool) -> None:
     """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned one that begins as this."""
-    weight, largest = layer.weight, _LARGEST[kind]
-    axis = 0 if layer.kind == "Conv" or layer.turned else 1
-    others = [a for a in range(len(weight.shape or ())) if a != axis]
+    weight, axis = layer.weight, layer.axis
+    _, largest = INTEGER_RANGES[WEIGHTS[kind]]
+    others = [a for a in range(len(layer.shape)) if a != axis]
     write = Writer(work, layer.node, layer.name)
     if learned:
         first = np.maximum(np.abs(as_read(weight)).max(tuple(others)) / largest, SMALLEST)
         scale = write.learned(first, f"{layer.name}.weight_range")
     else:
-        bounded = write.node("Max", write.largest(weight, others), write.number(SMALLEST * largest))
-        scale = write.node("Div", bounded, write.number(largest))
-    zero = write.constant(np.zeros(layer.sizes[1], np.int8), WEIGHTS[kind])
+        bounded = write.node("Max", write.largest(weight, others), write.constant(SMALLEST * largest))
+        scale = write.node("Div", bounded, write.constant(largest))
+    zero = write.constant(np.zeros(layer.sizes[1]), WEIGHTS[kind])
     integers, rounded = write.pair(weight, scale, zero, axis=axis)
     scale.name = free_name(work, f"{layer.name}.weight_scale")  # these two are what an exported model stores
     integers.name = free_name(work, f"{layer.name}.weight_quantized")
@@ -223,7 +211,7 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
     """What goes into a layer, rounded."""
-    lowest, highest = _RANGE[kind]
+    lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))
     write = Writer(work, layer.node, layer.name)
@@ -233,6 +221,6 @@ def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bo
         scale.name = free_name(work, f"{layer.name}.input_scale")
     else:
         scale = write.constant(number)
-    _, result = write.pair(layer.data, scale, write.constant(np.array(zero, kind)))
+    _, result = write.pair(layer.data, scale, write.constant(zero, ACTIVATIONS[kind]))
     write.place()
     return result

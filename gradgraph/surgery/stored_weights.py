@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.passes.normal.edit import discard, replace_value
+from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser
+from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.packed_weights import Packing
 
 
 def canonical(layer: Layer) -> Array:
     """The weight in float64, outputs first: (outputs, inputs), of a Conv (outputs, inputs of a group, kernel)."""
-    if layer.kind == "MatMulNBits":
-        return np.asarray(packed_weight(layer.node), np.float64)
-    weight = np.asarray(as_read(layer.weight), np.float64)
-    return weight if layer.turned or layer.kind == "Conv" else weight.T
+    if layer.kind != "MatMulNBits":
+        return as_laid_out(layer, np.asarray(as_read(layer.weight), np.float64))
+    held, packing = numbers_of(layer.weight), Packing.of(layer.node)
+    quantiser = quantiser_of(layer.node)
+    assert held is not None
+    return np.asarray(quantiser.dequantised(packing.weight(held.numpy()))[:, : packing.K], np.float64)
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """From outputs first to what the node reads."""
-    return weight if layer.turned or layer.kind == "Conv" else weight.T
+    """The weight from outputs first to what the node reads, and back; that of a MatMulNBits has outputs first."""
+    return weight if layer.axis == 0 or layer.kind == "MatMulNBits" else weight.T
 
 
-def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Give a layer another weight (outputs first), as floats."""
-    if layer.kind == "MatMulNBits":
-        _as_product(work, layer.node, weight.T)
-        return
-    new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy())
-    if numbers_of(layer.weight) is not None and len(layer.weight.uses()) == 1:
-        set_numbers(work, layer.weight, new)
-    else:
-        position = 0 if layer.kind == "Gather" else 1
-        layer.node.replace_input_with(position, add_weight(work, f"{start_of(layer.weight)[0].name}.merged", new))
+def as_read(value: ir.Value) -> Array:
+    """The numbers of a stored weight as its reader gets them: turned, cast, dequantised."""
+    start, chain = start_of(value)
+    tensor = numbers_of(start)
+    assert tensor is not None
+    numbers: Array = tensor.numpy()
+    for node in chain:
+        if node.op_type == "Cast":
+            numbers = numbers.astype(ir.DataType(node.attributes["to"].as_int()).numpy())
+        elif node.op_type == "DequantizeLinear":
+            quantiser = quantiser_of(node)
+            numbers = quantiser.dequantised(numbers).astype(quantiser.scales.dtype)
+        elif node.op_type == "Transpose":
+            numbers = numbers.transpose(_order(node, numbers.ndim))
+    return numbers
 
 
 def start_of(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
@@ -54,68 +56,33 @@ def start_of(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     return value, chain[::-1]
 
 
-def as_read(value: ir.Value) -> Array:
-    """The numbers of a stored weight as its reader gets them: turned, cast, dequantised."""
-    start, chain = start_of(value)
-    tensor = numbers_of(start)
-    assert tensor is not None
-    current: Array = tensor.numpy()
-    for node in chain:
-        current = _computed(node, current)
-    return current
+def _order(transpose: ir.Node, rank: int) -> list[int]:
+    given = attributes(transpose).get("perm")
+    return list(range(rank))[::-1] if given is None else list(given)
 
 
-def _computed(node: ir.Node, data: Array) -> Array:
-    """One node on ``data``, by ONNX's reference."""
-    feeds: dict[str, Array] = {v.name: t.numpy() for v in node.inputs[1:] if v and v.name and (t := numbers_of(v))}
-    feeds[node.inputs[0].name if node.inputs[0] and node.inputs[0].name else ""] = data
-    proto = ir.to_proto(node)
-    value_info = [onnx.helper.make_tensor_value_info(n, _type(a), a.shape) for n, a in feeds.items()]
-    made = onnx.helper.make_tensor_value_info(proto.output[0], onnx.TensorProto.UNDEFINED, None)
-    graph = onnx.helper.make_graph([proto], "one", value_info, [made])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    (result,) = ReferenceEvaluator(model).run(None, feeds)
-    return np.asarray(result)
+# --- written as floats --------------------------------------------------------------------------------------------
 
 
-def _type(array: Array) -> int:
-    return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-
-
-# --- MatMulNBits ------------------------------------------------------------------------------------------------
-
-
-def packed_parts(node: ir.Node) -> tuple[Array, Array, Array | None]:
-    """Packed numbers, scales and zero points of a MatMulNBits.
-
-    Raises:
-        BuildError: they are computed, or groups are reordered.
-    """
-    tensors = [numbers_of(v) for v in node.inputs[1:4]]
-    packed, scales = (None if t is None else t.numpy() for t in tensors[:2])
-    points = tensors[2].numpy() if len(tensors) > 2 and tensors[2] is not None else None
-    groups = node.inputs[4] if len(node.inputs) > 4 else None
-    if packed is None or scales is None or groups is not None:
-        raise BuildError(f"'{shown(node.name)}' has computed scales or reordered groups, so its weight cannot be read")
-    return packed, scales, points
-
-
-def packed_sizes(node: ir.Node) -> dict[str, int]:
-    return {k: node.attributes[k].as_int() for k in ("K", "N", "bits", "block_size")}
-
-
-def packed_weight(node: ir.Node) -> Array:
-    """The float weight (N, K) of a MatMulNBits."""
-    packed, scales, points = packed_parts(node)
-    return dequantised(packed, scales, points, **packed_sizes(node))
+def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
+    """Give a layer another weight (outputs first), as floats."""
+    if layer.kind == "MatMulNBits":
+        _as_product(work, layer.node, weight.T)
+        return
+    new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy())
+    if numbers_of(layer.weight) is not None and len(layer.weight.uses()) == 1:
+        set_numbers(work, layer.weight, new)
+    else:
+        name = f"{start_of(layer.weight)[0].name}.merged"
+        layer.node.replace_input_with(layer.place, add_weight(work, name, new))
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
     """MatMulNBits → MatMul with a float weight (K, N), and Add where it has a bias."""
     name = f"{(node.inputs[1].name if node.inputs[1] else None) or 'weight'}.merged"
-    stored = add_weight(work, name, weight.astype(packed_parts(node)[1].dtype))
+    stored = add_weight(work, name, weight.astype(quantiser_of(node).scales.dtype))
     new = [ir.Node("", "MatMul", [node.inputs[0], stored], name=node.name)]
-    bias = node.inputs[5] if len(node.inputs) > 5 else None
+    bias = Layer(node).bias
     if bias is not None:
         new.append(ir.Node("", "Add", [new[0].outputs[0], bias], name=f"{node.name}/Add"))
         new[0].outputs[0].name = f"{node.outputs[0].name}.product"
@@ -127,39 +94,89 @@ def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
     discard(node)
 
 
-def dequantised(
-    packed: Array, scales: Array, points: Array | None, K: int, N: int, bits: int, block_size: int
-) -> Array:
-    """The float weight (N, K) of a MatMulNBits: ``(q − zero point) · scale`` in blocks along K.
+# --- quantised ----------------------------------------------------------------------------------------------------
 
-    ``packed`` is (N, blocks, bytes of a block), low bits first; zero points are packed likewise, 2^(bits−1) by default
-    (onnxruntime's contrib operators, com.microsoft.MatMulNBits).
+
+def quantiser_of(node: ir.Node) -> Quantiser:
+    """The quantiser of a DequantizeLinear or a MatMulNBits.
+
+    Raises:
+        BuildError: its scales or zero points are computed, or groups are reordered.
     """
-    blocks = -(-K // block_size)
-    numbers = unpacked(packed.reshape(N, blocks, -1), bits)[..., :block_size].astype(np.float32)
-    if points is None:
-        zero: Array = np.full((N, blocks), 2.0 ** (bits - 1), np.float32)
-    elif points.dtype == np.uint8:
-        zero = unpacked(points.reshape(N, -1), bits)[:, :blocks].astype(np.float32)
+    packed = node.op_type == "MatMulNBits"
+    first, scale, zero, groups = [*node.inputs[packed : 4 + packed], None, None, None][:4]
+    scales, points = numbers_of(scale), numbers_of(zero)
+    if scales is None or (zero is not None and points is None) or (packed and groups is not None):
+        raise BuildError(f"'{shown(node.name)}' has computed scales or reordered groups, so its weight cannot be read")
+    if packed:
+        packing = Packing.of(node)
+        zeros = packing.points(None if points is None else points.numpy())
+        return Quantiser(scales.numpy().reshape(packing.N, -1), zeros, (0, 2**packing.bits - 1), 1, packing.block_size)
+    given, limits = attributes(node), INTEGER_RANGES.get(first.dtype if first and first.dtype else ir.DataType.INT32)
+    of_slices = None if points is None else points.numpy()
+    return Quantiser(scales.numpy(), of_slices, limits or (0, 0), given.get("axis", 1), given.get("block_size", 0))
+
+
+def is_quantised(layer: Layer) -> bool:
+    if layer.kind == "MatMulNBits":
+        return True
+    return any(node.op_type == "DequantizeLinear" for node in start_of(layer.weight)[1])
+
+
+def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
+    """Store another weight (outputs first) as the old one is: of its type, blocks, channels and kind of zero points.
+
+    Scales are those of the new numbers. Returns how far what is stored is from them, as ``‖stored - W‖/‖W‖``.
+
+    Raises:
+        BuildError: the weight is quantised in a way that cannot be written again.
+    """
+    if layer.kind == "MatMulNBits":
+        _write_packed(work, layer.node, weight)
     else:
-        zero = points.reshape(N, blocks).astype(np.float32)
-    scaled = (numbers - zero[..., None]) * scales.reshape(N, blocks, 1).astype(np.float32)
-    return scaled.reshape(N, blocks * block_size)[:, :K]
+        _write_stored(work, layer, as_laid_out(layer, weight))
+    return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
-def unpacked(packed: Array, bits: int) -> Array:
-    """Numbers of so many bits, of the last axis of bytes."""
-    if bits == 8:
-        return packed
-    each = 8 // bits
-    parts = [(packed >> (bits * i)) & (2**bits - 1) for i in range(each)]
-    return np.stack(parts, -1).reshape(*packed.shape[:-1], packed.shape[-1] * each)
+def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
+    packed, scales, points = (None if (t := numbers_of(v)) is None else t.numpy() for v in [*node.inputs, None][1:4])
+    packing, quantiser = Packing.of(node), quantiser_of(node)
+    assert packed is not None and scales is not None
+    padded = np.pad(weight, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
+    fitted = quantiser.fitted(padded, quantiser.middle if points is None else None, signed=True)
+    _store(work, node, 1, packing.packed_weight(fitted.quantised(padded), packed))
+    _store(work, node, 2, fitted.scales.reshape(scales.shape))
+    if points is not None and fitted.points is not None:
+        _store(work, node, 3, packing.packed_points(fitted.points, points))
 
 
-def packed_again(numbers: Array, bits: int, size: int) -> Array:
-    """``size`` bytes of the last axis, of numbers of so many bits."""
-    each = 8 // bits
-    full = np.zeros((*numbers.shape[:-1], size * each), np.uint8)
-    full[..., : numbers.shape[-1]] = numbers
-    parts = full.reshape(*numbers.shape[:-1], size, each) << (bits * np.arange(each, dtype=np.uint8))
-    return np.asarray(np.bitwise_or.reduce(parts, -1), np.uint8)
+def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
+    """Write through the nodes between the weight and what is stored, from the end."""
+    _, chain = start_of(layer.weight)
+    at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
+    if len(at) != 1:
+        raise BuildError(f"the weight of '{shown(layer.name)}' is quantised more than once; merge it as floats")
+    if any(node.op_type == "Transpose" for node in chain[: at[0]]):
+        raise BuildError(f"the weight of '{shown(layer.name)}' is turned before it is dequantised; merge it as floats")
+    for turn in [node for node in reversed(chain) if node.op_type == "Transpose"]:
+        weight = weight.transpose(np.argsort(_order(turn, weight.ndim)))
+    node = chain[at[0]]
+    stored, points = numbers_of(node.inputs[0]), numbers_of([*node.inputs, None][2])
+    if stored is None or stored.dtype not in INTEGER_RANGES:
+        raise BuildError(f"'{shown(node.name)}' has computed numbers or a type of its own; merge it as floats")
+    before = quantiser_of(node)
+    fitted = before.fitted(weight, before.middle)
+    _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()))
+    _store(work, node, 1, fitted.scales.reshape(before.scales.shape))
+    if points is not None and fitted.points is not None:
+        _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()))
+
+
+def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
+    """Give an input of ``node`` other numbers; other readers keep the old ones."""
+    value = node.inputs[place]
+    assert value is not None
+    if len(value.uses()) > 1:
+        node.replace_input_with(place, add_weight(work, f"{value.name}.merged", numbers))
+    else:
+        set_numbers(work, value, numbers)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source, load_model
+from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
@@ -74,33 +75,14 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
             return np.full(sizes, _NORMS[node.op_type][position - 1], float)
         if node.op_type == "Gather" and position == 0:
             return rng.normal(size=sizes)
-        fan_in = _fan_in(node, position, sizes)
-        if fan_in:
-            return rng.uniform(-1, 1, sizes) / math.sqrt(fan_in)
+        if node.op_type == "Add" and len(sizes) == 1:  # a bias behind a product
+            products = [v.producer() for v in node.inputs if v is not None]
+            node, position = next((p for p in products if p is not None and p.op_type == "MatMul"), node), 1
+        linear = node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and not node.domain and position
+        if linear and numbers_of(Layer(node).weight) is not None and len(Layer(node).shape) > 1:
+            return rng.uniform(-1, 1, sizes) / math.sqrt(Layer(node).fan_in)
     raise ModelError(f"nothing says how the weight '{shown(value.name)}' begins: no linear layer, embedding or "
                      "normalisation reads it as its weight")  # fmt: skip
-
-
-def _fan_in(node: ir.Node, position: int, sizes: tuple[int, ...]) -> int:
-    """How many numbers each output of a linear layer sums up, if the tensor is its weight or its bias; else 0."""
-    weight = shape_of_weight(node)
-    if node.op_type == "Add" and len(sizes) == 1:  # a bias behind a product
-        products = [v.producer() for v in node.inputs if v is not None]
-        product = next((p for p in products if p is not None and p.op_type == "MatMul"), None)
-        return 0 if product is None else _fan_in(product, 1, shape_of_weight(product) or ())
-    if weight is None or position == 0:
-        return 0
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return math.prod(weight[1:])
-    turned = "transB" in node.attributes and node.attributes["transB"].as_int()
-    return weight[1] if turned else weight[0]
-
-
-def shape_of_weight(node: ir.Node) -> tuple[int, ...] | None:
-    """The sizes of a linear layer's stored weight."""
-    linear = node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and not node.domain and len(node.inputs) > 1
-    tensor = numbers_of(node.inputs[1]) if linear else None
-    return None if tensor is None or tensor.shape.rank() < 2 else tuple(tensor.shape.numpy())
 
 
 # --- one tensor for two -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from command_line import Cli
 from onnx import numpy_helper
 
 from gradgraph import surgery
+from gradgraph.cli.surgery_options import CHANGES
 from gradgraph.surgery.adapter_kinds import adapter_table
 
 
@@ -52,8 +54,10 @@ def test_several_changes_at_once(cli: Cli) -> None:
     ("words", "code", "says"),
     [
         ((), 2, "nothing is to be changed"),
-        (("--partly",), 2, "--partly is said of the weights of --load"),
-        (("--head-name", "top"), 2, "go with --new-head"),
+        (("--partly",), 2, "--partly goes with --load"),
+        (("--head-name", "top"), 2, "--head-name goes with --new-head"),
+        (("--rank", "4"), 2, "--rank goes with --lora"),
+        (("--name-weights", "--seed", "4"), 2, "--seed goes with --new-head or --reset or --lora"),
         (("--open", "x=batch"), 2, "should be such as x:0=batch"),
         (("--tie", "first.weight"), 2, "two names with = between them"),
         (("--resize-embedding", "first.weight=many"), 2, "rows are a whole number"),
@@ -86,8 +90,10 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
         for f in ("merged.onnx", "trained.onnx")
     )
     np.testing.assert_allclose(merged, trained, rtol=1e-4, atol=1e-5)
-    assert "--trained is said of --merge" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
-    assert "--requantise is said of --merge" in cli("surgery", "lora.onnx", "--requantise").err
+    assert (
+        "--trained goes with --save-adapter or --merge" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
+    )
+    assert "--requantise goes with --merge" in cli("surgery", "lora.onnx", "--requantise").err
 
 
 def test_a_quantised_model_goes_on(cli: Cli) -> None:
@@ -108,6 +114,29 @@ def test_a_quantised_model_goes_on(cli: Cli) -> None:
 def test_the_kinds_are_those_of_the_table(cli: Cli) -> None:
     listed = f"One of {', '.join(adapter_table.KINDS)}."
     assert listed in " ".join(cli("surgery", "--help").out.split())
+
+
+# arguments of functions that the shell has no option for
+PYTHON_ONLY = {
+    "distill": {"match_weight", "output", "teacher_output"},
+    "language_model": {"keep", "outputs"},
+    "load_weights": {"names"},
+    "use_adapters": {"train"},
+}
+
+
+@pytest.mark.parametrize("function", sorted({change.function for change in CHANGES}))
+def test_options_are_the_arguments_of_functions(function: str) -> None:
+    _, *arguments = inspect.signature(getattr(surgery, function)).parameters.values()
+    known = {p.name: p for p in arguments if p.name != "out" and p.name not in PYTHON_ONLY.get(function, ())}
+    offered: set[str] = set()
+    for change in (change for change in CHANGES if change.function == function):
+        offered |= {a.strip() for name in change.options if change.each for a in name.strip("()").split(",")}
+        offered |= {name for name in change.options if not name.startswith("(")} | {change.reports} - {""}
+        for name, option in change.options.items():
+            if "default" in option.settings and name != "seed":
+                assert option.settings["default"] == known[name].default, name
+    assert offered == set(known)
 
 
 def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
-from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
+from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
 
 
@@ -37,7 +37,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
             inner = writer.node("Dropout", inner, writer.constant(wanted.dropout))
         return writer.node("Add", y, linear(inner, up, up_bias))
 
-    return wanted.put_at(writer.instead(behind_bias(layer.node), formula), down, down_bias, up, up_bias)
+    return wanted.put_at(writer.instead(layer.result, formula), down, down_bias, up, up_bias)
 
 
 KINDS.add(

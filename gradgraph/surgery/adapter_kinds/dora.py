@@ -67,8 +67,8 @@ def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array
         crossed = _through(writer, layer, rows)
     own = writer.node("MatMul", writer.node("MatMul", rows, writer.node("Transpose", rows, perm=[1, 0])), b)
     twice = writer.node("Add", crossed, crossed)
-    total = writer.node("Add", writer.sum(writer.node("Mul", b, writer.node("Add", twice, own))),
-                        writer.constant(squares))  # fmt: skip
+    changes = writer.node("Mul", b, writer.node("Add", twice, own))
+    total = writer.node("Add", writer.reduced("ReduceSum", changes, [0], since=13), writer.constant(squares))
     norm = writer.node("Reshape", writer.node("Sqrt", total), writer.whole(-1))
     detached = writer.node("Identity", norm)
     producer = detached.producer()
@@ -82,12 +82,8 @@ def _through(writer: Writer, layer: Layer, rows: ir.Value) -> ir.Value:
     if layer.kind != "MatMulNBits":
         weight = writer.node("Transpose", layer.weight, perm=[1, 0]) if layer.turned else layer.weight
         return writer.node("MatMul", rows, weight)
-    product = writer.node("MatMulNBits", rows, *[v for v in layer.node.inputs[1:4] if v is not None],
-                          **dict(layer.node.attributes))  # fmt: skip
-    producer = product.producer()
-    assert producer is not None
-    producer.domain = layer.node.domain
-    return product
+    packed = [v for v in layer.node.inputs[1:4] if v is not None]
+    return writer.node("MatMulNBits", rows, *packed, domain=layer.node.domain, **dict(layer.node.attributes))
 
 
 def _bias(writer: Writer, layer: Layer) -> ir.Value | None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, ones
-from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
+from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +30,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     if ahead:
         writer.before(layer.node, 0, writer.node("Mul", layer.data, vector))
         return wanted.put_at(layer.node.outputs[0].name or "", vector)
-    return wanted.put_at(writer.instead(behind_bias(layer.node), lambda y: writer.node("Mul", y, vector)), vector)
+    return wanted.put_at(writer.instead(layer.result, lambda y: writer.node("Mul", y, vector)), vector)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:

@@ -49,7 +49,8 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
     if layer.kind == "Gather":
         return writer.node("MatMul", writer.node("Gather", a, x), b)
     if layer.kind == "Conv":
-        inner = writer.node("Conv", x, a, **dict(layer.node.attributes))
+        attributes: dict[str, Any] = dict(layer.node.attributes)
+        inner = writer.node("Conv", x, a, **attributes)
         return writer.node("Conv", inner, b, group=layer.groups)
     return writer.node("MatMul", writer.node("MatMul", x, a), b)
 
@@ -65,7 +66,7 @@ def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Arra
         shapes = [(inputs, rank), (rank, outputs)]
     if layer.kind == "Gather":
         return np.zeros(shapes[0]), rng.normal(size=shapes[1])
-    return drawn(rng, shapes[0], inputs * math.prod(kernel), layer.dtype), np.zeros(shapes[1])
+    return drawn(rng, shapes[0], layer.fan_in, layer.dtype), np.zeros(shapes[1])
 
 
 def rank_of(layer: Layer, wanted: int) -> int:

@@ -17,8 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import INTEGER_RANGES, QUANTISED, is_marked_constant, learned_ranges, mark_detached
+from gradgraph.graph.marks import QUANTISED, is_marked_constant, learned_ranges, mark_detached
 from gradgraph.graph.nodes import made_by, source_of
+from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.graph.shapes import constant_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 

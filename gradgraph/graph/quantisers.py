@@ -1,0 +1,109 @@
+"""Quantisers: floats as whole numbers of few bits, ``w = (q - z)·s``.
+
+A scale s and a zero point z are of all numbers, of each slice of an axis, or of each block along it, as in the
+operators QuantizeLinear, DequantizeLinear and MatMulNBits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Array = np.ndarray[Any, Any]
+
+INTEGER_RANGES = {  # the least and the largest number of the types that Quantize- and DequantizeLinear store
+    ir.DataType.INT4: (-8, 7),
+    ir.DataType.UINT4: (0, 15),
+    ir.DataType.INT8: (-128, 127),
+    ir.DataType.UINT8: (0, 255),
+    ir.DataType.INT16: (-32768, 32767),
+    ir.DataType.UINT16: (0, 65535),
+}
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """The numbers between floats and their whole numbers.
+
+    Attributes:
+        scales: of shape [] or [1], [slices], or the floats' own with the number of blocks on ``axis``.
+        points: zero points of the scales' shape; None for zeros.
+        limits: the least and the largest whole number.
+        axis: along which scales differ.
+        block: how many numbers along ``axis`` share a scale; 0 where a whole slice does.
+    """
+
+    scales: Array
+    points: Array | None
+    limits: tuple[int, int]
+    axis: int = 1
+    block: int = 0
+
+    def dequantised(self, numbers: Array) -> Array:
+        """``(q - z)·s`` in float32."""
+        offsets = numbers.astype(np.float32)
+        if self.points is not None:
+            offsets = offsets - self._spread(self.points.astype(np.float32), numbers.shape)
+        return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
+
+    def quantised(self, floats: Array) -> Array:
+        """``clip(round(w/s) + z)``, rounded to even, as int64."""
+        whole = np.rint(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
+        if self.points is not None:
+            whole = whole + self._spread(self.points.astype(np.float32), floats.shape)
+        return np.asarray(np.clip(whole, *self.limits).astype(np.int64))
+
+    @property
+    def middle(self) -> int | None:
+        """The zero point of all scales where it is the middle of the range; None where each scale has its own."""
+        middle = 0 if self.limits[0] or self.points is None else (self.limits[1] + 1) // 2
+        return middle if self.points is None or bool((self.points.astype(np.int64) == middle).all()) else None
+
+    def fitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
+        """The quantiser of the same form whose scales and zero points suit ``floats``.
+
+        With a zero point of each group (``middle`` None) its range is that of its numbers and 0. Else the number that
+        is farthest from 0 is one end of the range; ``signed`` lets it be the lower one, with a negative scale where it
+        is positive, as onnxruntime's quantiser of MatMulNBits does.
+        """
+        (low, high), groups, dtype = self.limits, self._groups(floats), self.scales.dtype
+        if middle is None:
+            least, most = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+            scales = _nonzero(((most - least) / (high - low)).astype(dtype))
+            points = np.clip(np.rint(low - least / scales.astype(np.float64)), low, high)
+        else:
+            at = np.abs(groups).argmax(-1, keepdims=True)
+            farthest = np.take_along_axis(groups, at, -1)[..., 0]
+            steps = farthest / (low - middle) if signed else np.abs(farthest) / (high - middle)
+            scales = _nonzero(steps.astype(dtype))
+            points = np.full(scales.shape, middle)
+        return replace(self, scales=scales, points=points.astype(np.int64))
+
+    def _spread(self, v: Array, shape: Sequence[int]) -> Array:
+        """Scales or zero points, to be broadcast against numbers of this shape."""
+        if v.ndim == 0:
+            return v
+        axis = self.axis % len(shape)
+        if self.block:
+            return np.repeat(v, self.block, axis).take(range(shape[axis]), axis)
+        return v.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+
+    def _groups(self, floats: Array) -> Array:
+        """``floats`` with the numbers of each scale on the last axis; zeros complete the last block."""
+        if not self.block:
+            return floats.reshape(1, -1) if self.scales.size == 1 else _flat(np.moveaxis(floats, self.axis, 0))
+        moved, count = np.moveaxis(floats, self.axis, -1), self.scales.shape[self.axis]
+        padded = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, count * self.block - moved.shape[-1])])
+        return np.moveaxis(padded.reshape(*moved.shape[:-1], count, self.block), -2, self.axis % floats.ndim)
+
+
+def _flat(rows: Array) -> Array:
+    return rows.reshape(len(rows), -1)
+
+
+def _nonzero(scales: Array) -> Array:
+    return np.where(scales == 0, np.ones((), scales.dtype), scales)

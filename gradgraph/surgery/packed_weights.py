@@ -1,0 +1,66 @@
+"""Whole numbers as onnxruntime's MatMulNBits packs them: rows of blocks of bytes, low bits first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.quantisers import Array
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The sizes of a MatMulNBits (com.microsoft): K inputs, N outputs, numbers of so many bits, in blocks along K."""
+
+    K: int
+    N: int
+    bits: int
+    block_size: int
+
+    @classmethod
+    def of(cls, node: ir.Node) -> Packing:
+        return cls(*(node.attributes[k].as_int() for k in ("K", "N", "bits", "block_size")))
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of a row."""
+        return -(-self.K // self.block_size)
+
+    def weight(self, packed: Array) -> Array:
+        """The numbers (N, blocks · size of a block)."""
+        return self._unpacked(packed.reshape(self.N, self.blocks, -1))[..., : self.block_size].reshape(self.N, -1)
+
+    def points(self, points: Array | None) -> Array:
+        """The zero points (N, blocks): packed ones, numbers as they are, or 2^(bits-1)."""
+        if points is None:
+            return np.full((self.N, self.blocks), 2.0 ** (self.bits - 1), np.float32)
+        if points.dtype == np.uint8:
+            return self._unpacked(points.reshape(self.N, -1))[:, : self.blocks]
+        return points.reshape(self.N, self.blocks)
+
+    def packed_weight(self, numbers: Array, like: Array) -> Array:
+        """The bytes of numbers (N, blocks · size of a block), in the shape of ``like``."""
+        return self._packed(numbers.reshape(self.N, self.blocks, -1), like.shape[-1]).reshape(like.shape)
+
+    def packed_points(self, points: Array, like: Array) -> Array:
+        """Zero points (N, blocks) as ``like`` stores them."""
+        if like.dtype == np.uint8:
+            return self._packed(points, like.size // self.N).reshape(like.shape)
+        return points.reshape(like.shape).astype(like.dtype)
+
+    def _unpacked(self, packed: Array) -> Array:
+        if self.bits == 8:
+            return packed
+        each = 8 // self.bits
+        parts = [(packed >> (self.bits * i)) & (2**self.bits - 1) for i in range(each)]
+        return np.stack(parts, -1).reshape(*packed.shape[:-1], packed.shape[-1] * each)
+
+    def _packed(self, numbers: Array, size: int) -> Array:
+        """``numbers`` in ``size`` bytes of the last axis, with zeros behind them."""
+        each = 8 // self.bits
+        full = np.zeros((*numbers.shape[:-1], size * each), np.uint8)
+        full[..., : numbers.shape[-1]] = numbers
+        parts = full.reshape(*numbers.shape[:-1], size, each) << (self.bits * np.arange(each, dtype=np.uint8))
+        return np.asarray(np.bitwise_or.reduce(parts, -1), np.uint8)
