@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,11 +53,30 @@ class Parameter:
         return f"Parameter(name={self.name}, requires_grad={self.requires_grad})"
 
 
-class Parameters:
+class _ByName:
+    """Things of a state by name."""
+
+    _kind: str
+
+    def __init__(self, state: TrainingState, held: Mapping[str, Any]) -> None:
+        self._state, self._held = state, held
+
+    def _found(self, name: str) -> Any:
+        if name not in self._held:
+            raise KeyError(f"{self._kind} {name} not found.")
+        return self._held[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class Parameters(_ByName):
     """The parameters of a ``CheckpointState`` by name; iterating gives pairs of name and parameter, sorted."""
 
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
+    _kind = "Parameter"
 
     def __getitem__(self, name: str) -> Parameter:
         """The parameter of this name.
@@ -65,32 +84,23 @@ class Parameters:
         Raises:
             KeyError: there is none.
         """
-        if name not in self:
-            raise KeyError(f"Parameter {name} not found.")
-        return Parameter(self._state.parameters[name], self._state)
+        return Parameter(self._found(name), self._state)
 
     def __setitem__(self, name: str, value: Array) -> None:
         self[name].data = value
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._state.parameters
-
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        for name in self._state.parameters:
+        for name in self._held:
             yield name, self[name]
 
     def __repr__(self) -> str:
-        return f"Parameters({', '.join(shown(n) for n in self._state.parameters)})"
-
-    def __len__(self) -> int:
-        return len(self._state.parameters)
+        return f"Parameters({', '.join(map(shown, self._held))})"
 
 
-class Properties:
+class Properties(_ByName):
     """Numbers and words of the user's own, which a checkpoint keeps; iterating gives pairs, sorted by name."""
 
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
+    _kind = "Property"
 
     def __getitem__(self, name: str) -> Property:
         """The property of this name.
@@ -98,9 +108,8 @@ class Properties:
         Raises:
             KeyError: there is none.
         """
-        if name not in self:
-            raise KeyError(f"Property {name} not found.")
-        return self._state.properties[name]
+        found: Property = self._found(name)
+        return found
 
     def __setitem__(self, name: str, value: Property) -> None:
         """Add or replace a property: an int of 64 bits, a float, which is kept in 32, or a str.
@@ -110,21 +119,15 @@ class Properties:
         """
         self._state.properties[name] = _kept(value)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._state.properties
-
     def __iter__(self) -> Iterator[tuple[str, Property]]:
-        yield from sorted(self._state.properties.items())
+        yield from sorted(self._held.items())
 
     def __repr__(self) -> str:
         return f"Properties({', '.join(f'{shown(n)}={v!r}' for n, v in self)})"
 
-    def __len__(self) -> int:
-        return len(self._state.properties)
-
 
 def _kept(value: Any) -> Property:
-    """As the file has it."""
+    """The property as the file has it."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | np.integer) and -_WIDEST <= int(value) < _WIDEST:
@@ -146,8 +149,8 @@ class CheckpointState:
         if not isinstance(state, TrainingState):
             raise TypeError(f"Invalid argument for CheckpointState received {type(state)}")
         self._state = state
-        self._parameters = Parameters(state)
-        self._properties = Properties(state)
+        self._parameters = Parameters(state, state.parameters)
+        self._properties = Properties(state, state.properties)
 
     @classmethod
     @checked(checkpoint_uri=PATH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -12,7 +12,14 @@ from gradgraph.compat.onnxruntime_training.graphs.training_graph import training
 from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, blocks, model_accessor
 from gradgraph.errors import CompatibilityError
 
+T = TypeVar("T")
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
+
+
+def _built(made: T | None, kind: str) -> T:
+    if made is None:
+        raise CompatibilityError(f"the {kind} model is not built; call the block within `with onnxblock.base(...):`")
+    return made
 
 
 class ForwardBlock(blocks.Block):
@@ -28,20 +35,22 @@ class ForwardBlock(blocks.Block):
         Raises:
             CompatibilityError: the block has not been called.
         """
-        if self._model is None:
-            raise CompatibilityError(
-                "the forward model is not built; call the block within `with onnxblock.base(...):`"
-            )
-        return self._model
+        return _built(self._model, "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block within ``with onnxblock.base(model):``."""
-        self.base = model_accessor.current_model()
-        output = self.build(*args, **kwargs)
-        self._model = self.infer_shapes_on_base()
-        _graph_utils.register_graph_outputs(self._model, output)
+        output, self._model = _grown(self, *args, **kwargs)
         self.base.CopyFrom(self._model)
         return output
+
+
+def _grown(block: blocks.Block, *args: Any, **kwargs: Any) -> tuple[Any, onnx.ModelProto]:
+    """Build a block into the model at hand; the names of its outputs, and the model with these as outputs."""
+    block.base = model_accessor.current_model()
+    output = block.build(*args, **kwargs)
+    model = block.infer_shapes_on_base()
+    _graph_utils.register_graph_outputs(model, output)
+    return output, model
 
 
 class TrainingBlock(blocks.Block):
@@ -66,11 +75,7 @@ class TrainingBlock(blocks.Block):
         Raises:
             CompatibilityError: the block has not been called.
         """
-        if self._parameters is None:
-            raise CompatibilityError(
-                "the training model is not built; call the block within `with onnxblock.base(...):`"
-            )
-        return self._parameters
+        return _built(self._parameters, "training")
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """The training model and the eval model.
@@ -78,11 +83,7 @@ class TrainingBlock(blocks.Block):
         Raises:
             CompatibilityError: the block has not been called.
         """
-        if self._models is None:
-            raise CompatibilityError(
-                "the training model is not built; call the block within `with onnxblock.base(...):`"
-            )
-        return self._models
+        return _built(self._models, "training")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block within ``with onnxblock.base(model):``, and write gradients behind it.
@@ -91,11 +92,9 @@ class TrainingBlock(blocks.Block):
             DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
             UnknownNameError: there is no such parameter.
         """
-        self.base = model_accessor.current_model()
-        output = self.build(*args, **kwargs)
-        model = self.infer_shapes_on_base()
-        _graph_utils.register_graph_outputs(model, output)
-        self._parameters = (_initializers(model, self._trained), _initializers(model, self._frozen))
+        output, model = _grown(self, *args, **kwargs)
+        held = model.graph.initializer
+        self._parameters = [t for t in held if t.name in self._trained], [t for t in held if t.name in self._frozen]
         outputs = [output] if isinstance(output, str) else list(output)
         training = training_graph(model, outputs, self._trained, self._frozen)
         self._models = training, eval_graph(model, self._trained | self._frozen)
@@ -103,18 +102,12 @@ class TrainingBlock(blocks.Block):
         return output
 
 
-def _initializers(model: onnx.ModelProto, names: dict[str, None]) -> list[onnx.TensorProto]:
-    return [t for t in model.graph.initializer if t.name in names]
+class LossBlock(TrainingBlock):
+    """A training block of ``loss`` on the values ``inputs``, which also gives ``others``.
 
-
-def loss_block_of(loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> TrainingBlock:
-    """A training block of ``loss`` on these values (on all outputs of the model, if none are named), which also gives
-    ``others``.
+    Without ``inputs`` the loss is of all outputs of the model.
     """
-    return _LossBlock(loss, inputs, others)
 
-
-class _LossBlock(TrainingBlock):
     def __init__(self, loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> None:
         super().__init__()
         self._loss, self._reads, self._others = loss, inputs, others

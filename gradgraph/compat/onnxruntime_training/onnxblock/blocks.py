@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ import onnx
 
 from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, model_accessor
 from gradgraph.errors import CompatibilityError
-
-FLOAT = onnx.TensorProto.FLOAT
 
 
 class Block(ABC):
@@ -61,9 +59,11 @@ class Block(ABC):
 
     def _number(self, value: float, name: str) -> str:
         """Add an initializer of one float."""
-        return self._initializer(onnx.helper.make_tensor(_graph_utils.generate_graph_name(name), FLOAT, [1], [value]))
+        return self._initializer(np.array([value], np.float32), name)
 
-    def _initializer(self, tensor: onnx.TensorProto) -> str:
+    def _initializer(self, numbers: np.ndarray[Any, Any], name: str) -> str:
+        """Add an initializer, in whose name ``name`` stands."""
+        tensor = onnx.numpy_helper.from_array(numbers, _graph_utils.generate_graph_name(name))
         self.base.graph.initializer.append(tensor)
         return str(tensor.name)
 
@@ -71,40 +71,34 @@ class Block(ABC):
 class _BinaryOp(Block):
     """An operator of two inputs."""
 
-    def __init__(self, op_name: str) -> None:
-        super().__init__()
-        self._op_name = op_name
+    _operator: str
 
     def build(self, input_name1: str, input_name2: str) -> str:
-        return self._node(self._op_name, [input_name1, input_name2])
+        return self._node(self._operator, [input_name1, input_name2])
 
 
 class Add(_BinaryOp):
     """The sum of two values."""
 
-    def __init__(self) -> None:
-        super().__init__("Add")
+    _operator = "Add"
 
 
 class Sub(_BinaryOp):
     """The difference of two values."""
 
-    def __init__(self) -> None:
-        super().__init__("Sub")
+    _operator = "Sub"
 
 
 class Mul(_BinaryOp):
     """The product of two values."""
 
-    def __init__(self) -> None:
-        super().__init__("Mul")
+    _operator = "Mul"
 
 
 class Div(_BinaryOp):
     """The quotient of two values."""
 
-    def __init__(self) -> None:
-        super().__init__("Div")
+    _operator = "Div"
 
 
 class Pow(Block):
@@ -121,54 +115,53 @@ class Pow(Block):
 class _UnaryOp(Block):
     """An operator of one input."""
 
-    def __init__(self, op_name: str, **attributes: Any) -> None:
-        super().__init__()
-        self._op_name, self._attributes = op_name, attributes
+    _operator: str
+    _attributes: Mapping[str, Any] = {}
 
     def build(self, input_name: str) -> str:
-        return self._node(self._op_name, [input_name], **self._attributes)
+        return self._node(self._operator, [input_name], **self._attributes)
 
 
-class ReduceMean(_UnaryOp):
+class _Reduction(_UnaryOp):
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__()
+        self._attributes = {"keepdims": keepdims}
+
+
+class ReduceMean(_Reduction):
     """The mean of all elements."""
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceMean", keepdims=keepdims)
+    _operator = "ReduceMean"
 
 
-class ReduceSum(_UnaryOp):
+class ReduceSum(_Reduction):
     """The sum of all elements."""
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceSum", keepdims=keepdims)
+    _operator = "ReduceSum"
 
 
 class Sigmoid(_UnaryOp):
     """The logistic function."""
 
-    def __init__(self) -> None:
-        super().__init__("Sigmoid")
+    _operator = "Sigmoid"
 
 
 class Log(_UnaryOp):
     """The natural logarithm."""
 
-    def __init__(self) -> None:
-        super().__init__("Log")
+    _operator = "Log"
 
 
 class Neg(_UnaryOp):
     """The value with the other sign."""
 
-    def __init__(self) -> None:
-        super().__init__("Neg")
+    _operator = "Neg"
 
 
 class Abs(_UnaryOp):
     """The absolute value."""
 
-    def __init__(self) -> None:
-        super().__init__("Abs")
+    _operator = "Abs"
 
 
 class Constant(Block):
@@ -197,9 +190,8 @@ class ReduceAllL2(Block):
             raise CompatibilityError("ReduceAllL2 takes at least one value")
         squares = [self._node("ReduceSumSquare", [name], keepdims=0) for name in reduce_node_input_names]
         total = squares[0] if len(squares) == 1 else self._node("Sum", squares)
-        one = np.array([1], np.int64)
-        shape = onnx.numpy_helper.from_array(one, _graph_utils.generate_graph_name("reducealll2_shape"))
-        return self._node("Reshape", [self._node("Sqrt", [total]), self._initializer(shape)], "reducealll2_output")
+        shape = self._initializer(np.array([1], np.int64), "reducealll2_shape")
+        return self._node("Reshape", [self._node("Sqrt", [total]), shape], "reducealll2_output")
 
 
 class Clip(Block):
@@ -210,15 +202,11 @@ class Clip(Block):
         self._min, self._max = clip_min, clip_max
 
     def build(self, clip_input_name: str) -> str:
-        bounds = [self._bound(value, name) for value, name in ((self._min, "clip_min"), (self._max, "clip_max"))]
+        bounds = [
+            "" if value is None else self._initializer(np.array(value, np.float32), name)  # a scalar, by ONNX
+            for value, name in ((self._min, "clip_min"), (self._max, "clip_max"))
+        ]
         return self._node("Clip", [clip_input_name, *bounds])
-
-    def _bound(self, value: float | None, name: str) -> str:
-        if value is None:
-            return ""
-        return self._initializer(
-            onnx.helper.make_tensor(_graph_utils.generate_graph_name(name), FLOAT, [], [value])  # a scalar, by ONNX
-        )
 
 
 class PassThrough(Block):
@@ -319,5 +307,4 @@ class Linear(Block):
 
     def _drawn(self, name: str, *shape: int) -> str:
         # numpy's global generator, which np.random.seed sets, as in onnxruntime-training
-        numbers = np.random.randn(*shape).astype(np.float32)
-        return self._initializer(onnx.numpy_helper.from_array(numbers, _graph_utils.generate_graph_name(name)))
+        return self._initializer(np.random.randn(*shape).astype(np.float32), name)

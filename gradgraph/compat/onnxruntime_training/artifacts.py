@@ -1,10 +1,9 @@
-"""``generate_artifacts``, with the arguments and files of onnxruntime-training."""
+"""Training, eval and optimizer models and a checkpoint, with the arguments and files of onnxruntime-training."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import onnx
 
 from gradgraph.arguments import FLAG, PATH, TEXT, checked
 from gradgraph.compat.onnxruntime_training import onnxblock
-from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import loss_block_of
+from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import LossBlock
 from gradgraph.errors import CompatibilityError, listed
 from gradgraph.export.ort_format import CONFIG, ort_models
 from gradgraph.files.atomic import write_atomically
@@ -33,15 +32,6 @@ class OptimType(Enum):
 
     AdamW = 1
     SGD = 2
-
-
-_LOSSES = {
-    LossType.MSELoss: onnxblock.loss.MSELoss,
-    LossType.CrossEntropyLoss: onnxblock.loss.CrossEntropyLoss,
-    LossType.BCEWithLogitsLoss: onnxblock.loss.BCEWithLogitsLoss,
-    LossType.L1Loss: onnxblock.loss.L1Loss,
-}
-_OPTIMIZERS = {OptimType.AdamW: onnxblock.optim.AdamW, OptimType.SGD: onnxblock.optim.SGD}
 
 
 @checked(artifact_directory=PATH.or_none(), prefix=TEXT, ort_format=FLAG, custom_op_library=PATH.or_none(),
@@ -88,7 +78,7 @@ def generate_artifacts(
         raise CompatibilityError(f"a parameter is trained or frozen, and both lists name {listed(both)}")
     if additional_output_names and not isinstance(additional_output_names, list):
         raise CompatibilityError("additional_output_names is a list of names")
-    block = loss_block_of(_loss_block(loss), loss_input_names or [], additional_output_names or [])
+    block = LossBlock(_loss_block(loss), loss_input_names or [], additional_output_names or [])
     for names, trains in ((requires_grad, True), (frozen_params, False)):
         for name in names or ():
             block.requires_grad(name, trains)
@@ -104,19 +94,13 @@ def generate_artifacts(
     for name, proto in models.items():
         save_model(proto, folder / f"{name}.onnx")
     if ort_format:
-        _save_ort(models, folder, prefix, custom_op_library)
+        files, operators = ort_models(models, custom_op_library)
+        for name, content in files.items():
+            write_atomically(folder / f"{name}.ort", content)
+        write_atomically(folder / f"{prefix}{CONFIG}", operators.encode())
     onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}checkpoint")
     if nominal_checkpoint:
         onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}nominal_checkpoint", nominal_checkpoint=True)
-
-
-def _save_ort(
-    models: Mapping[str, onnx.ModelProto], folder: Path, prefix: str, library: str | os.PathLike[str] | None
-) -> None:
-    files, operators = ort_models(models, library)
-    for name, content in files.items():
-        write_atomically(folder / f"{name}.ort", content)
-    write_atomically(folder / f"{prefix}{CONFIG}", operators.encode())
 
 
 def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
@@ -131,7 +115,7 @@ def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:
     if loss is None:
         return onnxblock.blocks.PassThrough()
     if isinstance(loss, LossType):
-        made: onnxblock.Block = _LOSSES[loss]()
+        made: onnxblock.Block = getattr(onnxblock.loss, loss.name)()
         return made
     if isinstance(loss, onnxblock.Block):
         return loss
@@ -146,7 +130,7 @@ def _optimizer_model(
     model: onnx.ModelProto,
     parameters: tuple[list[onnx.TensorProto], list[onnx.TensorProto]],
 ) -> onnx.ModelProto:
-    block = _OPTIMIZERS[optimizer]() if isinstance(optimizer, OptimType) else optimizer
+    block = getattr(onnxblock.optim, optimizer.name)() if isinstance(optimizer, OptimType) else optimizer
     if not isinstance(block, onnxblock.ForwardBlock):
         raise TypeError(f"the optimizer is an OptimType or a block of onnxblock.optim, not {type(optimizer).__name__}")
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)

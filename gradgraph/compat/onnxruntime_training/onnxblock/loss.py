@@ -34,36 +34,38 @@ def _reduction(name: str) -> blocks.Block:
     return blocks.ReduceMean(keepdims=False) if name == "mean" else blocks.ReduceSum(keepdims=False)
 
 
-class MSELoss(_Reduced):
-    """``reduce((output − target)²)``.
+class _OfDifferences(_Reduced):
+    """A loss of the differences between output and target."""
+
+    def __init__(self, reduction: str, of_each: blocks.Block) -> None:
+        super().__init__(reduction)
+        self._sub, self._of_each = blocks.Sub(), of_each
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
+        target_name = self._target(loss_input_name, target_name)
+        return self._reduce(self._of_each(self._sub(loss_input_name, target_name)))
+
+
+class MSELoss(_OfDifferences):
+    """``reduce((output - target)²)``.
 
     Args:
         reduction: "mean" or "sum".
     """
 
     def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self._sub, self._square = blocks.Sub(), blocks.Pow(2.0)
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
-        target_name = self._target(loss_input_name, target_name)
-        return self._reduce(self._square(self._sub(loss_input_name, target_name)))
+        super().__init__(reduction, blocks.Pow(2.0))
 
 
-class L1Loss(_Reduced):
-    """``reduce(|output − target|)``.
+class L1Loss(_OfDifferences):
+    """``reduce(|output - target|)``.
 
     Args:
         reduction: "mean" or "sum".
     """
 
     def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self._sub, self._abs = blocks.Sub(), blocks.Abs()
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
-        target_name = self._target(loss_input_name, target_name)
-        return self._reduce(self._abs(self._sub(loss_input_name, target_name)))
+        super().__init__(reduction, blocks.Abs())
 
 
 class CrossEntropyLoss(blocks.Block):
@@ -83,26 +85,18 @@ class CrossEntropyLoss(blocks.Block):
         self._weight, self._how, self._ignore_index = weight, reduction, ignore_index
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        weight_name = _graph_utils.generate_graph_name("celoss.weight")
         inputs = [scores_input_name, labels_name]
         if self._weight is not None:
-            inputs.append(self._initializer(onnx.numpy_helper.from_array(self._weight, weight_name)))
+            inputs.append(self._initializer(self._weight, "celoss.weight"))
         if not _graph_utils.node_arg_exists(self.base, labels_name):
             self._add_labels(scores_input_name, labels_name)
-        names = [_graph_utils.generate_graph_name(n) for n in ("loss", "log_prob")]
-        node = onnx.helper.make_node(
-            "SoftmaxCrossEntropyLoss",
-            inputs,
-            names,
-            _graph_utils.generate_graph_name("SoftmaxCrossEntropyLoss"),
-            reduction=self._how,
-            ignore_index=self._ignore_index,
-        )
-        self.base.graph.node.append(node)
-        return names[0]
+        loss = self._node("SoftmaxCrossEntropyLoss", inputs, "loss", reduction=self._how,
+                          ignore_index=self._ignore_index)  # fmt: skip
+        self.base.graph.node[-1].output.append(_graph_utils.generate_graph_name("log_prob"))
+        return loss
 
     def _add_labels(self, scores: str, name: str) -> None:
-        """An input of class numbers: of the scores' shape, without its last axis."""
+        """Add an input of class numbers: of the scores' shape, without its last axis."""
         labels = onnx.ValueInfoProto()
         labels.CopyFrom(_graph_utils.get_output_from_output_name(self.base, scores))
         labels.name, kind = name, labels.type.tensor_type
@@ -135,7 +129,7 @@ class BCEWithLogitsLoss(_Reduced):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         pos_weight, weight = (
-            self._given(array, name)
+            None if array is None else self._initializer(array, name)
             for array, name in ((self._pos_weight, "bceloss.pos_weight"), (self._weight, "bceloss.weight"))
         )
         ones = [self._number(1.0, "bceloss.sub_ones") for _ in range(2)]
@@ -147,7 +141,3 @@ class BCEWithLogitsLoss(_Reduced):
         miss = self._mul(self._log(self._sub(ones[0], chance)), self._sub(ones[1], target_name))
         loss = self._neg(self._add(hit, miss))
         return self._reduce(loss if weight is None else self._mul(weight, loss))
-
-    def _given(self, array: np.ndarray[Any, Any] | None, name: str) -> str | None:
-        label = _graph_utils.generate_graph_name(name)
-        return None if array is None else self._initializer(onnx.numpy_helper.from_array(array, label))
