@@ -57,7 +57,7 @@ def required_operators(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> str:
-    """What a build of onnxruntime must have to run these ``.onnx`` files: text for ``--include_ops_by_config``.
+    """List what a build of onnxruntime must have to run these ``.onnx`` files: text for ``--include_ops_by_config``.
 
     Operators in bodies of functions and of loops are among them, and those that onnxruntime's optimizers write; on
     x86-64 also its convolutions in blocks of channels.
@@ -152,7 +152,7 @@ def save_ort(
 
 
 def _models(source: Any) -> dict[str, onnx.ModelProto]:
-    """By the names of their files, with all weights inside."""
+    """Read models, with all weights inside, by the names of their files."""
     if not isinstance(source, Step | onnx.ModelProto) and Path(source).is_dir():
         source = Step.load(source)
     if isinstance(source, Step):

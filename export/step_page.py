@@ -73,7 +73,7 @@ def page(title: str, data: Mapping[str, Any]) -> str:
 
 
 def model_data(model: onnx.ModelProto) -> dict[str, Any]:
-    """What the page of a model shows, as plain data."""
+    """Describe a model for its page, as plain data."""
     graph, origins = model.graph, Origins.of_model(model)
     stored = {t.name for t in graph.initializer}
     inputs = [_declared(i) for i in graph.input if i.name not in stored]
@@ -89,7 +89,7 @@ def _declared(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def step_data(step: Step, profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What the page of a step shows, as plain data."""
+    """Describe a step for its page, as plain data."""
     m = step.manifest
     lived = moments(step, sizes)
     graphs = [_graph(step, name, lived[name], profiles.get(name)) for name in m.parts]
@@ -161,8 +161,9 @@ def _kind_of_input(step: Step, name: str) -> str:
 
 
 def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
-    """Of each node that runs: that of the train graph which it stands for (or -1), and bytes: those that it makes,
-    and those that live then, by kind. Where a long name was cut, it stands for the same node as the one before it.
+    """Rows of the nodes that run: the number of the node of the train graph that each stands for (or -1), the bytes
+    that it makes, and those that live then, by kind. A node whose long name was cut stands for the same one as the node
+    before it.
     """
     found: list[list[int]] = []
     last = dict.fromkeys(ROLES, -1)

@@ -22,7 +22,7 @@ _MODEL = instance(onnx.ModelProto | Step, "an onnx.ModelProto, such as that of t
 
 @dataclass(frozen=True, repr=False)
 class Float16Storage:
-    """What ``float16_storage`` gives.
+    """The result of ``float16_storage``.
 
     Attributes:
         result: the model, or the step whose init.onnx is stored so.

@@ -65,7 +65,7 @@ class _Trained:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What both have in common."""
+    """The part that both estimators have in common."""
 
     _loss: str
     _is_integer = False  # whether labels are numbers of classes

@@ -25,14 +25,25 @@ DOMAINS = ("", "com.microsoft")  # where these, and the operators that round, ar
 _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # what only writes stored numbers another way
 
 
-def stored(value: ir.Value | None) -> ir.Value | None:
-    """The initializer or constant behind ``value``, seen through what only rewrites stored numbers."""
+def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
+    """The initializer or constant that ``value`` is another writing of, and the nodes from there to ``value``.
+
+    None where ``value`` is computed from anything else.
+    """
+    chain: list[ir.Node] = []
     while value is not None and numbers_of(value) is None:
         node = value.producer()
-        if node is None or node.op_type not in _REWRITES or node.domain:
-            return None
+        if node is None or node.op_type not in _REWRITES or node.domain not in DOMAINS:
+            return None, []
+        chain.insert(0, node)
         value = node.inputs[0]
-    return value
+    return value, chain
+
+
+def stored(value: ir.Value | None) -> ir.Value | None:
+    """The initializer or constant behind ``value``, seen through what only rewrites stored numbers."""
+    start, chain = rewritten(value)
+    return None if any(node.domain for node in chain) else start
 
 
 @dataclass(frozen=True)

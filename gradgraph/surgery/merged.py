@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters
-from gradgraph.surgery.linear_layers import Layer, layer_at
+from gradgraph.surgery.linear_layers import Layer, layer_at, stored
 from gradgraph.surgery.operated import (
     Path,
     Result,
@@ -24,6 +23,7 @@ from gradgraph.surgery.operated import (
     array_named,
     clear_away,
     closed,
+    free_name,
     numbers_of,
     opened,
     value_named,
@@ -121,18 +121,13 @@ def _merge(
         kind = KINDS[adapter.kind]
         assert kind.merge is not None
         new = kind.merge(adapter, new, factors)
-        if kind.bias is not None:
-            _change_bias(work, layer, functools.partial(_changed, kind.bias, adapter, factors))
+        _change_bias(work, layer, adapter, factors)
     if requantise and is_quantised(layer):
         found = write_quantised(work, layer, new)
         if errors is not None:
             errors[layer.name] = found
     else:
         write_floats(work, layer, new)
-
-
-def _changed(change: Any, adapter: Adapter, factors: list[Array], bias: Array) -> Array:
-    return np.asarray(change(adapter, bias, factors))
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:
@@ -154,12 +149,23 @@ def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node
     discard(last)
 
 
-def _change_bias(work: ir.Model, layer: Layer, change: Any) -> None:
-    """Of the layer, and of the Add behind it."""
-    node, bias = layer.node, layer.bias
-    behind = layer.result.producer()
-    if behind is not None and behind is not node:
-        node, bias = behind, next(v for v in behind.inputs if v is not layer.node.outputs[0])
-    if bias is not None:
-        new = change(np.asarray(as_read(bias), np.float64)).astype((bias.dtype or ir.DataType.FLOAT).numpy())
-        node.replace_input_with(list(node.inputs).index(bias), add_weight(work, f"{bias.name}.merged", new))
+def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[Array]) -> None:
+    """Change the bias inside a layer, or that of the Add behind it."""
+    change = KINDS[adapter.kind].bias
+    node, bias = layer.result.producer(), layer.bias
+    if node is None or change is None or adapter.side == "in":
+        return
+    if node is not layer.node:
+        bias = next(v for v in node.inputs if v is not layer.node.outputs[0])
+    if bias is None:
+        return
+    place, kind = list(node.inputs).index(bias), (bias.dtype or ir.DataType.FLOAT).numpy()
+    if stored(bias) is not None:
+        new = change(adapter, np.asarray(as_read(bias), np.float64), factors).astype(kind)
+        node.replace_input_with(place, add_weight(work, f"{bias.name}.merged", new))
+        return
+    factor = change(adapter, np.ones(layer.sizes[1]), factors).astype(kind)  # of a computed one, such as zeros
+    product = ir.Node("", "Mul", [bias, add_weight(work, f"{layer.name}.bias_factor", factor)])
+    product.name = product.outputs[0].name = free_name(work, f"{bias.name}.merged")
+    work.graph.insert_before(node, product)
+    node.replace_input_with(place, product.outputs[0])

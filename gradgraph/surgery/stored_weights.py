@@ -8,7 +8,7 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
-from gradgraph.surgery.linear_layers import Layer
+from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
 from gradgraph.surgery.packed_weights import Packing
 
@@ -29,10 +29,15 @@ def as_laid_out(layer: Layer, weight: Array) -> Array:
 
 
 def as_read(value: ir.Value) -> Array:
-    """The numbers of a stored weight as its reader gets them: turned, cast, dequantised."""
-    start, chain = start_of(value)
+    """The numbers of a stored weight as its reader gets them: turned, cast, dequantised.
+
+    Raises:
+        BuildError: it is computed from anything else.
+    """
+    start, chain = rewritten(value)
     tensor = numbers_of(start)
-    assert tensor is not None
+    if tensor is None:
+        raise BuildError(f"'{shown(value.name)}' is computed, so it has no stored numbers")
     numbers: Array = tensor.numpy()
     for node in chain:
         if node.op_type == "Cast":
@@ -43,17 +48,6 @@ def as_read(value: ir.Value) -> Array:
         elif node.op_type == "Transpose":
             numbers = numbers.transpose(_order(node, numbers.ndim))
     return numbers
-
-
-def start_of(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-    """The stored tensor behind a weight, and the nodes from there to it."""
-    chain: list[ir.Node] = []
-    while numbers_of(value) is None:
-        node = value.producer()
-        assert node is not None and node.inputs[0] is not None
-        chain.append(node)
-        value = node.inputs[0]
-    return value, chain[::-1]
 
 
 def _order(transpose: ir.Node, rank: int) -> list[int]:
@@ -73,8 +67,8 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
     if numbers_of(layer.weight) is not None and len(layer.weight.uses()) == 1:
         set_numbers(work, layer.weight, new)
     else:
-        name = f"{start_of(layer.weight)[0].name}.merged"
-        layer.node.replace_input_with(layer.place, add_weight(work, name, new))
+        start, _ = rewritten(layer.weight)
+        layer.node.replace_input_with(layer.place, add_weight(work, f"{(start or layer.weight).name}.merged", new))
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
@@ -118,9 +112,8 @@ def quantiser_of(node: ir.Node) -> Quantiser:
 
 
 def is_quantised(layer: Layer) -> bool:
-    if layer.kind == "MatMulNBits":
-        return True
-    return any(node.op_type == "DequantizeLinear" for node in start_of(layer.weight)[1])
+    _, chain = rewritten(layer.weight)
+    return layer.kind == "MatMulNBits" or any(node.op_type == "DequantizeLinear" for node in chain)
 
 
 def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
@@ -152,7 +145,7 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     """Write through the nodes between the weight and what is stored, from the end."""
-    _, chain = start_of(layer.weight)
+    _, chain = rewritten(layer.weight)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:
         raise BuildError(f"the weight of '{shown(layer.name)}' is quantised more than once; merge it as floats")

@@ -1,10 +1,10 @@
-"""What a training session holds: parameters with their gradients, moments and properties, in the memory of a device."""
+"""Parameters with their gradients, moments and properties, in the memory of a device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -15,6 +15,8 @@ from gradgraph.runtime.execution.session import Placement, fetched, fill, on_dev
 
 Array = np.ndarray[Any, Any]
 CPU = Placement(("CPUExecutionProvider",))
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass
@@ -68,38 +70,26 @@ class TrainingState:
             for name, array in arrays.items()
         }
         groups = {
-            name: HeldGroup(
-                group.step,
-                group.initial_lr,
-                {p: {slot: placed(a, CPU) for slot, a in row.items()} for p, row in group.moments.items()},
-            )
-            for name, group in checkpoint.groups.items()
+            name: HeldGroup(g.step, g.initial_lr, _mapped(g.moments, lambda _, array: placed(array, CPU)))
+            for name, g in checkpoint.groups.items()
         }
         return cls(dict(sorted(held.items())), groups, dict(checkpoint.properties), checkpoint.nominal)
 
     def checkpoint(self, with_optimizer: bool) -> Checkpoint:
-        """What is saved.
+        """The contents of a checkpoint file.
 
         Raises:
             CompatibilityError: the state is nominal.
         """
-        groups = self.groups if with_optimizer else {}
-        return Checkpoint(
-            {h.name: self.read(h) for h in self.parameters.values() if h.requires_grad},
-            {h.name: self.read(h) for h in self.parameters.values() if not h.requires_grad},
-            {
-                name: OptimizerGroup(
-                    g.step,
-                    g.initial_lr,
-                    {
-                        p: {slot: fetched(v, self.parameters[p].dtype) for slot, v in row.items()}
-                        for p, row in g.moments.items()
-                    },
-                )
-                for name, g in groups.items()
-            },
-            dict(self.properties),
+        trained, frozen = (
+            {h.name: self.read(h) for h in self.parameters.values() if h.requires_grad is trains}
+            for trains in (True, False)
         )
+        groups = {}
+        for name, g in self.groups.items() if with_optimizer else ():
+            moments = _mapped(g.moments, lambda p, value: fetched(value, self.parameters[p].dtype))
+            groups[name] = OptimizerGroup(g.step, g.initial_lr, moments)
+        return Checkpoint(trained, frozen, groups, dict(self.properties))
 
     def read(self, held: Held) -> Array:
         """A copy of a parameter."""
@@ -149,6 +139,10 @@ class TrainingState:
 
     def trained(self) -> list[Held]:
         return [h for h in self.parameters.values() if h.requires_grad]
+
+
+def _mapped(moments: Mapping[str, Mapping[str, A]], change: Callable[[str, A], B]) -> dict[str, dict[str, B]]:
+    return {p: {slot: change(p, value) for slot, value in row.items()} for p, row in moments.items()}
 
 
 def placed(array: Array, placement: Placement) -> ort.OrtValue:

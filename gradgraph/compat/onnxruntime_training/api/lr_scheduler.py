@@ -27,9 +27,6 @@ class LinearLRScheduler:
     def step(self) -> None:
         """Set the rate for the number of updates so far: call it behind each ``optimizer.step()``."""
         group = self._optimizer._group
-        self._optimizer.set_learning_rate(group.initial_lr * self._factor(group.step))
-
-    def _factor(self, step: int) -> float:
-        if step < self._warmup:
-            return step / max(1, self._warmup)
-        return max(0.0, (self._total - step) / max(1, self._total - self._warmup))
+        rising = group.step / max(1, self._warmup)
+        falling = max(0.0, (self._total - group.step) / max(1, self._total - self._warmup))
+        self._optimizer.set_learning_rate(group.initial_lr * (rising if group.step < self._warmup else falling))

@@ -50,7 +50,8 @@ class Optimizer:
         trained = self._state.trained()
         if is_of_sequences(model):
             self._slots = slots_of(model)
-            self._model = optimizer_graph(model, [_spec(h) for h in trained])
+            specs = [ParameterSpec(h.name, ir.DataType.from_numpy(h.dtype), h.shape) for h in trained]
+            self._model = optimizer_graph(model, specs)
         else:
             self._slots, self._model = slots_in(model, [h.name for h in trained]), model
         self._learning_rate = _FIRST_RATE
@@ -64,7 +65,7 @@ class Optimizer:
         return self._state.groups.setdefault(GROUP, HeldGroup(first.step, first.initial_lr, {}))
 
     def _fill(self, trained: list[Held]) -> None:
-        """Zeros for moments that the state does not have."""
+        """Let moments that the state does not have be zeros."""
         moments = self._group.moments
         if not moments:
             for held in trained:
@@ -116,7 +117,3 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The rate of the next update."""
         return self._learning_rate
-
-
-def _spec(held: Held) -> ParameterSpec:
-    return ParameterSpec(held.name, ir.DataType.from_numpy(held.dtype), held.shape)

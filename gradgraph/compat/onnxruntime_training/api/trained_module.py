@@ -73,7 +73,7 @@ class Module:
         self._runs: dict[bool | str, ShapedSessions[BoundRun]] = {}
 
     def _training_model(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
-        """That of the file, or one made from its forward part if onnxruntime-training made it."""
+        """Read the training model, or make it from its forward part if onnxruntime-training made the file."""
         model = _read(path)
         if not is_old(model):
             return model
@@ -81,7 +81,7 @@ class Module:
         return made_anew(model, {name: self._held.read(held) for name, held in filled.items()})
 
     def _check(self, path: str | os.PathLike[str]) -> None:
-        """Every parameter that is trained has a gradient, and the other way round."""
+        """Raise CompatibilityError unless the parameters that are trained are those that have gradients."""
         buffers = {p for n in self._train.inputs if (p := names.parameter_of_buffer(n)) is not None}
         lost = buffers ^ {h.name for h in self._held.trained()}
         if lost:
@@ -91,7 +91,7 @@ class Module:
             )
 
     def _attach(self) -> None:
-        """Gradients of zero; shapes where the state is nominal."""
+        """Make gradients of zero; take shapes from the models where the state is nominal."""
         shapes = {v.name: _shape(v) for v in (self._eval or self._train).model.graph.input}
         shapes |= {v.name: _shape(v) for v in self._train.model.graph.input}
         constants = {t.name for t in self._train.model.graph.initializer}
@@ -115,16 +115,13 @@ class Module:
             CompatibilityError: there are more inputs or fewer, there is no eval model, or the state is nominal.
             ModelError: onnxruntime refuses the inputs, or fails.
         """
-        model = self._used()
+        model = self._train if self.training else self._evaluating()
         feeds = self._feeds(model, user_inputs)
-        found = self._trained(feeds) if self.training else self._evaluated(model, feeds)
+        found = self._trained(feeds) if self.training else self._run_of("eval", model, feeds)(feeds, {})
         results = [found[name] for name in model.outputs]
         if any(isinstance(x, np.ndarray) for x in user_inputs):
             results = [value.numpy() for value in results]
         return results[0] if len(results) == 1 else tuple(results)
-
-    def _used(self) -> _Model:
-        return self._train if self.training else self._evaluating()
 
     def _evaluating(self) -> _Model:
         if self._eval is None:
@@ -159,9 +156,6 @@ class Module:
             self._held.parameters[name].value = found[names.following(name)]
         self._begins = False
         return found
-
-    def _evaluated(self, model: _Model, feeds: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
-        return self._run_of("eval", model, feeds)(feeds, {})
 
     def _run_of(self, key: bool | str, model: _Model, feeds: Mapping[str, ort.OrtValue]) -> BoundRun:
         """The session: one that evaluates, one that adds gradients up, one that begins anew and reads no buffers."""

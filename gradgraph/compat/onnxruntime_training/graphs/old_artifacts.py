@@ -45,20 +45,16 @@ def made_anew(model: onnx.ModelProto, parameters: Mapping[str, np.ndarray[Any, A
     trained = [p for v in model.graph.input if (p := names.parameter_of_buffer(v.name)) is not None]
     forward = inference_graph(model, outputs, parameters)
     for node in forward.graph:
-        if node.domain == _DOMAIN and node.op_type in _STANDARD:
-            _make_standard(node)
+        if node.domain != _DOMAIN or node.op_type not in _STANDARD:
+            continue
+        node.op_type, count = _STANDARD[node.op_type]
+        node.domain = ""
+        if node.op_type == "BatchNormalization":
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        if count is not None:  # what follows is for its gradient, which goes
+            node.resize_outputs(count)
     used = {"", *(node.domain for node in forward.graph)}
     for domain in [d for d in forward.opset_imports if d not in used]:
         del forward.opset_imports[domain]
     proto: onnx.ModelProto = ir.to_proto(forward)
     return training_graph(proto, outputs, trained, [p for p in parameters if p not in trained])
-
-
-def _make_standard(node: ir.Node) -> None:
-    """Its further outputs are for its gradient, which goes."""
-    node.op_type, count = _STANDARD[node.op_type]
-    node.domain = ""
-    if node.op_type == "BatchNormalization":
-        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-    if count is not None:
-        node.resize_outputs(count)

@@ -104,12 +104,12 @@ def is_of_sequences(model: onnx.ModelProto) -> bool:
 
 
 def slots_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The moments that this optimizer keeps of each parameter."""
+    """The moments that an optimizer of onnxruntime-training keeps of each parameter."""
     return _ALGORITHMS[_optimizer_node(model).op_type].slots
 
 
 def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Those of an optimizer model in standard nodes, which is for these parameters.
+    """The moments that an optimizer model in standard nodes keeps of these parameters.
 
     Raises:
         CompatibilityError: it is for others.
@@ -140,16 +140,16 @@ def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec])
     algorithm, attributes = _ALGORITHMS[node.op_type], _attributes(node)
     norms = _clipping(model, node)
     op = Builder(scope="update", named_operators=True)
-    rate, step = (
-        _input(op, names.LEARNING_RATE, ir.DataType.FLOAT, (1,)),
-        _input(op, names.STEP, ir.DataType.INT64, (1,)),
-    )
+    rate = _input(op, names.LEARNING_RATE, ir.DataType.FLOAT, (1,))
+    step = _input(op, names.STEP, ir.DataType.INT64, (1,))
     inputs, outputs = [rate.value, step.value], []
     weights = [_input(op, p.name, p.dtype, p.shape) for p in parameters]
     buffers = [_input(op, names.buffer(p.name), p.dtype, p.shape) for p in parameters]
     gradients = buffers
     for norm in norms:
-        gradients = _clipped(op, gradients, norm)
+        squares = [op.cast(op.ReduceSum(g * g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
+        factor = op.Min(norm / (op.Sqrt(op.sum_of(squares)) + _CLIP_FLOOR), 1.0)
+        gradients = [g * op.cast(factor, g.dtype) for g in gradients]
     shared = algorithm.prepare(op, op.Squeeze(rate, [0]), op.Squeeze(step, [0]), attributes)
     used = algorithm.slots if node.op_type != "SGDOptimizerV2" else ()
     for spec, weight, buffer, gradient in zip(parameters, weights, buffers, gradients, strict=True):
@@ -158,10 +158,9 @@ def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec])
         inputs += [v.value for v in (weight, buffer, *moments)]
         written = [*([gradient] if norms else []), moved, *after]
         before = [*([buffer] if norms else []), weight, *moments]
-        outputs += [
-            _output(op, new, names.following(old.value.name or ""), old)
-            for old, new in zip(before, written, strict=True)
-        ]
+        for old, new in zip(before, written, strict=True):
+            outputs.append(op.Identity(new, name=names.following(old.value.name or "")).value)
+            outputs[-1].type, outputs[-1].shape = old.value.type, old.value.shape
     flag = op.Identity(op.const(np.array([True])), name=names.UPDATED).value
     flag.type, flag.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape((1,))
     graph = ir.Graph(inputs, [flag, *outputs], nodes=(), name="update", opset_imports={"": OPSET})
@@ -194,24 +193,11 @@ def _clipping(model: onnx.ModelProto, optimizer: onnx.NodeProto) -> list[float]:
     return [float(_attributes(n).get("max_norm", 1.0)) for n in others]
 
 
-def _clipped(op: Builder, gradients: Sequence[Var], norm: float) -> list[Var]:
-    squares = [op.ReduceSum(g * g, keepdims=0) for g in gradients]
-    total = op.Sqrt(op.sum_of([op.cast(s, ir.DataType.FLOAT) for s in squares]))
-    factor = op.Min(norm / (total + _CLIP_FLOOR), 1.0)
-    return [g * op.cast(factor, g.dtype) for g in gradients]
-
-
 def _input(op: Builder, name: str, dtype: ir.DataType, shape: Sequence[int]) -> Var:
     fresh = op.fresh(name)
     if fresh != name:
         raise CompatibilityError(f"two tensors of the optimizer would be called '{shown(name)}'; rename a parameter")
     return op.wrap(ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape)))
-
-
-def _output(op: Builder, new: Var, name: str, like: Var) -> ir.Value:
-    value = op.Identity(new, name=name).value
-    value.type, value.shape = like.value.type, like.value.shape
-    return value
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

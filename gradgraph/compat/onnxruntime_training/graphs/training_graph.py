@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
-from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import check_scalar, find_path, target_of
 from gradgraph.backends.functions import write_functions
@@ -55,7 +55,12 @@ def training_graph(
         target = target_of(graph, outputs[0])
         check_scalar(target)
         path = find_path(work, [target], chosen, allow_unused=True)
-        _check_reached(path, chosen)
+        for value in chosen:
+            if value not in path.active:
+                raise DifferentiationError(
+                    f"the loss does not depend on '{shown(value.name)}': {path.where_it_ends(value)}; take it out of "
+                    "requires_grad"
+                )
         (target,) = path.targets
         gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
         reset = ir.Value(name=op.fresh(names.RESET), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape((1,)))
@@ -88,15 +93,6 @@ def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto
             as_input(graph, value.name or "")
     order = {t.name: i for i, t in enumerate(model.graph.initializer)}
     return sorted(graph.inputs, key=lambda v: order.get(v.name or "", -1))
-
-
-def _check_reached(path: Path, trained: Sequence[ir.Value]) -> None:
-    for value in trained:
-        if value not in path.active:
-            raise DifferentiationError(
-                f"the loss does not depend on '{shown(value.name)}': {path.where_it_ends(value)}; take it out of "
-                "requires_grad"
-            )
 
 
 def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
@@ -151,9 +147,8 @@ def specialised(model: onnx.ModelProto, resets: bool) -> onnx.ModelProto:
         node.resize_inputs(1)
         node.replace_input_with(0, value)
     prune(work)
-    graph.inputs[:] = [v for v in graph.inputs if v.uses() or not _is_buffer(v.name or "")]
+    graph.inputs[:] = [
+        v for v in graph.inputs
+        if v.uses() or (v.name != names.RESET and names.parameter_of_buffer(v.name or "") is None)
+    ]  # fmt: skip
     return to_proto(work)
-
-
-def _is_buffer(name: str) -> bool:
-    return name == names.RESET or names.parameter_of_buffer(name) is not None

@@ -1,4 +1,4 @@
-"""What values of the artifacts are called: the names are those of onnxruntime-training."""
+"""The names of values in the artifacts, which are those of onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ RESET = "lazy_reset_grad"
 UPDATED = "updated_flag"
 LEARNING_RATE, STEP = "learning_rate", "step"
 
-_GRADIENT = "_grad"
-_BUFFER = f"{_GRADIENT}.accumulation.buffer"
-_OUT = f"{_GRADIENT}.accumulation.out"
+_BUFFER = "_grad.accumulation.buffer"
+_OUT = "_grad.accumulation.out"
 _NEXT = ".next"
-
-
-def gradient(parameter: str) -> str:
-    return parameter + _GRADIENT
 
 
 def buffer(parameter: str) -> str:

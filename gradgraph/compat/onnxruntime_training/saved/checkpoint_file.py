@@ -81,7 +81,7 @@ class OptimizerGroup:
 
 @dataclass
 class Checkpoint:
-    """What a file holds.
+    """The contents of a checkpoint file.
 
     Attributes:
         trained, frozen: parameters by name; empty arrays where the checkpoint is nominal.
@@ -100,7 +100,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """What the file holds.
+    """Read a checkpoint file.
 
     Raises:
         CheckpointError: there is none, or it is no whole checkpoint file of onnxruntime-training.
@@ -141,13 +141,11 @@ class _Loading:
         nominal = bool(module.get("is_nominal_state", False))
         tensors = {part: module.get(part, []) for part in ("requires_grad_params", "frozen_params")}
         read = {part: {t["name"]: self._tensor(t, nominal) for t in rows} for part, rows in tensors.items()}
-        return Checkpoint(
-            read["requires_grad_params"],
-            read["frozen_params"],
-            {group["group_name"]: self._group(group) for group in values.get("optimizer_groups", [])},
-            _properties(values.get("property_bag", {})),
-            nominal,
-        )
+        groups = {group["group_name"]: self._group(group) for group in values.get("optimizer_groups", [])}
+        absent: dict[str, Property] = {"ints": 0, "floats": 0.0, "strings": ""}
+        bag = values.get("property_bag", {})
+        properties = {row["name"]: row.get("value", none) for part, none in absent.items() for row in bag.get(part, [])}
+        return Checkpoint(read["requires_grad_params"], read["frozen_params"], groups, properties, nominal)
 
     def _group(self, group: Mapping[str, Any]) -> OptimizerGroup:
         moments = {
@@ -185,11 +183,6 @@ class _Loading:
                     "read; put it beside the checkpoint"
                 ) from error
         return self._outside[offset : offset + max(size, 0)]
-
-
-def _properties(bag: Mapping[str, Any]) -> dict[str, Property]:
-    absent: dict[str, Property] = {"ints": 0, "floats": 0.0, "strings": ""}
-    return {row["name"]: row.get("value", none) for kind, none in absent.items() for row in bag.get(kind, [])}
 
 
 def external_path(path: Path) -> Path:
