@@ -9,8 +9,8 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer, rewritten
+from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
-from gradgraph.surgery.packed_weights import Packing
 
 
 def canonical(layer: Layer) -> Array:

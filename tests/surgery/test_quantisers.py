@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
-from gradgraph.surgery.packed_weights import Packing
+from gradgraph.surgery.matmul_nbits import Packing
 
 RNG = np.random.default_rng(0)
 FORMS = [
