@@ -73,7 +73,7 @@ class Trainer(Diagnosis):
     raises BusyError.
 
     Args:
-        step: a :class:`gradgraph.step.step.Step`, or the folder of one.
+        step: a :class:`gradgraph.Step`, or the folder of one.
         providers: onnxruntime's execution providers, in order of preference; overrides ``device``.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` (CUDA if this onnxruntime has it).
         seed: of the order of the data.
@@ -225,7 +225,7 @@ class Trainer(Diagnosis):
 
         Args:
             data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
-                batches (see :func:`gradgraph.runtime.data.sources.as_source`).
+                batches (docs/how-to/data.md lists all).
             epochs: passes over the data; after a resume, those done before count too.
             batch_size: samples per step; 32 by default, or what the model is fixed to. ``"auto"``: the largest power of
                 two that fits in free memory; ``"auto:4GB"``: with which this process takes no more
