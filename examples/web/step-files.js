@@ -3,7 +3,7 @@
 import { digestOf } from "./checkpoint.js";
 import { GradgraphError } from "./errors.js";
 
-const VERSION = 2; // of the manifest
+const VERSION = 1; // of the manifest
 
 export class StepFiles {
   #digests = {};

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
 from gradgraph.graph.shapes import shape_of
 
-VERSION = 2  # that of steps with several parts; all others are written as version 1, which older versions read
+VERSION = 1
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
@@ -78,32 +78,47 @@ class MeasureSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartSpec:
-    """One of several named steps over one state: what its train graph reads and writes.
+class StepSpec:
+    """What a step minimises, what it reports, and how its weights move.
 
     Attributes:
-        inputs: the inputs and targets that it reads of a batch.
-        loss, loss_output, metrics, measures, reports, optimizer, hyperparameters, trainable: as of a ``Manifest``;
-            metrics, measures and reports are called ``<step>.<column>``.
-        reads, writes: the state tensors that it takes, and those of which it gives the next value.
+        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
+        metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
+        measures: columns made of sums; one may be called "loss".
+        reports: scalar float32 outputs of train.onnx alone, of how it trains: the norm of the gradient.
+        hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
     """
 
-    inputs: tuple[str, ...]
-    loss: Mapping[str, Any]
-    loss_output: str
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    loss_output: str = "loss"
     metrics: tuple[str, ...] = ()
     measures: tuple[MeasureSpec, ...] = ()
     reports: tuple[str, ...] = ()
-    optimizer: Mapping[str, Any]
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self)):
+            if name in _SEQUENCES:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+            elif name in _PLAIN:
+                object.__setattr__(self, name, _plain(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSpec(StepSpec):
+    """One of several named steps over one state; its metrics, measures and reports are called ``<step>.<column>``.
+
+    Attributes:
+        inputs: the inputs and targets that it reads of a batch.
+        reads, writes: the state tensors that it takes, and those of which it gives the next value.
+        trainable: the weights that it trains.
+    """
+
+    inputs: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     trainable: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        for name in _PART_SEQUENCES:
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        _make_plain(self)
 
     def results(self, step: str) -> dict[str, str]:
         """The loss and the metrics of a step of this name, with the outputs that they are."""
@@ -159,38 +174,25 @@ def train_file(step: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(StepSpec):
     """The parts of a step; the docstring of :mod:`gradgraph.step.step` says where each name appears.
 
     Attributes:
         inputs, targets: what a batch holds.
         outputs: the model's own outputs, as eval.onnx has them.
-        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
-        metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
-        measures: columns made of sums; one may be called "loss".
-        reports: scalar float32 outputs of train.onnx alone, of how it trains: the norm of the gradient.
-        hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         averages: parameters, with the state tensors that evaluation and export read in their place.
         precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` says
             what the tensors ``loss_scale`` and ``skipped_steps`` are called, where there are any.
         trainable, frozen: names of the model's weights on either side.
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
-        steps: where one state has several named steps, each of these; they then say what its loss, metrics, measures,
-            optimizer and hyperparameters are.
+        steps: where one state has several named steps, each of these, which then have losses and optimizers.
         separate: of a step that has gradient.onnx and apply.onnx, too, what these take and give.
     """
 
     inputs: tuple[TensorSpec, ...]
     targets: tuple[TargetSpec, ...] = ()
     outputs: tuple[str, ...] = ()
-    loss: Mapping[str, Any] = field(default_factory=dict)
-    loss_output: str = "loss"
-    metrics: tuple[str, ...] = ()
-    measures: tuple[MeasureSpec, ...] = ()
-    reports: tuple[str, ...] = ()
-    optimizer: Mapping[str, Any] = field(default_factory=dict)
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
     averages: Mapping[str, str] = field(default_factory=dict)
     precision: Mapping[str, Any] = field(default_factory=dict)
@@ -200,33 +202,24 @@ class Manifest:
     machine: str = ""
     opset: int = 21
     gradgraph: str = ""
-    version: int = 0
+    version: int = VERSION
     steps: Mapping[str, PartSpec] = field(default_factory=dict)
     separate: SeparateSpec | None = None
 
     def __post_init__(self) -> None:
-        for name in _SEQUENCES:
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        _make_plain(self)
-        object.__setattr__(self, "precision", json.loads(json.dumps(_plain(self.precision))))
+        super().__post_init__()
         if not self.gradgraph:
             object.__setattr__(self, "gradgraph", package_version())
-        if not self.version:
-            object.__setattr__(self, "version", VERSION if self.steps else 1)
         _check_names(self)
 
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
         data = dataclasses.asdict(self)
-        for name in _OF_A_PART if self.steps else ():
+        for name in _OF_A_STEP if self.steps else ():
             del data[name]
-        for part in data["steps"].values():
-            for name in ("measures", "reports"):
-                if not part[name]:
-                    del part[name]
-        for name in _IF_ANY:
-            if not data.get(name, True):
-                del data[name]
+        for spec in (data, *data["steps"].values()):
+            for name in [n for n in _IF_ANY if not spec.get(n, True)]:
+                del spec[name]
         return escaped_json(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
 
     @classmethod
@@ -260,9 +253,9 @@ class Manifest:
         if self.steps:
             return self.steps
         state = tuple(s.name for s in self.state)
-        same: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_A_PART, "trainable")}
-        return {"": PartSpec(inputs=tuple(s.name for s in (*self.inputs, *self.targets)), reads=state, writes=state,
-                             **same)}  # fmt: skip
+        same: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_A_STEP, "trainable")}
+        batch = tuple(s.name for s in (*self.inputs, *self.targets))
+        return {"": PartSpec(inputs=batch, reads=state, writes=state, **same)}
 
     @functools.cached_property
     def results(self) -> dict[str, str]:
@@ -296,11 +289,11 @@ class Manifest:
         return self.steps[step]
 
 
-# written where there is something to say, so that older versions read the rest
-_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate")
-_OF_A_PART = ("loss", "loss_output", "metrics", "measures", "reports", "optimizer", "hyperparameters")
-_PART_SEQUENCES = ("inputs", "metrics", "measures", "reports", "reads", "writes", "trainable")
-_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
+_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate")  # written where they say something
+_OF_A_STEP = tuple(f.name for f in dataclasses.fields(StepSpec))
+_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "reads", "writes", "trainable",
+              "frozen")  # fmt: skip
+_PLAIN = ("loss", "optimizer", "precision")
 
 
 @functools.cache
@@ -343,14 +336,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def alone_in(part: PartSpec) -> dict[str, Any]:
-    """What a manifest says itself of a step that is the only one."""
-    return {name: getattr(part, name) for name in _OF_A_PART}
-
-
-def _make_plain(spec: Manifest | PartSpec) -> None:
-    """Tuples and NumPy numbers in loss and optimizer become what JSON gives back."""
-    for name in ("loss", "optimizer"):
-        object.__setattr__(spec, name, json.loads(json.dumps(_plain(getattr(spec, name)))))
+    """The fields of a manifest that describe its only step."""
+    return {name: getattr(part, name) for name in _OF_A_STEP}
 
 
 def _plain(value: Any) -> Any:
@@ -385,45 +372,35 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
     for name in data:
         if name not in fields:
             raise ValueError(f"unknown field {name!r}")
-    for name, kind in _TYPES.items():
-        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
-            raise ValueError(f"field {name!r} should be a {kind.__name__}")
-    parsed = dict(data)
+    parsed = _parsed_step(data, ("outputs", "frozen"))
     parsed["inputs"] = tuple(_spec(TensorSpec, s) for s in data["inputs"])
     parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
     parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
-    parsed["measures"] = tuple(_measure(m) for m in data.get("measures", ()))
-    _check_texts(data, ("outputs", "metrics", "reports", "trainable", "frozen"))
-    parsed["hyperparameters"] = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
-    parsed["steps"] = {str(name): _part(part) for name, part in data.get("steps", {}).items()}
-    if not parsed["steps"]:
-        _check_calls(data)
+    parsed["steps"] = {
+        str(name): PartSpec(**_parsed_step(part, ("inputs", "reads", "writes")))
+        for name, part in data.get("steps", {}).items()
+    }
+    for spec in data["steps"].values() if parsed["steps"] else [data]:
+        for name in ("loss", "optimizer"):
+            _check_call(name, spec[name])
     if precision := data.get("precision"):
-        _check_precision(precision, {s.name for s in parsed["state"]})
+        _check_call("precision", precision)
+        names = precision.get("state", {})
+        if not isinstance(names, dict) or not set(names.values()) <= {s.name for s in parsed["state"]}:
+            raise ValueError("field 'precision' should name tensors of the state")
     if "separate" in data:
         parsed["separate"] = _separate(data["separate"])
-    if data["version"] != (2 if parsed["steps"] else 1):
-        raise ValueError("its version is not that of its steps")
     return parsed
 
 
-def _check_precision(data: Any, state: set[str]) -> None:
-    names = data.get("state", {})
-    if not isinstance(data.get("name"), str) or not isinstance(data.get("arguments"), dict):
-        raise ValueError("field 'precision' should hold a name and arguments")
-    if not isinstance(names, dict) or not set(names.values()) <= state:
-        raise ValueError("field 'precision' should name tensors of the state")
-
-
-def _part(data: Any) -> PartSpec:
-    for name in _PART_SEQUENCES:
-        if not isinstance(data.get(name, []), list):
-            raise ValueError(f"field {name!r} of a step should be a list")
-    _check_texts(data, [name for name in _PART_SEQUENCES if name != "measures"])
-    _check_calls(data)
+def _parsed_step(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a ``StepSpec``, each of its type; those among ``names`` hold names, too."""
+    for name, kind in _TYPES.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise ValueError(f"field {name!r} should be a {kind.__name__}")
+    _check_texts(data, (*names, "metrics", "reports", "trainable"))
     rates = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
-    measures = tuple(_measure(m) for m in data.get("measures", ()))
-    return PartSpec(**{**data, "loss_output": str(data["loss_output"]), "hyperparameters": rates, "measures": measures})
+    return {**data, "hyperparameters": rates, "measures": tuple(_measure(m) for m in data.get("measures", ()))}
 
 
 def _check_texts(data: Any, names: Sequence[str]) -> None:
@@ -432,15 +409,14 @@ def _check_texts(data: Any, names: Sequence[str]) -> None:
             raise ValueError(f"field {name!r} should hold names")
 
 
-def _check_calls(data: Any) -> None:
-    for name in ("loss", "optimizer"):
-        if not isinstance(data[name].get("name"), str) or not isinstance(data[name].get("arguments"), dict):
-            raise ValueError(f"field {name!r} should hold a name and arguments")
+def _check_call(name: str, call: Any) -> None:
+    if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
+        raise ValueError(f"field {name!r} should hold a name and arguments")
 
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
-    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages", "precision", "steps"), dict),
+    **dict.fromkeys((*_PLAIN, "hyperparameters", "averages", "steps"), dict),
     **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
     "opset": int,
 }
