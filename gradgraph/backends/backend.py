@@ -14,10 +14,11 @@ A named operator that no form serves is written in its portable form.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -73,6 +74,11 @@ class Lowering:
     after: tuple[Rewrite, ...] = ()
     last: tuple[Rewrite, ...] = ()
     on_host: Callable[[ir.Model], Collection[ir.Node]] = _no_nodes
+
+
+def lowering_of(room: str) -> Callable[[], Lowering]:
+    """Return what imports ``LOWERING`` from the module ``lowering`` of a folder of this room, when it is called."""
+    return lambda: cast(Lowering, importlib.import_module(f"{room}.lowering").LOWERING)
 
 
 @dataclass(frozen=True)

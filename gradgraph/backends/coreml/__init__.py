@@ -8,18 +8,11 @@ nodes are written as operators that take any tensor.
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.coreml.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend, lowering_of
 
 COREML = Backend(
     name="coreml",
     about="standard nodes in the forms that onnxruntime's CoreML provider takes (from its table; not run by us)",
     provider="CoreMLExecutionProvider",
-    load=_lowering,
+    load=lowering_of(__name__),
 )

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.ort_cpu.lowering import LOWERING
-
-    return LOWERING
+from gradgraph.backends.backend import Backend, lowering_of
 
 
 def _machine() -> str:
@@ -21,7 +15,7 @@ def _machine() -> str:
 ORT_CPU = Backend(
     name="ort-cpu",
     about="lowered now, for onnxruntime on a processor like this one",
-    load=_lowering,
+    load=lowering_of(__name__),
     provider="CPUExecutionProvider",
     only_there=True,
     machine=_machine,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.ort_cuda.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend, lowering_of
 
 ORT_CUDA = Backend(
     name="ort-cuda",
     about="lowered now, for onnxruntime on CUDA",
     provider="CUDAExecutionProvider",
     only_there=True,
-    load=_lowering,
+    load=lowering_of(__name__),
 )

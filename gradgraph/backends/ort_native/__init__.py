@@ -6,20 +6,13 @@ them again, and ``kernels/kernel.h`` says how one is written.
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
+from gradgraph.backends.backend import Backend, lowering_of
 from gradgraph.backends.ort_cpu import ORT_CPU
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.ort_native.lowering import LOWERING
-
-    return LOWERING
-
 
 ORT_NATIVE = Backend(
     name="ort-cpu-native",
     about="as ort-cpu, with the kernels of `gradgraph native build`; a Trainer chooses them where it opens a step",
-    load=_lowering,
+    load=lowering_of(__name__),
     extends=ORT_CPU,
     provider="CPUExecutionProvider",
     only_there=True,

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
+from gradgraph.backends.ort_native.strided import spreads
 from gradgraph.backends.stages import stages
 from gradgraph.graph.nodes import read_once
 from gradgraph.graph.prune import prune
@@ -55,14 +56,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
     if shape is None or None in shape or len(shape) > _MOST_AXES or all(d == 1 for d in shape):
         return None
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
-    return shape if all(v.dtype in (FLOAT, BOOL) and _broadcasts(shape_of(v), shape) for v in values) else None
-
-
-def _broadcasts(given: Shape | None, shape: Shape) -> bool:
-    """Can ``given`` be broadcast to ``shape``?"""
-    if given is None or len(given) > len(shape):
-        return False
-    return all(d in (1, wide) for d, wide in zip(reversed(given), reversed(shape), strict=False))
+    return shape if all(v.dtype in (FLOAT, BOOL) and spreads(shape_of(v), shape) for v in values) else None
 
 
 def _is_applied_before(node: ir.Node) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
+from gradgraph.backends.ort_cpu.movement_forms import only_reader
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.strided import (
     Destination,
@@ -27,10 +28,10 @@ from gradgraph.backends.ort_native.strided import (
     Strided,
     destinations,
     number,
-    only_reader,
     scaled,
     sizes_of,
     source,
+    spreads,
 )
 from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Var
@@ -185,7 +186,7 @@ def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
     """Scores, and what hides some of them."""
     if is_standard(node, "Add"):
         for scores, mask in (node.inputs, node.inputs[::-1]):
-            if scores is not None and _is_of_products(scores) and mask is not None and _spreads(mask, sizes):
+            if scores is not None and _is_of_products(scores) and mask is not None and spreads(sizes_of(mask), sizes):
                 yield scores, Mask(mask)
     elif is_standard(node, "Where"):
         condition, *choices = node.inputs
@@ -193,7 +194,7 @@ def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
             known = number(hidden)
             if scores is None or condition is None or not known:
                 continue
-            if _is_of_products(scores) and _spreads(condition, sizes):
+            if _is_of_products(scores) and spreads(sizes_of(condition), sizes):
                 yield scores, Mask(condition, kept, known)
 
 
@@ -202,14 +203,6 @@ def _is_of_products(value: ir.Value) -> bool:
     while (node := value.producer()) is not None and (factor := scaled(node)) is not None:
         value = factor[0]
     return node is not None and is_standard(node, "MatMul")
-
-
-def _spreads(mask: ir.Value, sizes: Sizes) -> bool:
-    """Can ``mask`` be broadcast to scores of these ``sizes``?"""
-    shape = sizes_of(mask)
-    if shape is None or len(shape) > len(sizes):
-        return False
-    return all(d in (1, size) for d, size in zip(reversed(shape), reversed(sizes), strict=False))
 
 
 # --- how it is written -------------------------------------------------------------------------------------------

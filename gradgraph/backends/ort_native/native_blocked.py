@@ -14,21 +14,6 @@ WITH_NATIVE = BlockedForms(extends=STOCK)
 in_blocks = WITH_NATIVE.add
 
 
-@in_blocks("Elementwise", when=is_alike, domain=library.DOMAIN)
-def native_elementwise(op: Builder, call: Call) -> Written:
-    return _native(op, call)
-
-
-@in_blocks("BatchNormalization", when=lambda call: fits(inputs_of(call)[0].value), domain=library.DOMAIN)
-@in_blocks(
-    *("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad", "MaxPoolGrad"),
-    when=lambda call: all(fits(x.value) for x in inputs_of(call)[:2]),
-    domain=library.DOMAIN,
-)
-def native_by_channel(op: Builder, call: Call) -> Written:
-    return _native(op, call, block=nchwc_block())
-
-
 def _has_images_that_fit(call: Call) -> bool:
     """All that it reads and writes but filters, [C, 1, ...], and a bias."""
     shapes = {v: shape_of(v) or () for v in (*call.node.inputs, *call.node.outputs) if v is not None}
@@ -36,18 +21,21 @@ def _has_images_that_fit(call: Call) -> bool:
     return len(images) > 0 and all(map(fits, images))
 
 
+@in_blocks("Elementwise", when=is_alike, domain=library.DOMAIN)
+@in_blocks("BatchNormalization", when=lambda call: fits(inputs_of(call)[0].value), domain=library.DOMAIN)
+@in_blocks(
+    *("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad", "MaxPoolGrad"),
+    when=lambda call: all(fits(x.value) for x in inputs_of(call)[:2]),
+    domain=library.DOMAIN,
+)
 @in_blocks(
     *("DepthwiseConv", "DepthwiseConvGradInput", "DepthwiseConvGradWeight", "DepthwiseConvGrad"),
     when=_has_images_that_fit,
     domain=library.DOMAIN,
 )
-def native_depthwise(op: Builder, call: Call) -> Written:
-    return _native(op, call, block=nchwc_block())
-
-
-def _native(op: Builder, call: Call, **changed: int) -> Written:
-    """The same node on ``call.inputs``."""
-    like = [op.wrap(y) for y in call.node.outputs]
-    written = native_kernel(op, call.node.op_type, call.inputs, like, **{**call.attrs, **changed})
+def same_kernel(op: Builder, call: Call) -> Written:
+    """The same node on ``call.inputs``; kernels that tell channels apart are told how large blocks are."""
+    attrs = {**call.attrs, "block": nchwc_block()} if "block" in call.attrs else call.attrs
+    written = native_kernel(op, call.node.op_type, call.inputs, [op.wrap(y) for y in call.node.outputs], **attrs)
     assert written is not None
     return written

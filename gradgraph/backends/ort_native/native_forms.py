@@ -158,26 +158,26 @@ NORMS = (
 )
 
 
-@form("BatchNormalizationGrad", *NORMS)
-def batch_norm_backwards(
-    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+def _norm_gradient(
+    op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Two passes, where the form without kernels takes 5."""
+    """Return dx (or u) and so many vectors, one number for each channel."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
-    inputs, like = [dy, x, scale, mean, var], [x, scale, scale]
-    return native_kernel(op, "BatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
+    inputs, like = [dy, x, *rest], [x, *[rest[0]] * vectors]
+    return native_kernel(op, op_type, inputs, like, **attrs, block=1, **FREE)
+
+
+@form("BatchNormalizationGrad", *NORMS)
+def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
+    """Two passes, where the form without kernels takes 5."""
+    return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
 @form("UnscaledBatchNormalizationGrad", *NORMS)
-def unscaled_batch_norm_backwards(
-    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
-) -> Written | None:
+def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
     """The same without the factor of dx: ``u``, a, dscale and db."""
-    if x.shape is None or len(x.shape) < 3 or has_few(x):
-        return None
-    inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
-    return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
+    return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
 
 
 STATISTICS = (real(5), real(5), real(5), positive(5))

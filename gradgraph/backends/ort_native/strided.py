@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
+from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph import shapes
 from gradgraph.rules.registry import attributes
 
@@ -78,6 +78,13 @@ def sizes_of(value: ir.Value | None) -> Sizes | None:
     shape = shapes.shape_of(value)
     sizes = tuple(d for d in shapes.known_sizes(shape) if d > 0)
     return sizes if shape is not None and len(sizes) == len(shape) else None
+
+
+def spreads(given: shapes.Shape | None, sizes: shapes.Shape) -> bool:
+    """Can a tensor of the shape ``given`` be broadcast to these ``sizes``?"""
+    if given is None or len(given) > len(sizes):
+        return False
+    return all(d in (1, size) for d, size in zip(reversed(given), reversed(sizes), strict=False))
 
 
 def number(value: ir.Value | None) -> float | None:
@@ -213,12 +220,6 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
         if back is None:
             return
         at = Destination(reader.outputs[0], at.scale, (*at.back, back))
-
-
-def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | None:
-    """The node that reads ``value``, in one place, if nobody else does."""
-    readers = [node for node, _ in value.uses() if node not in ignored]
-    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.tinygrad.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend, lowering_of
 
 TINYGRAD = Backend(
     name="tinygrad",
     about="standard nodes that tinygrad has, for fixed sizes and no loops",
-    load=_lowering,
+    load=lowering_of(__name__),
 )

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.tract.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend, lowering_of
 
 TRACT = Backend(
     name="tract",
     about="standard nodes that tract, a runtime in Rust, has, for fixed sizes",
-    load=_lowering,
+    load=lowering_of(__name__),
 )

@@ -5,17 +5,10 @@ Seen with onnxruntime-web 1.30: convolutions of 6, 9, 15, … channels into a mu
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.web_gpu.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend, lowering_of
 
 WEB_GPU = Backend(
     name="web-gpu",
     about="standard nodes for WebGPU in browsers; what the provider lacks runs on the CPU",
-    load=_lowering,
+    load=lowering_of(__name__),
 )

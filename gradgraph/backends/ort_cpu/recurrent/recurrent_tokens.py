@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import is_static, known_sizes, record_shape, shape_of
 from gradgraph.passes.normal.edit import discard
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 
 TURNED = [1, 0, 2]  # [N, T, I] to [T, N, I], and back
-RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")  # the same numbers in the same order
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,18 @@ def _sizes(x: ir.Value | None) -> tuple[int, ...]:
 
 def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
     """The sum of the gradients by X, which nobody else reads."""
-    reader = _only_reader(gradients[0])
+    reader = only_reader(gradients[0])
     if len(gradients) == 1:
         return gradients[0]
     own = reader is not None and list(reader.inputs) == list(gradients) and _is(reader, "Add", "Sum")
-    return reader.outputs[0] if own and reader is not None and _only_reader(gradients[1]) is reader else None
-
-
-def _only_reader(x: ir.Value) -> ir.Node | None:
-    uses = list(x.uses())
-    return uses[0].node if len(uses) == 1 and not x.is_graph_output() else None
+    return reader.outputs[0] if own and reader is not None and only_reader(gradients[1]) is reader else None
 
 
 def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
     """From the gradient of X to that of the table: the nodes between, none if that is not all that becomes of it."""
     way: list[ir.Node] = []
     value: ir.Value = dX
-    while (node := _only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):
+    while (node := only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):
         way.append(node)
         value = node.outputs[0]
     turns = [_turns(n) for n in way]
@@ -151,7 +146,7 @@ def _root_of(ids: ir.Value | None) -> ir.Value | None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)
         widens = _is(node, "Cast") and types == (ir.DataType.INT32, ir.DataType.INT64)
-        if not widens and not _is(node, *RESHAPED):
+        if not widens and not _is(node, *RESHAPED, "Identity"):
             break
         ids = x
     return ids
