@@ -38,11 +38,11 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
     The folder holds init.onnx, train.onnx, eval.onnx and manifest.json: all that any ONNX runtime needs to train.
     Globs select weights by name; `gradgraph inspect MODEL` lists them.
     """
-    from gradgraph.optim import Plateau
+    from gradgraph import optim
 
     chosen = Recipe(typed)
     rate = chosen.rate()
-    if isinstance(rate, Plateau):
+    if isinstance(rate, optim.Plateau):
         raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")
     step = chosen.build(model, rate)
     if store == "float16":

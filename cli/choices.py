@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,10 @@ class Named(click.Option):
 
 
 def _names(place: str) -> Iterable[str]:
-    """What stands at a place: ``step_backends`` gives names, ``LOSSES`` has them, and "none" is one."""
+    """Read the names at a place: ``step_backends`` gives them, ``LOSSES`` has them, and "none" is one."""
     if ":" not in place:
         return (place,)
+    importlib.import_module("gradgraph.machine.light_imports")  # before the table imports onnx-ir
     found = found_at(place)
     names: Iterable[str] = found() if callable(found) else found
     return names

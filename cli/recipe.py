@@ -74,7 +74,7 @@ class Recipe:
 
     def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
         """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
-        from gradgraph.building.pipeline import build
+        from gradgraph import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
         made = {
