@@ -98,17 +98,15 @@ def multi_head_attention(
 
     ``allowed`` (boolean) and ``added`` (floating) broadcast to ``[N, heads, L, S]``.
     """
-    q, k, v = (_heads(x, num_heads) for x in (query, key, value))
+    q, k, v = (
+        x.reshape(*x.shape[:2], num_heads, floor_divide(x.shape[2], num_heads)).transpose(1, 2)
+        for x in (query, key, value)
+    )
     if allowed is not None and added is not None:
         added, allowed = where(allowed, added, -math.inf), None
     mask = allowed if allowed is not None else added
     out, weights = attend(q, k, v, mask, dropout_p, is_causal=False)
     return out.transpose(1, 2).flatten(2), weights
-
-
-def _heads(x: Tensor, num_heads: int) -> Tensor:
-    batch, length, width = x.shape
-    return x.reshape(batch, length, num_heads, floor_divide(width, num_heads)).transpose(1, 2)
 
 
 def combined_masks(

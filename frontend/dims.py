@@ -43,8 +43,11 @@ class Dim:
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 
     def __str__(self) -> str:
-        text = " + ".join(_product_text(m, c) for m, c in self.terms.items())
-        return text.replace("+ -", "- ")
+        parts = []
+        for monomial, coefficient in self.terms.items():
+            number = [] if coefficient in (1, -1) and monomial else [str(abs(coefficient))]
+            parts.append(("-" if coefficient < 0 else "") + "*".join([*number, *monomial]))
+        return " + ".join(parts).replace("+ -", "- ")
 
     def __repr__(self) -> str:
         return f"Dim({self})"
@@ -71,7 +74,14 @@ class Dim:
         return self * -1
 
     def __mul__(self, other: Any) -> Any:
-        return _multiply(self, other) if isinstance(other, int | Dim) else self._tensor() * other
+        if not isinstance(other, int | Dim):
+            return self._tensor() * other
+        terms: dict[Monomial, int] = {}
+        for m, c in self.terms.items():
+            for n, d in _terms(other).items():
+                key = tuple(sorted(m + n))
+                terms[key] = terms.get(key, 0) + c * d
+        return _simplified(terms)
 
     def __rmul__(self, other: Any) -> Any:
         return self * other if isinstance(other, int | Dim) else other * self._tensor()
@@ -155,7 +165,7 @@ def floor_divide(a: Extent, b: Extent) -> Extent:
         return a // b
     if isinstance(b, int) and b == 0:
         raise ModelError(f"size '{a}' is divided by zero; the divisor must not be 0")
-    quotient = _exact(a, b)
+    quotient = _exact_quotient(a, b)
     if quotient is None:
         name = f"floor({_grouped(a)}/{_grouped(b)})"
         QUOTIENTS[name] = a, b
@@ -166,15 +176,14 @@ def floor_divide(a: Extent, b: Extent) -> Extent:
 QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # what each name floor(a/b) stands for; the name says it all
 
 
-def _exact(a: Extent, b: Extent) -> Extent | None:
+def _exact_quotient(a: Extent, b: Extent) -> Extent | None:
     """``a / b`` where every term of ``a`` is divisible by the one term of ``b``."""
-    terms = a.terms if isinstance(a, Dim) else {(): a}
-    divisor = b.terms if isinstance(b, Dim) else {(): b}
+    divisor = _terms(b)
     if len(divisor) > 1:
         return 1 if same(a, b) else None
     ((names, number),) = divisor.items()
     result: dict[Monomial, int] = {}
-    for monomial, coefficient in terms.items():
+    for monomial, coefficient in _terms(a).items():
         rest = list(monomial)
         for name in names:
             if name not in rest:
@@ -188,18 +197,13 @@ def _exact(a: Extent, b: Extent) -> Extent | None:
 
 def _combine(a: Dim, b: Extent, sign: int) -> Extent:
     terms = dict(a.terms)
-    for monomial, coefficient in (b.terms if isinstance(b, Dim) else {(): b}).items():
+    for monomial, coefficient in _terms(b).items():
         terms[monomial] = terms.get(monomial, 0) + sign * coefficient
     return _simplified(terms)
 
 
-def _multiply(a: Dim, b: Extent) -> Extent:
-    terms: dict[Monomial, int] = {}
-    for m, c in a.terms.items():
-        for n, d in (b.terms if isinstance(b, Dim) else {(): b}).items():
-            key = tuple(sorted(m + n))
-            terms[key] = terms.get(key, 0) + c * d
-    return _simplified(terms)
+def _terms(size: Extent) -> Mapping[Monomial, int]:
+    return size.terms if isinstance(size, Dim) else {(): size}
 
 
 def _simplified(terms: Mapping[Monomial, int]) -> Extent:
@@ -207,11 +211,6 @@ def _simplified(terms: Mapping[Monomial, int]) -> Extent:
     if not rest:
         return 0
     return rest[()] if list(rest) == [()] else Dim(rest)
-
-
-def _product_text(monomial: Monomial, coefficient: int) -> str:
-    factors = ([] if coefficient in (1, -1) and monomial else [str(abs(coefficient))]) + list(monomial)
-    return ("-" if coefficient < 0 else "") + "*".join(factors)
 
 
 def _grouped(size: Extent) -> str:

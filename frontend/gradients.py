@@ -10,13 +10,11 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast, overload
 
-import onnx_ir as ir
-
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.errors import DifferentiationError, ModelError, shown
 from gradgraph.frontend.shaping import expand
-from gradgraph.frontend.trace import TensorLike, Trace, Value, current, op, tensor, wrap
+from gradgraph.frontend.trace import TensorLike, Value, current, op, tensor, wrap
 from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import is_marked_constant, mark_detached
@@ -156,23 +154,8 @@ def _pulled(y: Tensor, x: Sequence[Value], seed: Var, allow_unused: bool) -> lis
                 f"'{shown(target.name)}' does not depend on '{shown(source.name)}': {path.where_it_ends(source)}",
                 remedy="take the gradient by a tensor that it was computed from, or pass allow_unused=True for zeros",
             )
-    _check_modes(path, trace)
-    check_rules(path)
-    with trace.builder.naming_operators(False):  # gradient operators have no gradients
-        found = backward(trace.builder, path, {target: seed})
-    return [_result(trace, source, found.get(source)) for source in sources]
-
-
-def _result(trace: Trace, source: ir.Value, gradient: Var | None) -> Tensor:
-    like = trace.builder.wrap(source)
-    if gradient is None:
-        return wrap(trace.builder.zeros_like(like))
-    return wrap(trace.builder.like(gradient, like))
-
-
-def _check_modes(path: Path, trace: Trace) -> None:
-    """Training switches these on after the gradient of their inference form is written."""
-    own = set(trace.builder.nodes)
+    # training switches these on after the gradient of their inference form is written
+    own, builder = set(trace.builder.nodes), trace.builder
     for node in path.every_node:
         if node in own and node.op_type in ("Dropout", "BatchNormalization"):
             raise DifferentiationError(
@@ -180,3 +163,11 @@ def _check_modes(path: Path, trace: Trace) -> None:
                 "file; take the gradient in a loss function (gradgraph.build(model, loss=f)), which is traced in "
                 "either mode, or use a layer that has one mode only, such as LayerNorm"
             )
+    check_rules(path)
+    with builder.naming_operators(False):  # gradient operators have no gradients
+        found = backward(builder, path, {target: seed})
+    results = []
+    for source in sources:
+        like, gradient = builder.wrap(source), found.get(source)
+        results.append(wrap(builder.zeros_like(like) if gradient is None else builder.like(gradient, like)))
+    return results

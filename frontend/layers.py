@@ -50,7 +50,7 @@ def fan_in_uniform(weight: Parameter, bias: Parameter | None) -> None:
 
 
 class Identity(Module):
-    """Its input, whatever arguments it was made with."""
+    """Passes its input on, whatever arguments it was made with."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

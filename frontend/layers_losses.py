@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+import functools
 
 from gradgraph.frontend import (
     losses_classes,
@@ -14,7 +12,7 @@ from gradgraph.frontend import (
     losses_sequences,
     losses_values,
 )
-from gradgraph.frontend.module import Module
+from gradgraph.frontend.function_layers import layer_of
 
 __all__ = [
     "BCELoss",
@@ -47,80 +45,40 @@ __all__ = [
 ]
 
 
-class _Loss(Module):
-    """The base of losses as layers: options when it is made, tensors when it is called."""
+layer = functools.partial(layer_of, __name__)
 
-    _computes: Callable[..., Any]
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__()
-        bound = inspect.signature(type(self)).bind(*arguments, **options)
-        bound.apply_defaults()
-        self.options = dict(bound.arguments)
-
-    def forward(self, *tensors: Any) -> Any:
-        return type(self)._computes(*tensors, **self.options)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
-
-
-_FAMILIES = (
-    losses_classes,
-    losses_embeddings,
-    losses_margins,
-    losses_regions,
-    losses_sequences,
-    losses_values,
+BCELoss = layer("BCELoss", losses_values.binary_cross_entropy, "weight reduction")
+BCEWithLogitsLoss = layer(
+    "BCEWithLogitsLoss", losses_values.binary_cross_entropy_with_logits, "weight reduction pos_weight"
 )
-
-
-def _plain(name: str) -> str:
-    """What ``HingeLoss`` and ``hinge_loss`` have in common."""
-    return name.lower().replace("_", "").removesuffix("loss").replace("binarycrossentropy", "bce")
-
-
-_FUNCTIONS = {_plain(name): getattr(family, name) for family in _FAMILIES for name in family.__all__}
-
-
-def _layer(name: str, options: str) -> type[_Loss]:
-    """The layer of the function of that name, whose ``options`` it has in this order."""
-    function: Callable[..., Any] = _FUNCTIONS[_plain(name)]
-    known = inspect.signature(function).parameters
-    given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
-    members = {
-        "__doc__": function.__doc__,
-        "__module__": __name__,
-        "__signature__": inspect.Signature(given),
-        "_computes": staticmethod(function),
-    }
-    return type(name, (_Loss,), members)
-
-
-BCELoss = _layer("BCELoss", "weight reduction")
-BCEWithLogitsLoss = _layer("BCEWithLogitsLoss", "weight reduction pos_weight")
-CLIPLoss = _layer("CLIPLoss", "logit_scale reduction")
-CosineEmbeddingLoss = _layer("CosineEmbeddingLoss", "margin reduction")
-CrossEntropyLoss = _layer("CrossEntropyLoss", "weight ignore_index reduction label_smoothing")
-CTCLoss = _layer("CTCLoss", "blank reduction zero_infinity")
-DiceLoss = _layer("DiceLoss", "smooth activation reduction")
-FocalLoss = _layer("FocalLoss", "gamma weight ignore_index reduction axis")
-GaussianNLLLoss = _layer("GaussianNLLLoss", "full eps reduction")
-HingeEmbeddingLoss = _layer("HingeEmbeddingLoss", "margin reduction")
-HingeLoss = _layer("HingeLoss", "margin squared reduction")
-HuberLoss = _layer("HuberLoss", "reduction delta")
-InfoNCELoss = _layer("InfoNCELoss", "temperature reduction")
-KLDivLoss = _layer("KLDivLoss", "reduction log_target")
-L1Loss = _layer("L1Loss", "reduction")
-LogCoshLoss = _layer("LogCoshLoss", "reduction")
-MSELoss = _layer("MSELoss", "reduction")
-MultiLabelMarginLoss = _layer("MultiLabelMarginLoss", "reduction")
-MultiLabelSoftMarginLoss = _layer("MultiLabelSoftMarginLoss", "weight reduction")
-MultiMarginLoss = _layer("MultiMarginLoss", "p margin weight reduction")
-NLLLoss = _layer("NLLLoss", "weight ignore_index reduction")
-PoissonNLLLoss = _layer("PoissonNLLLoss", "log_input full eps reduction")
-SigmoidFocalLoss = _layer("SigmoidFocalLoss", "alpha gamma reduction")
-SmoothL1Loss = _layer("SmoothL1Loss", "reduction beta")
-SoftCrossEntropyLoss = _layer("SoftCrossEntropyLoss", "weight reduction label_smoothing axis")
-SoftMarginLoss = _layer("SoftMarginLoss", "reduction")
-TripletMarginLoss = _layer("TripletMarginLoss", "margin p eps swap reduction")
+CLIPLoss = layer("CLIPLoss", losses_embeddings.clip_loss, "logit_scale reduction")
+CosineEmbeddingLoss = layer("CosineEmbeddingLoss", losses_embeddings.cosine_embedding_loss, "margin reduction")
+CrossEntropyLoss = layer(
+    "CrossEntropyLoss", losses_classes.cross_entropy, "weight ignore_index reduction label_smoothing"
+)
+CTCLoss = layer("CTCLoss", losses_sequences.ctc_loss, "blank reduction zero_infinity")
+DiceLoss = layer("DiceLoss", losses_regions.dice_loss, "smooth activation reduction")
+FocalLoss = layer("FocalLoss", losses_regions.focal_loss, "gamma weight ignore_index reduction axis")
+GaussianNLLLoss = layer("GaussianNLLLoss", losses_values.gaussian_nll_loss, "full eps reduction")
+HingeEmbeddingLoss = layer("HingeEmbeddingLoss", losses_margins.hinge_embedding_loss, "margin reduction")
+HingeLoss = layer("HingeLoss", losses_margins.hinge_loss, "margin squared reduction")
+HuberLoss = layer("HuberLoss", losses_values.huber_loss, "reduction delta")
+InfoNCELoss = layer("InfoNCELoss", losses_embeddings.info_nce_loss, "temperature reduction")
+KLDivLoss = layer("KLDivLoss", losses_values.kl_div, "reduction log_target")
+L1Loss = layer("L1Loss", losses_values.l1_loss, "reduction")
+LogCoshLoss = layer("LogCoshLoss", losses_values.log_cosh_loss, "reduction")
+MSELoss = layer("MSELoss", losses_values.mse_loss, "reduction")
+MultiLabelMarginLoss = layer("MultiLabelMarginLoss", losses_margins.multilabel_margin_loss, "reduction")
+MultiLabelSoftMarginLoss = layer(
+    "MultiLabelSoftMarginLoss", losses_margins.multilabel_soft_margin_loss, "weight reduction"
+)
+MultiMarginLoss = layer("MultiMarginLoss", losses_margins.multi_margin_loss, "p margin weight reduction")
+NLLLoss = layer("NLLLoss", losses_classes.nll_loss, "weight ignore_index reduction")
+PoissonNLLLoss = layer("PoissonNLLLoss", losses_values.poisson_nll_loss, "log_input full eps reduction")
+SigmoidFocalLoss = layer("SigmoidFocalLoss", losses_regions.sigmoid_focal_loss, "alpha gamma reduction")
+SmoothL1Loss = layer("SmoothL1Loss", losses_values.smooth_l1_loss, "reduction beta")
+SoftCrossEntropyLoss = layer(
+    "SoftCrossEntropyLoss", losses_classes.soft_cross_entropy, "weight reduction label_smoothing axis"
+)
+SoftMarginLoss = layer("SoftMarginLoss", losses_margins.soft_margin_loss, "reduction")
+TripletMarginLoss = layer("TripletMarginLoss", losses_embeddings.triplet_margin_loss, "margin p eps swap reduction")

@@ -83,7 +83,14 @@ class Recurrent(Module):
 
     def forward(self, x: Any, state: Any = None, lengths: Any = None) -> Any:
         x = tensor(x)
-        lengths = None if lengths is None else self._checked(tensor(lengths), x)
+        if lengths is not None:
+            lengths = tensor(lengths)
+            if lengths.is_floating_point() or lengths.ndim != x.ndim - 2:
+                raise ModelError(
+                    f"{type(self).__name__} met lengths of type {lengths.dtype.name.lower()} and shape "
+                    f"{lengths.shape}; give whole numbers, one of each sequence of the batch"
+                )
+            lengths = (lengths.unsqueeze(0) if x.ndim == 2 else lengths).int()
         if x.ndim == 2:  # one sequence without a batch
             output, last = self.forward(
                 x.unsqueeze(0 if self.batch_first else 1), _each(state, lambda s: s.unsqueeze(1)), lengths
@@ -106,15 +113,6 @@ class Recurrent(Module):
         states = tuple(cat(per_layer, 0) for per_layer in zip(*finals, strict=True))
         output = x.transpose(0, 1) if self.batch_first else x
         return output, states if len(states) > 1 else states[0]
-
-    def _checked(self, lengths: Tensor, x: Tensor) -> Tensor:
-        """``lengths`` as ONNX takes them: int32, one of each sequence."""
-        if lengths.is_floating_point() or lengths.ndim != x.ndim - 2:
-            raise ModelError(
-                f"{type(self).__name__} met lengths of type {lengths.dtype.name.lower()} and shape {lengths.shape}; "
-                "give whole numbers, one of each sequence of the batch"
-            )
-        return (lengths.unsqueeze(0) if x.ndim == 2 else lengths).int()
 
     def _layer(
         self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None

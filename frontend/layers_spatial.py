@@ -45,11 +45,22 @@ __all__ = [
     "ZeroPad2d",
 ]
 
+
+class _Ranked(Module):
+    """A layer over so many spatial axes."""
+
+    rank: ClassVar[int]
+
+    def __init_subclass__(cls, rank: int | None = None) -> None:
+        super().__init_subclass__()
+        if rank is not None:
+            cls.rank = rank
+
+
 # --- convolutions --------------------------------------------------------------------------------
 
 
-class _Conv(Module):
-    rank: ClassVar[int]
+class _Conv(_Ranked):
     transposed: ClassVar[bool] = False
 
     def _create(self, in_channels: int, out_channels: int, kernel_size: Spatial, groups: int, bias: bool) -> None:
@@ -100,22 +111,16 @@ class _ConvNd(_Conv):
         return convolution.conv1d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
-class Conv1d(_ConvNd):
+class Conv1d(_ConvNd, rank=1):
     """Convolution of ``[N, C, L]``."""
 
-    rank = 1
 
-
-class Conv2d(_ConvNd):
+class Conv2d(_ConvNd, rank=2):
     """Convolution of ``[N, C, H, W]``."""
 
-    rank = 2
 
-
-class Conv3d(_ConvNd):
+class Conv3d(_ConvNd, rank=3):
     """Convolution of ``[N, C, D, H, W]``."""
-
-    rank = 3
 
 
 class _ConvTransposeNd(_Conv):
@@ -143,30 +148,22 @@ class _ConvTransposeNd(_Conv):
         )
 
 
-class ConvTranspose1d(_ConvTransposeNd):
+class ConvTranspose1d(_ConvTransposeNd, rank=1):
     """Transposed convolution of ``[N, C, L]``."""
 
-    rank = 1
 
-
-class ConvTranspose2d(_ConvTransposeNd):
+class ConvTranspose2d(_ConvTransposeNd, rank=2):
     """Transposed convolution of ``[N, C, H, W]``."""
 
-    rank = 2
 
-
-class ConvTranspose3d(_ConvTransposeNd):
+class ConvTranspose3d(_ConvTransposeNd, rank=3):
     """Transposed convolution of ``[N, C, D, H, W]``."""
-
-    rank = 3
 
 
 # --- pools ---------------------------------------------------------------------------------------
 
 
-class _MaxPool(Module):
-    rank: ClassVar[int]
-
+class _MaxPool(_Ranked):
     def __init__(
         self,
         kernel_size: Spatial,
@@ -185,9 +182,7 @@ class _MaxPool(Module):
         return pooling.max_pool(x, self.rank, *self.options)
 
 
-class _AvgPool(Module):
-    rank: ClassVar[int]
-
+class _AvgPool(_Ranked):
     def __init__(
         self,
         kernel_size: Spatial,
@@ -203,8 +198,7 @@ class _AvgPool(Module):
         return pooling.avg_pool(x, self.rank, *self.options)
 
 
-class _Adaptive(Module):
-    rank: ClassVar[int]
+class _Adaptive(_Ranked):
     function: ClassVar[Callable[..., Any]]
 
     def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
@@ -215,76 +209,60 @@ class _Adaptive(Module):
         return type(self).function(x, self.rank, self.output_size)
 
 
-class MaxPool1d(_MaxPool):
+class _AdaptiveAvg(_Adaptive):
+    function = staticmethod(pooling.adaptive_avg_pool)
+
+
+class _AdaptiveMax(_Adaptive):
+    function = staticmethod(pooling.adaptive_max_pool)
+
+
+class MaxPool1d(_MaxPool, rank=1):
     """Maximum of windows of ``[N, C, L]``."""
 
-    rank = 1
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, rank=2):
     """Maximum of windows of ``[N, C, H, W]``."""
 
-    rank = 2
 
-
-class MaxPool3d(_MaxPool):
+class MaxPool3d(_MaxPool, rank=3):
     """Maximum of windows of ``[N, C, D, H, W]``."""
 
-    rank = 3
 
-
-class AvgPool1d(_AvgPool):
+class AvgPool1d(_AvgPool, rank=1):
     """Mean of windows of ``[N, C, L]``."""
 
-    rank = 1
 
-
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_AvgPool, rank=2):
     """Mean of windows of ``[N, C, H, W]``."""
 
-    rank = 2
 
-
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_AvgPool, rank=3):
     """Mean of windows of ``[N, C, D, H, W]``."""
 
-    rank = 3
 
-
-class AdaptiveAvgPool1d(_Adaptive):
+class AdaptiveAvgPool1d(_AdaptiveAvg, rank=1):
     """Means of ``[N, C, L]`` over as many windows as asked; 1 is global pooling."""
 
-    rank, function = 1, staticmethod(pooling.adaptive_avg_pool)
 
-
-class AdaptiveAvgPool2d(_Adaptive):
+class AdaptiveAvgPool2d(_AdaptiveAvg, rank=2):
     """Means of ``[N, C, H, W]`` over as many windows as asked; 1 is global pooling."""
 
-    rank, function = 2, staticmethod(pooling.adaptive_avg_pool)
 
-
-class AdaptiveAvgPool3d(_Adaptive):
+class AdaptiveAvgPool3d(_AdaptiveAvg, rank=3):
     """Means of ``[N, C, D, H, W]`` over as many windows as asked; 1 is global pooling."""
 
-    rank, function = 3, staticmethod(pooling.adaptive_avg_pool)
 
-
-class AdaptiveMaxPool1d(_Adaptive):
+class AdaptiveMaxPool1d(_AdaptiveMax, rank=1):
     """Maxima of ``[N, C, L]`` over as many windows as asked; 1 is global pooling."""
 
-    rank, function = 1, staticmethod(pooling.adaptive_max_pool)
 
-
-class AdaptiveMaxPool2d(_Adaptive):
+class AdaptiveMaxPool2d(_AdaptiveMax, rank=2):
     """Maxima of ``[N, C, H, W]`` over as many windows as asked; 1 is global pooling."""
 
-    rank, function = 2, staticmethod(pooling.adaptive_max_pool)
 
-
-class AdaptiveMaxPool3d(_Adaptive):
+class AdaptiveMaxPool3d(_AdaptiveMax, rank=3):
     """Maxima of ``[N, C, D, H, W]`` over as many windows as asked; 1 is global pooling."""
-
-    rank, function = 3, staticmethod(pooling.adaptive_max_pool)
 
 
 # --- resizing and padding ------------------------------------------------------------------------
@@ -330,12 +308,11 @@ class PixelUnshuffle(Module):
 
 
 class _Pad(Module):
-    rank: ClassVar[int]
     mode: ClassVar[str]
 
     def __init__(self, padding: Spatial) -> None:
         super().__init__()
-        self.padding = [int(padding)] * (2 * self.rank) if isinstance(padding, int | np.integer) else list(padding)
+        self.padding = [int(padding)] * 4 if isinstance(padding, int | np.integer) else list(padding)
         self.value = 0.0
 
     def forward(self, x: TensorLike) -> Any:
@@ -345,25 +322,25 @@ class _Pad(Module):
 class ZeroPad2d(_Pad):
     """Zeros around the last two dimensions: (left, right, top, bottom)."""
 
-    rank, mode = 2, "constant"
+    mode = "constant"
 
 
 class ReflectionPad2d(_Pad):
     """The image mirrored at its border: (left, right, top, bottom)."""
 
-    rank, mode = 2, "reflect"
+    mode = "reflect"
 
 
 class ReplicationPad2d(_Pad):
     """The border repeated: (left, right, top, bottom)."""
 
-    rank, mode = 2, "replicate"
+    mode = "replicate"
 
 
 class ConstantPad2d(_Pad):
     """One value around the last two dimensions: (left, right, top, bottom)."""
 
-    rank, mode = 2, "constant"
+    mode = "constant"
 
     def __init__(self, padding: Spatial, value: float) -> None:
         super().__init__(padding)

@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, Makers, checked
 from gradgraph.errors import BuildError, ModelError, shown
-from gradgraph.frontend.reductions import mean, sum
+from gradgraph.frontend import reductions
+from gradgraph.frontend.reductions import mean
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
 
@@ -211,7 +212,7 @@ def reduced(losses: Tensor, reduction: str) -> Tensor:
     """``losses`` as they are ("none"), their mean or their sum."""
     if reduction not in REDUCTIONS:
         raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
-    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
+    return losses if reduction == "none" else mean(losses) if reduction == "mean" else reductions.sum(losses)
 
 
 def rank_of(x: Tensor) -> int | None:

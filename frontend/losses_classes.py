@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.loss import Spec, Target, named, over, rank_of, reduced
+from gradgraph.frontend.losses_values import numbers_like
 from gradgraph.frontend.pointwise import cast, real
-from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
+from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
 
@@ -106,14 +106,19 @@ def _likelihood(
     smoothing: float,
 ) -> Tensor:
     at = classes_at(log_p, axis)
-    _check_labels(log_p, target, at)
+    ranks = rank_of(log_p), rank_of(target)
+    if ranks[1] is not None and ranks[0] != ranks[1] + 1:
+        raise ModelError(
+            f"class scores of shape {log_p.shape} met targets of shape {target.shape}; "
+            f"targets have the shape of the scores without axis {at}"
+        )
     counted = op.Not(op.Equal(target, ignore_index))
     safe = op.Where(counted, target, 0)
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
     picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
     share = cast(counted, log_p.dtype)
     if weight is not None:
-        weights = _weights(weight, log_p)
+        weights = numbers_like(weight, log_p)
         share = share * op.Gather(weights, safe)
     losses = picked * share
     if reduction != "none":
@@ -127,24 +132,11 @@ def _likelihood(
     return cast(losses / _sum(share) if reduction == "mean" else losses, log_p.dtype)
 
 
-def _check_labels(scores: Tensor, target: Tensor, at: int) -> None:
-    ranks = rank_of(scores), rank_of(target)
-    if ranks[1] is not None and ranks[0] != ranks[1] + 1:
-        raise ModelError(
-            f"class scores of shape {scores.shape} met targets of shape {target.shape}; "
-            f"targets have the shape of the scores without axis {at}"
-        )
-
-
 def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
-    """What each label counts in a mean: nothing if it is ignored, else the weight of its class."""
+    """The share of each label in a mean: nothing if it is ignored, else the weight of its class."""
     counted = op.Not(op.Equal(target, arguments["ignore_index"]))
     share, weight = cast(counted, x.dtype), arguments["weight"]
-    return share if weight is None else share * op.Gather(_weights(weight, x), op.Where(counted, target, 0))
-
-
-def _weights(weight: TensorLike, x: Tensor) -> Tensor:
-    return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
+    return share if weight is None else share * op.Gather(numbers_like(weight, x), op.Where(counted, target, 0))
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -173,7 +165,7 @@ def soft_cross_entropy(
         target = target * (1.0 - label_smoothing) + label_smoothing / tensor(x.shape[at], x.dtype)
     products = -target * op.LogSoftmax(x, axis=at)
     if weight is not None:
-        products = products * _along(_weights(weight, x), x, at)
+        products = products * _along(numbers_like(weight, x), x, at)
     return reduced(op.ReduceSum(products, [at], keepdims=0), reduction)
 
 

@@ -1,15 +1,16 @@
-"""Losses of embeddings: what belongs together should be close, under PyTorch's names and arguments."""
+"""Losses of embeddings, where rows that belong together should be close, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Spec, Target, named, over, positive, reduced
 from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.products import normalize
-from gradgraph.frontend.reductions import norm, sum
+from gradgraph.frontend.reductions import norm
 from gradgraph.frontend.subscripts import arange
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 from gradgraph.graph.builder import Var
@@ -25,8 +26,8 @@ def cosine_embedding_loss(
 ) -> Tensor:
     """``1 − cos`` for targets 1, ``max(0, cos − margin)`` for targets −1 (``F.cosine_embedding_loss``)."""
     a, b = tensors(real(x1), x2)
-    square_a, square_b = sum(a * a, -1) + 1e-12, sum(b * b, -1) + 1e-12
-    cosine = sum(a * b, -1) / (square_a * square_b).sqrt()
+    square_a, square_b = reductions.sum(a * a, -1) + 1e-12, reductions.sum(b * b, -1) + 1e-12
+    cosine = reductions.sum(a * b, -1) / (square_a * square_b).sqrt()
     return reduced(where(tensor(target) > 0, 1.0 - cosine, op.Relu(cosine - margin)), reduction)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Spec, Target, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
-from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair, softplus
+from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, numbers_like, pair, softplus
 from gradgraph.frontend.pointwise import cast, real, where
-from gradgraph.frontend.reductions import amax, cumsum, mean, sum
+from gradgraph.frontend.reductions import amax, cumsum, mean
 from gradgraph.frontend.subscripts import arange, gather
-from gradgraph.frontend.trace import TensorLike, Value, op, tensor
+from gradgraph.frontend.trace import TensorLike, op, tensor
 from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def multi_margin_loss(
     losses = op.Relu(margin - gather(x, -1, at) + x)
     losses = losses * losses if p == 2 else losses
     if weight is not None:
-        given = tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
-        losses = losses * given[target].unsqueeze(-1)
+        losses = losses * numbers_like(weight, x)[target].unsqueeze(-1)
     return reduced(mean(where(arange(x.shape[-1]) == at, 0.0, losses), -1), reduction)
 
 
@@ -83,7 +82,7 @@ def multilabel_margin_loss(x: TensorLike, target: TensorLike, reduction: str = "
     is_label = cast(amax(cast((safe.unsqueeze(-1) == arange(x.shape[-1])) & holds.unsqueeze(-1), "int32"), -2), "bool")
     apart = op.Relu(1.0 - gather(x, -1, safe).unsqueeze(-1) + x.unsqueeze(-2))
     counted = holds.unsqueeze(-1) & ~is_label.unsqueeze(-2)
-    return reduced(sum(where(counted, apart, 0.0), (-2, -1)) / tensor(x.shape[-1], x.dtype), reduction)
+    return reduced(reductions.sum(where(counted, apart, 0.0), (-2, -1)) / tensor(x.shape[-1], x.dtype), reduction)
 
 
 def multilabel_soft_margin_loss(

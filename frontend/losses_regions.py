@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import BuildError, ModelError, shown
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import named, rank_of, reduced
 from gradgraph.frontend.losses_classes import by_class, classes_at, cross_entropy, label_shares
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair
 from gradgraph.frontend.pointwise import cast, real, where
-from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.trace import TensorLike, op, tensor
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def focal_loss(
     hard = (1.0 - op.Exp(-plain)) ** gamma
     share = label_shares(x, target, ignore_index=ignore_index, weight=weight)
     losses = plain * hard * share
-    return sum(losses) / sum(share) if reduction == "mean" else reduced(losses, reduction)
+    return reductions.sum(losses) / reductions.sum(share) if reduction == "mean" else reduced(losses, reduction)
 
 
 def sigmoid_focal_loss(
@@ -70,15 +70,11 @@ def dice_loss(
     x, target = pair(x, target)
     if activation not in ACTIVATIONS:
         raise ModelError(f"dice has the activations 'sigmoid', 'softmax' and 'none', not '{shown(activation)}'")
-    p = (
-        x
-        if activation == "none"
-        else op.Sigmoid(x)
-        if activation == "sigmoid"
-        else op.Softmax(x, axis=classes_at(x, 1))
-    )
+    p = x
+    if activation != "none":
+        p = op.Sigmoid(x) if activation == "sigmoid" else op.Softmax(x, axis=classes_at(x, 1))
     axes = list(range(2, rank_of(x) or 0)) or [-1]
-    both, either = sum(p * target, axes), sum(p, axes) + sum(target, axes)
+    both, either = reductions.sum(p * target, axes), reductions.sum(p, axes) + reductions.sum(target, axes)
     empty = either + smooth == 0.0
     overlap = (2.0 * both + smooth) / where(empty, 1.0, either + smooth)
     return reduced(1.0 - overlap - cast(empty, x.dtype), reduction)

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import REDUCTIONS, named, positive, rank_of, reduced
 from gradgraph.frontend.pointwise import real, where
-from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
 
 if TYPE_CHECKING:
@@ -98,13 +98,14 @@ def binary_cross_entropy_with_logits(
     if pos_weight is None:
         losses = softplus(x) - x * target
     else:
-        weights = _numbers(pos_weight, x)
+        weights = numbers_like(pos_weight, x)
         # (1 − t)·x + (1 + (w − 1)·t)·softplus(−x)
         losses = (1.0 - target) * x + (1.0 + (weights - 1.0) * target) * softplus(-x)
-    return reduced(losses if weight is None else losses * _numbers(weight, x), reduction)
+    return reduced(losses if weight is None else losses * numbers_like(weight, x), reduction)
 
 
-def _numbers(weight: TensorLike, x: Tensor) -> Tensor:
+def numbers_like(weight: TensorLike, x: Tensor) -> Tensor:
+    """Numbers, or a tensor, in the element type of ``x``."""
     return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
 
 
@@ -124,7 +125,7 @@ def binary_cross_entropy(
     """
     p, target = pair(p, target)
     losses = -(target * _held_log(p) + (1.0 - target) * _held_log(1.0 - p))
-    return reduced(losses if weight is None else losses * _numbers(weight, p), reduction)
+    return reduced(losses if weight is None else losses * numbers_like(weight, p), reduction)
 
 
 def _held_log(p: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ def kl_div(x: TensorLike, target: TensorLike, reduction: str = "mean", log_targe
         safe = where(target > 0.0, target, 1.0)  # 0 log 0 counts 0
         losses = target * (op.Log(safe) - x)
     if reduction == "batchmean":
-        return sum(losses) / tensor(losses.shape[0], losses.dtype)
+        return reductions.sum(losses) / tensor(losses.shape[0], losses.dtype)
     return reduced(losses, reduction)
 
 

@@ -17,7 +17,7 @@ from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor
-from gradgraph.frontend.trace import Trace, Value, as_dtype, op, shaped, tensor, tracing, wrap
+from gradgraph.frontend.trace import Trace, Value, as_dtype, shaped, tensor, tracing, wrap
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import subgraphs
@@ -62,12 +62,15 @@ def export(
     Raises:
         ModelError: shapes do not fit, names clash, or ``forward`` needs numbers that only a run has.
     """
-    stored, modules = _names(net)
+    stored: dict[int, str] = {}
+    if isinstance(net, Module):
+        stored = {id(held): name for name, held in [*net.named_parameters(), *net.named_buffers()]}
     graph_inputs = [input_of(key, spec) for key, spec in inputs.items()]
     if clash := {*inputs} & {*stored.values()}:
         raise ModelError(f"'{min(clash)}' names both an input and a parameter; rename the input")
     trace = Trace(stored, taken=list(inputs))
-    trace.modules = modules
+    if isinstance(net, Module):
+        trace.modules = {id(m): path for path, m in net.named_modules()}
     with tracing(trace):
         result = _call(net, {v.name or "": wrap(Var(trace.builder, v)) for v in graph_inputs})
         graph_outputs = _outputs(trace, dict(_named_outputs(result, outputs)), {*inputs, *stored.values()})
@@ -75,14 +78,6 @@ def export(
     model = ir.Model(graph, ir_version=shapes.IR_VERSION, producer_name="gradgraph")
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto
-
-
-def _names(net: Any) -> tuple[dict[int, str], dict[int, str]]:
-    """Names of parameters and buffers, and paths of modules, by ``id``."""
-    if not isinstance(net, Module):
-        return {}, {}
-    stored = {id(held): name for name, held in [*net.named_parameters(), *net.named_buffers()]}
-    return stored, {id(m): path for path, m in net.named_modules()}
 
 
 # --- inputs --------------------------------------------------------------------------------------
@@ -161,11 +156,8 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
     for x in named.values():
         dims = x.shape
         if x.traced.value.producer() is None or x.traced.value in values:
-            x = (
-                op.Identity(x)
-                if x.traced.const is None
-                else wrap(trace.builder.emit("Identity", x.traced, name="output"))
-            )
+            name = "" if x.traced.const is None else "output"
+            x = wrap(trace.builder.emit("Identity", x.traced, name=name))
         values.append(shaped(x, dims).traced.value)
     for node in trace.builder.nodes:  # inner values make way for the names of outputs
         for value in node.outputs:

@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from gradgraph.arguments import Makers
 from gradgraph.errors import BuildError, ModelError, shown
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
 from gradgraph.frontend.losses_values import pair
 from gradgraph.frontend.pointwise import cast, logical_and, real, where
-from gradgraph.frontend.reductions import any, sum, topk
+from gradgraph.frontend.reductions import topk
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.subscripts import ones_like, scatter_add, zeros
 from gradgraph.frontend.trace import op, tensor
@@ -74,8 +75,8 @@ class Metric:
         """The share of one batch, finished in the graph; 0 where nothing counts."""
         found = self.function(prediction, target, None, **self.arguments)
         assert isinstance(found, Share)
-        total = sum(cast(found.below, ir.DataType.FLOAT))
-        return sum(cast(found.above, ir.DataType.FLOAT)) / op.Max(total, 1.0)
+        total = reductions.sum(cast(found.below, ir.DataType.FLOAT))
+        return reductions.sum(cast(found.above, ir.DataType.FLOAT)) / op.Max(total, 1.0)
 
     def bound(self, axis: int, ignore_index: int | None) -> Metric:
         """With the axis of classes and the ignored label of a loss, where the options leave them open."""
@@ -127,7 +128,7 @@ def metric(
 
 def share(above: Tensor, below: Tensor) -> Sums:
     """``Σ above / Σ below``."""
-    parts = [sum(cast(x, ir.DataType.FLOAT)) for x in (above, below)]
+    parts = [reductions.sum(cast(x, ir.DataType.FLOAT)) for x in (above, below)]
     return Sums(stack(parts), (2,), "ratio")
 
 
@@ -186,7 +187,7 @@ def top_k(
     at, counted = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     classes = x.shape[at]
     best = topk(x, min(k, classes) if isinstance(classes, int) else k, at).indices
-    return Share(logical_and(any(best == target.unsqueeze(at), at), counted), counted)
+    return Share(logical_and(reductions.any(best == target.unsqueeze(at), at), counted), counted)
 
 
 @metric(_LABELS, reads="scores", better="min")
@@ -197,8 +198,8 @@ def perplexity(
     ignored = -100 if ignore_index is None else ignore_index
     counted = _counted(target, mask, ignored)
     kept = where(counted, target, ignored)
-    losses = sum(cross_entropy(cast(x, ir.DataType.FLOAT), kept, None, ignored, "none", axis=_along(axis)))
-    return Sums(stack([losses, sum(cast(counted, ir.DataType.FLOAT))]), (2,), "exponential")
+    losses = reductions.sum(cross_entropy(cast(x, ir.DataType.FLOAT), kept, None, ignored, "none", axis=_along(axis)))
+    return Sums(stack([losses, reductions.sum(cast(counted, ir.DataType.FLOAT))]), (2,), "exponential")
 
 
 @metric(_LABELS)
@@ -295,7 +296,7 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
     a, b = pair(x, target)
     each = cast(of(a - b), ir.DataType.FLOAT)
     counted = ones_like(each) if mask is None else _spread(mask, each)
-    return Sums(stack([sum(each * counted), sum(counted)]), (2,), finish)
+    return Sums(stack([reductions.sum(each * counted), reductions.sum(counted)]), (2,), finish)
 
 
 @metric(reads="numbers", better="max")

@@ -114,14 +114,14 @@ class Module:
     # --- attributes ---
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kind = _kind(value)
+        kinds = {"_parameters": Parameter, "_buffers": Buffer, "_modules": Module}
+        kind = next((table for table, cls in kinds.items() if isinstance(value, cls)), None)
         if kind is not None and "_modules" not in self.__dict__:
             raise ModelError(f"{type(self).__name__}.__init__ must call super().__init__() before it assigns '{name}'")
-        tables: dict[str, dict[str, Any]] = {
-            k: self.__dict__.get(k, {}) for k in ("_parameters", "_buffers", "_modules")
-        }
+        tables: dict[str, dict[str, Any]] = {k: self.__dict__.get(k, {}) for k in kinds}
         if kind is None and value is not None and name in tables["_buffers"]:
-            value, kind = Buffer(value, persistent=_persistent(tables["_buffers"][name])), "_buffers"
+            before = tables["_buffers"][name]
+            value, kind = Buffer(value, persistent=before is None or before.persistent), "_buffers"
         holder = kind or next((k for k, table in tables.items() if name in table), None)
         if holder is None or (kind is None and value is not None):
             _forget(tables, name)
@@ -246,8 +246,13 @@ class Module:
         """
         own = self._state()
         given = {k: as_array(v) for k, v in state.items() if not k.endswith("num_batches_tracked")}
-        if strict:
-            _same_names(type(self).__name__, own, given)
+        missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
+        if strict and (missing or unexpected):
+            parts = [f"lacks {', '.join(missing)}"] if missing else []
+            parts += [f"has the unexpected {', '.join(unexpected)}"] if unexpected else []
+            raise UnknownNameError(
+                f"the state for {type(self).__name__} {' and '.join(parts)}; strict=False loads what fits"
+            )
         for name, held in own.items():
             if name in given and given[name].shape != held.data.shape:
                 raise ModelError(
@@ -292,15 +297,6 @@ class Module:
         return f"{type(self).__name__}({self.extra_repr()}{inner}{chr(10) if inner else ''})"
 
 
-def _kind(value: Any) -> str | None:
-    kinds = {"_parameters": Parameter, "_buffers": Buffer, "_modules": Module}
-    return next((table for table, cls in kinds.items() if isinstance(value, cls)), None)
-
-
-def _persistent(buffer: Buffer | None) -> bool:
-    return buffer is None or buffer.persistent
-
-
 _ABSENT = object()
 
 
@@ -318,14 +314,6 @@ def _distinct(named: Iterable[tuple[str, S]], remove_duplicate: bool) -> Iterato
         if not remove_duplicate or id(held) not in seen:
             seen.add(id(held))
             yield name, held
-
-
-def _same_names(owner: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
-    if missing or unexpected:
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has the unexpected {', '.join(unexpected)}"] if unexpected else []
-        raise UnknownNameError(f"the state for {owner} {' and '.join(parts)}; strict=False loads what fits")
 
 
 # --- containers ----------------------------------------------------------------------------------

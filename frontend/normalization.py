@@ -53,23 +53,17 @@ def batch_norm(
         raise ModelError("batch_norm is traced in inference form; leave training=False, building the step switches it")
     count = channels(x)
     if running_mean is None or running_var is None:
-        return _batch_statistics_norm(x, weight, bias, eps, count)
+        axes = [a for a in range(x.ndim) if a != 1]
+        centred = x - mean(x, axes, keepdim=True)
+        y = centred / (mean(centred * centred, axes, keepdim=True) + eps).sqrt()
+        column = [count] + [1] * (x.ndim - 2)
+        y = y if weight is None else y * tensor(weight).reshape(column)
+        return y if bias is None else y + tensor(bias).reshape(column)
     scale, shift = affine(x, weight, bias, [count])
     statistics = tensor(running_mean, x.dtype), tensor(running_var, x.dtype)
     return op.BatchNormalization(
         x, scale, shift, *statistics, epsilon=eps, momentum=1.0 - momentum, training_mode=0, shape=x.shape
     )
-
-
-def _batch_statistics_norm(
-    x: Tensor, weight: TensorLike | None, bias: TensorLike | None, eps: float, count: int
-) -> Tensor:
-    axes = [a for a in range(x.ndim) if a != 1]
-    centred = x - mean(x, axes, keepdim=True)
-    y = centred / (mean(centred * centred, axes, keepdim=True) + eps).sqrt()
-    column = [count] + [1] * (x.ndim - 2)
-    y = y if weight is None else y * tensor(weight).reshape(column)
-    return y if bias is None else y + tensor(bias).reshape(column)
 
 
 def layer_norm(

@@ -75,7 +75,11 @@ class OnnxModule(Module):
             functools.cache(functools.partial(trace.builder.fresh_in, trace.builder.scope)),
             {v: self._stored_in(trace, name, v) for name, v in self._graph.initializers.items()},
         )
-        sizes = self._sizes(inputs)
+        sizes: dict[str, int | str] = {}  # what the symbolic sizes of the model are in the network around it
+        for declared, x in zip(self._graph.inputs, inputs, strict=True):
+            for dim, here in zip(declared.shape or (), x.shape, strict=False):
+                if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                    sizes[dim.value] = here if isinstance(here, int) else str(here)
         for node in nodes:
             for value in node.outputs:
                 _rename_sizes(trace, value, sizes)
@@ -98,7 +102,7 @@ class OnnxModule(Module):
             )
         tensors = {name: tensor(x) for name, x in found.items()}
         for name, x in tensors.items():
-            _check(wanted[name], x)
+            _check_fits(wanted[name], x)
         return [tensors[name] for name in wanted]
 
     def _stored_in(self, trace: Trace, name: str, value: ir.Value) -> ir.Value:
@@ -113,18 +117,9 @@ class OnnxModule(Module):
             )
         return held.traced.value
 
-    def _sizes(self, inputs: Sequence[Tensor]) -> dict[str, int | str]:
-        """What the symbolic sizes of the model are here."""
-        found: dict[str, int | str] = {}
-        for declared, x in zip(self._graph.inputs, inputs, strict=True):
-            for dim, here in zip(declared.shape or (), x.shape, strict=False):
-                if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                    found[dim.value] = here if isinstance(here, int) else str(here)
-        return found
-
 
 def _keep_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Let these values be the outputs, and drop what only others need, inputs as well."""
+    """Make these values the outputs, and drop what only others need, inputs as well."""
     graph = model.graph
     known = {v.name or "": v for v in (*(o for node in graph for o in node.outputs), *graph.outputs)}
     for name in names:
@@ -137,7 +132,7 @@ def _keep_outputs(model: ir.Model, names: Sequence[str]) -> None:
         graph.inputs.remove(value)
 
 
-def _check(declared: ir.Value, x: Tensor) -> None:
+def _check_fits(declared: ir.Value, x: Tensor) -> None:
     name, shape = shown(declared.name), declared.shape
     if declared.dtype is not None and x.traced.dtype != declared.dtype:
         raise ModelError(
@@ -156,7 +151,7 @@ def _check(declared: ir.Value, x: Tensor) -> None:
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Symbolic sizes of the file, by what they are in the network around it; new ones get new names."""
+    """Write the symbolic sizes of the file as those of the network around it; new ones get new names."""
     if value.shape is None:
         return
     dims: list[int | str | None] = []

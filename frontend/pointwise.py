@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,6 +97,34 @@ def cast(x: TensorLike, dtype: Any) -> Tensor:
     return tensor(x, as_dtype(dtype)) if isinstance(x, Value) else tensor(tensor(x), as_dtype(dtype))
 
 
+def unary(op_type: str, doc: str, operand: Callable[[TensorLike], Tensor] = real) -> Callable[[TensorLike], Tensor]:
+    """The function of one tensor that a node of ``op_type`` computes, called as the operator in small letters."""
+
+    def function(x: TensorLike) -> Tensor:
+        return op.emit(op_type, operand(x))
+
+    function.__name__ = function.__qualname__ = op_type.lower()
+    function.__doc__ = doc
+    return function
+
+
+def binary(
+    name: str, op_type: str, doc: str, operands: Callable[[TensorLike, TensorLike], list[Tensor]] = tensors
+) -> Callable[[TensorLike, TensorLike], Tensor]:
+    """The function of two tensors that a node of ``op_type`` computes; ``operands`` brings them to one type."""
+
+    def function(x: TensorLike, y: TensorLike) -> Tensor:
+        return op.emit(op_type, *operands(x, y))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def _as_booleans(x: TensorLike, y: TensorLike) -> list[Tensor]:
+    return [cast(x, "bool"), cast(y, "bool")]
+
+
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
@@ -151,9 +180,9 @@ def fmod(x: TensorLike, y: TensorLike) -> Tensor:
     return op.Mod(a, b, fmod=1)
 
 
-def neg(x: TensorLike) -> Tensor:
-    """``−x``."""
-    return op.Neg(tensor(x))
+neg = unary("Neg", "``−x``.", tensor)
+abs = unary("Abs", "``|x|``.", tensor)
+sign = unary("Sign", "−1, 0 or 1.", tensor)
 
 
 def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
@@ -168,29 +197,13 @@ def square(x: TensorLike) -> Tensor:
     return x * x
 
 
-def sqrt(x: TensorLike) -> Tensor:
-    """``√x``."""
-    return op.Sqrt(real(x))
+sqrt = unary("Sqrt", "``√x``.")
+reciprocal = unary("Reciprocal", "``1/x``.")
 
 
 def rsqrt(x: TensorLike) -> Tensor:
     """``1/√x``."""
     return op.Reciprocal(op.Sqrt(real(x)))
-
-
-def reciprocal(x: TensorLike) -> Tensor:
-    """``1/x``."""
-    return op.Reciprocal(real(x))
-
-
-def abs(x: TensorLike) -> Tensor:
-    """``|x|``."""
-    return op.Abs(tensor(x))
-
-
-def sign(x: TensorLike) -> Tensor:
-    """−1, 0 or 1."""
-    return op.Sign(tensor(x))
 
 
 def addcmul(x: TensorLike, a: TensorLike, b: TensorLike, *, value: float = 1) -> Tensor:
@@ -212,29 +225,19 @@ def lerp(start: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
 # --- rounding ------------------------------------------------------------------------------------
 
 
-def floor(x: TensorLike) -> Tensor:
-    """The greatest integer that is not above ``x``."""
-    return op.Floor(real(x))
-
-
-def ceil(x: TensorLike) -> Tensor:
-    """The least integer that is not below ``x``."""
-    return op.Ceil(real(x))
-
-
-def round(x: TensorLike) -> Tensor:
-    """To the nearest integer, halves to the even one."""
-    return op.Round(real(x))
+floor = unary("Floor", "The greatest integer that is not above ``x``.")
+ceil = unary("Ceil", "The least integer that is not below ``x``.")
+round = unary("Round", "To the nearest integer, halves to the even one.")
 
 
 def trunc(x: TensorLike) -> Tensor:
-    """``x`` without what stands behind the point."""
+    """``x`` without the digits behind the point."""
     x = real(x)
     return op.Sign(x) * op.Floor(op.Abs(x))
 
 
 def frac(x: TensorLike) -> Tensor:
-    """What stands behind the point, with the sign of ``x``."""
+    """The digits behind the point, with the sign of ``x``."""
     x = real(x)
     return x - trunc(x)
 
@@ -242,9 +245,8 @@ def frac(x: TensorLike) -> Tensor:
 # --- exponentials and logarithms -----------------------------------------------------------------
 
 
-def exp(x: TensorLike) -> Tensor:
-    """``eˣ``."""
-    return op.Exp(real(x))
+exp = unary("Exp", "``eˣ``.")
+log = unary("Log", "The natural logarithm.")
 
 
 def exp2(x: TensorLike) -> Tensor:
@@ -256,11 +258,6 @@ def expm1(x: TensorLike) -> Tensor:
     """``exp(x) - 1``, accurate near 0: ``tanh(x/2) * (exp(x) + 1)``."""
     x = real(x)
     return op.Tanh(x * 0.5) * (op.Exp(x) + 1.0)
-
-
-def log(x: TensorLike) -> Tensor:
-    """The natural logarithm."""
-    return op.Log(real(x))
 
 
 def log2(x: TensorLike) -> Tensor:
@@ -295,69 +292,19 @@ def logit(x: TensorLike, eps: float | None = None) -> Tensor:
 # --- trigonometry --------------------------------------------------------------------------------
 
 
-def sin(x: TensorLike) -> Tensor:
-    """The sine of an angle in radians."""
-    return op.Sin(real(x))
-
-
-def cos(x: TensorLike) -> Tensor:
-    """The cosine of an angle in radians."""
-    return op.Cos(real(x))
-
-
-def tan(x: TensorLike) -> Tensor:
-    """The tangent of an angle in radians."""
-    return op.Tan(real(x))
-
-
-def asin(x: TensorLike) -> Tensor:
-    """The angle between −π/2 and π/2 whose sine is ``x``."""
-    return op.Asin(real(x))
-
-
-def acos(x: TensorLike) -> Tensor:
-    """The angle between 0 and π whose cosine is ``x``."""
-    return op.Acos(real(x))
-
-
-def atan(x: TensorLike) -> Tensor:
-    """The angle between −π/2 and π/2 whose tangent is ``x``."""
-    return op.Atan(real(x))
-
-
-def sinh(x: TensorLike) -> Tensor:
-    """``(eˣ − e⁻ˣ) / 2``."""
-    return op.Sinh(real(x))
-
-
-def cosh(x: TensorLike) -> Tensor:
-    """``(eˣ + e⁻ˣ) / 2``."""
-    return op.Cosh(real(x))
-
-
-def tanh(x: TensorLike) -> Tensor:
-    """``(eˣ − e⁻ˣ) / (eˣ + e⁻ˣ)``."""
-    return op.Tanh(real(x))
-
-
-def asinh(x: TensorLike) -> Tensor:
-    """The number whose hyperbolic sine is ``x``."""
-    return op.Asinh(real(x))
-
-
-def acosh(x: TensorLike) -> Tensor:
-    """The number from 0 on whose hyperbolic cosine is ``x``."""
-    return op.Acosh(real(x))
-
-
-def atanh(x: TensorLike) -> Tensor:
-    """The number whose hyperbolic tangent is ``x``."""
-    return op.Atanh(real(x))
-
-
-def erf(x: TensorLike) -> Tensor:
-    """``2/√π · ∫ e^(−t²) dt`` from 0 to ``x``."""
-    return op.Erf(real(x))
+sin = unary("Sin", "The sine of an angle in radians.")
+cos = unary("Cos", "The cosine of an angle in radians.")
+tan = unary("Tan", "The tangent of an angle in radians.")
+asin = unary("Asin", "The angle between −π/2 and π/2 whose sine is ``x``.")
+acos = unary("Acos", "The angle between 0 and π whose cosine is ``x``.")
+atan = unary("Atan", "The angle between −π/2 and π/2 whose tangent is ``x``.")
+sinh = unary("Sinh", "``(eˣ − e⁻ˣ) / 2``.")
+cosh = unary("Cosh", "``(eˣ + e⁻ˣ) / 2``.")
+tanh = unary("Tanh", "``(eˣ − e⁻ˣ) / (eˣ + e⁻ˣ)``.")
+asinh = unary("Asinh", "The number whose hyperbolic sine is ``x``.")
+acosh = unary("Acosh", "The number from 0 on whose hyperbolic cosine is ``x``.")
+atanh = unary("Atanh", "The number whose hyperbolic tangent is ``x``.")
+erf = unary("Erf", "``2/√π · ∫ e^(−t²) dt`` from 0 to ``x``.")
 
 
 def erfc(x: TensorLike) -> Tensor:
@@ -383,16 +330,8 @@ def clamp(x: TensorLike, min: TensorLike | None = None, max: TensorLike | None =
 clip = clamp
 
 
-def maximum(x: TensorLike, y: TensorLike) -> Tensor:
-    """The larger of two, element by element."""
-    a, b = tensors(x, y)
-    return op.Max(a, b)
-
-
-def minimum(x: TensorLike, y: TensorLike) -> Tensor:
-    """The smaller of two, element by element."""
-    a, b = tensors(x, y)
-    return op.Min(a, b)
+maximum = binary("maximum", "Max", "The larger of two, element by element.")
+minimum = binary("minimum", "Min", "The smaller of two, element by element.")
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
@@ -420,9 +359,11 @@ def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neg
 # --- comparisons and logic -----------------------------------------------------------------------
 
 
-def eq(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x = y``."""
-    return op.Equal(*tensors(x, y))
+eq = binary("eq", "Equal", "Where ``x = y``.")
+lt = binary("lt", "Less", "Where ``x < y``.")
+le = binary("le", "LessOrEqual", "Where ``x ≤ y``.")
+gt = binary("gt", "Greater", "Where ``x > y``.")
+ge = binary("ge", "GreaterOrEqual", "Where ``x ≥ y``.")
 
 
 def ne(x: TensorLike, y: TensorLike) -> Tensor:
@@ -430,34 +371,8 @@ def ne(x: TensorLike, y: TensorLike) -> Tensor:
     return op.Not(eq(x, y))
 
 
-def lt(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x < y``."""
-    return op.Less(*tensors(x, y))
-
-
-def le(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x ≤ y``."""
-    return op.LessOrEqual(*tensors(x, y))
-
-
-def gt(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x > y``."""
-    return op.Greater(*tensors(x, y))
-
-
-def ge(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x ≥ y``."""
-    return op.GreaterOrEqual(*tensors(x, y))
-
-
-def isnan(x: TensorLike) -> Tensor:
-    """Where ``x`` is NaN."""
-    return op.IsNaN(real(x))
-
-
-def isinf(x: TensorLike) -> Tensor:
-    """Where ``x`` is infinite."""
-    return op.IsInf(real(x))
+isnan = unary("IsNaN", "Where ``x`` is NaN.")
+isinf = unary("IsInf", "Where ``x`` is infinite.")
 
 
 def isfinite(x: TensorLike) -> Tensor:
@@ -465,19 +380,9 @@ def isfinite(x: TensorLike) -> Tensor:
     return op.Not(op.Or(isnan(x), isinf(x)))
 
 
-def logical_and(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where both are true."""
-    return op.And(cast(x, "bool"), cast(y, "bool"))
-
-
-def logical_or(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where one of them is true, or both."""
-    return op.Or(cast(x, "bool"), cast(y, "bool"))
-
-
-def logical_xor(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where one of them is true and the other is not."""
-    return op.Xor(cast(x, "bool"), cast(y, "bool"))
+logical_and = binary("logical_and", "And", "Where both are true.", _as_booleans)
+logical_or = binary("logical_or", "Or", "Where one of them is true, or both.", _as_booleans)
+logical_xor = binary("logical_xor", "Xor", "Where one of them is true and the other is not.", _as_booleans)
 
 
 def logical_not(x: TensorLike) -> Tensor:

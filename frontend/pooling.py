@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -34,6 +35,7 @@ __all__ = [
     "max_pool3d",
 ]
 
+P = ParamSpec("P")
 Output: TypeAlias = "int | Sequence[int | None] | None"
 
 
@@ -186,103 +188,30 @@ def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -
 # --- PyTorch's names -----------------------------------------------------------------------------
 
 
-def max_pool1d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    dilation: Spatial = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``[N, C, L]``."""
-    return max_pool(x, 1, kernel_size, stride, padding, dilation, ceil_mode)
+def _of_rank(
+    pool: Callable[Concatenate[TensorLike, int, P], Tensor], rank: int, words: str
+) -> Callable[Concatenate[TensorLike, P], Tensor]:
+    """``pool`` with so many spatial axes, as PyTorch names it."""
+
+    def function(x: TensorLike, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return pool(x, rank, *args, **kwargs)
+
+    signature = inspect.signature(pool)
+    others = [parameter for name, parameter in signature.parameters.items() if name != "rank"]
+    function.__name__ = function.__qualname__ = f"{pool.__name__}{rank}d"
+    function.__doc__ = f"{words} ``[N, C, {('L', 'H, W', 'D, H, W')[rank - 1]}]``."
+    function.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    return function  # type: ignore[return-value]  # x may be given by its name
 
 
-def max_pool2d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    dilation: Spatial = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``[N, C, H, W]``."""
-    return max_pool(x, 2, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-def max_pool3d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    dilation: Spatial = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``[N, C, D, H, W]``."""
-    return max_pool(x, 3, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-def avg_pool1d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean of each window of ``[N, C, L]``."""
-    return avg_pool(x, 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-
-def avg_pool2d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean of each window of ``[N, C, H, W]``."""
-    return avg_pool(x, 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-
-def avg_pool3d(
-    x: TensorLike,
-    kernel_size: Spatial,
-    stride: Spatial | None = None,
-    padding: Spatial = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean of each window of ``[N, C, D, H, W]``."""
-    return avg_pool(x, 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-
-def adaptive_avg_pool1d(x: TensorLike, output_size: Output) -> Tensor:
-    """Means of ``output_size`` windows that cover ``[N, C, L]``."""
-    return adaptive_avg_pool(x, 1, output_size)
-
-
-def adaptive_avg_pool2d(x: TensorLike, output_size: Output) -> Tensor:
-    """Means of ``output_size`` windows that cover ``[N, C, H, W]``."""
-    return adaptive_avg_pool(x, 2, output_size)
-
-
-def adaptive_avg_pool3d(x: TensorLike, output_size: Output) -> Tensor:
-    """Means of ``output_size`` windows that cover ``[N, C, D, H, W]``."""
-    return adaptive_avg_pool(x, 3, output_size)
-
-
-def adaptive_max_pool1d(x: TensorLike, output_size: Output) -> Tensor:
-    """Largest elements of ``output_size`` windows that cover ``[N, C, L]``."""
-    return adaptive_max_pool(x, 1, output_size)
-
-
-def adaptive_max_pool2d(x: TensorLike, output_size: Output) -> Tensor:
-    """Largest elements of ``output_size`` windows that cover ``[N, C, H, W]``."""
-    return adaptive_max_pool(x, 2, output_size)
-
-
-def adaptive_max_pool3d(x: TensorLike, output_size: Output) -> Tensor:
-    """Largest elements of ``output_size`` windows that cover ``[N, C, D, H, W]``."""
-    return adaptive_max_pool(x, 3, output_size)
+RANKS = (1, 2, 3)
+max_pool1d, max_pool2d, max_pool3d = (
+    _of_rank(max_pool, rank, "The largest element of each window of") for rank in RANKS
+)
+avg_pool1d, avg_pool2d, avg_pool3d = (_of_rank(avg_pool, rank, "The mean of each window of") for rank in RANKS)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
+    _of_rank(adaptive_avg_pool, rank, "Means of ``output_size`` windows that cover") for rank in RANKS
+)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
+    _of_rank(adaptive_max_pool, rank, "Largest elements of ``output_size`` windows that cover") for rank in RANKS
+)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradgraph.errors import ModelError
+from gradgraph.frontend import reductions
 from gradgraph.frontend.dims import Dim, Extent
 from gradgraph.frontend.pointwise import real
-from gradgraph.frontend.reductions import norm, sum
+from gradgraph.frontend.reductions import norm
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ def einsum(equation: str, *operands: TensorLike | Sequence[TensorLike]) -> Tenso
         raise ModelError(f"einsum '{equation}' names {len(terms.split(','))} operands and got {len(xs)}")
     if len(set(output.replace("...", ""))) != len(output.replace("...", "")):
         raise ModelError(f"einsum '{equation}' repeats a letter in its output; name each output dimension once")
-    dims = _einsum_dims(terms, output, xs) if arrow and "..." not in equation else None
+    dims = _einsum_shape(terms, output, xs) if arrow and "..." not in equation else None
     return op.Einsum(*xs, equation=equation, shape=dims)
 
 
-def _einsum_dims(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
+def _einsum_shape(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
     sizes: dict[str, Extent] = {}
     for term, x in zip(terms.split(","), xs, strict=True):
         if len(term) != x.ndim:
@@ -112,4 +113,4 @@ def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float =
     """The cosine of the angle between vectors along ``dim``, each norm being at least ``eps``."""
     a, b = (real(x) for x in (x1, x2))
     a, b = (x / norm(x, 2.0, dim, keepdim=True).clamp(min=eps) for x in (a, b))
-    return sum(a * b, dim)
+    return reductions.sum(a * b, dim)

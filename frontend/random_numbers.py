@@ -94,7 +94,7 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
         )
     logits = log(cast(weights, ir.DataType.FLOAT))
     if not replacement and num_samples > 1:  # the largest of logits with noise of Gumbel's are such a choice
-        return topk(logits + _gumbel(logits), num_samples)[1]
+        return topk(logits + _gumbel_noise(logits), num_samples)[1]
     rows = logits if logits.ndim == 2 else logits.unsqueeze(0)
     found = op.Multinomial(rows, sample_size=num_samples, dtype=int(ir.DataType.INT64))
     found = shaped(found, (rows.shape[0], num_samples))
@@ -104,7 +104,7 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
 def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
     """A relaxed choice of one class along ``dim``; with ``hard`` one-hot, with the gradient of the relaxed one."""
     logits = tensor(logits)
-    soft = softmax((logits + _gumbel(logits)) / tau, dim)
+    soft = softmax((logits + _gumbel_noise(logits)) / tau, dim)
     if not hard:
         return soft
     axis = axis_of(soft, dim)
@@ -114,8 +114,8 @@ def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim
     return movedim(chosen, -1, axis) + soft - detach(soft)
 
 
-def _gumbel(like: Tensor) -> Tensor:
-    """Its distribution, computed in float32 at least."""
+def _gumbel_noise(like: Tensor) -> Tensor:
+    """Numbers of Gumbel's distribution, computed in float32 at least."""
     wide = like.dtype if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     return cast(-log(-log(clamp(rand_like(like, wide), 2.0**-25))), like.dtype)
 

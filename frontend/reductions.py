@@ -179,15 +179,11 @@ def var(
     """The variance: squared deviations over ``count - correction`` (1 unless said otherwise, as in PyTorch)."""
     x = real(x)
     axes = axes_of(x, dim)
-    freedom: Extent = product(x.shape[a] for a in axes) - _correction(unbiased, correction)
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    freedom: Extent = product(x.shape[a] for a in axes) - correction
     deviation = x - mean(x, axes, keepdim=True)
     return sum(deviation * deviation, axes, keepdim) / tensor(freedom, x.dtype)
-
-
-def _correction(unbiased: bool | None, correction: int | None) -> int:
-    if correction is not None:
-        return correction
-    return 1 if unbiased is None else int(unbiased)
 
 
 @numpy_words

@@ -82,8 +82,8 @@ def interpolate(
     if (size is None) == (scale_factor is None):
         raise ModelError("interpolate takes either size or scale_factor; give exactly one of them")
     if size is not None:
-        sizes = per_axis(size, rank, "size")
-        return _resize(x, sizes, None, options)
+        sizes, axes = per_axis(size, rank, "size"), list(range(2, x.ndim))
+        return op.Resize(x, None, None, current().sizes(sizes), axes=axes, shape=[*x.shape[:2], *sizes], **options)
     factors = (
         [float(scale_factor)] * rank
         if isinstance(scale_factor, int | float | np.number)
@@ -91,21 +91,12 @@ def interpolate(
     )
     if len(factors) != rank:
         raise ModelError(f"scale_factor {tuple(factors)} must be one number or {rank}, one per spatial dimension")
-    return _resize(x, [_scaled(n, f) for n, f in zip(x.shape[2:], factors, strict=True)], factors, options)
-
-
-def _resize(x: Tensor, sizes: Sequence[Extent], factors: list[float] | None, options: dict[str, Any]) -> Tensor:
-    shape = [*x.shape[:2], *sizes]
-    if factors is not None:
-        return op.Resize(x, None, np.array([1.0, 1.0, *factors], np.float32), shape=shape, **options)
-    return op.Resize(x, None, None, current().sizes(sizes), axes=list(range(2, x.ndim)), shape=shape, **options)
-
-
-def _scaled(size: Extent, factor: float) -> Extent:
-    if isinstance(size, int):
-        return math.floor(size * factor)
-    fraction = factor.as_integer_ratio()
-    return floor_divide(size * fraction[0], fraction[1])
+    scaled: list[Extent] = []
+    for n, factor in zip(x.shape[2:], factors, strict=True):
+        above, below = factor.as_integer_ratio()
+        scaled.append(math.floor(n * factor) if isinstance(n, int) else floor_divide(n * above, below))
+    scales = np.array([1.0, 1.0, *factors], np.float32)
+    return op.Resize(x, None, scales, shape=[*x.shape[:2], *scaled], **options)
 
 
 def upsample(

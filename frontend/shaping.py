@@ -11,7 +11,7 @@ import numpy as np
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Dim, Extent, floor_divide, product, same
 from gradgraph.frontend.reductions import Axes, axes_of, axis_of
-from gradgraph.frontend.trace import TensorLike, current, op, shaped, tensor, tensors
+from gradgraph.frontend.trace import TensorLike, current, op, shaped, tensor, tensors, wrap
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -52,10 +52,12 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
     """
     x = tensor(x)
     asked = listed(shape)
-    dims = _resolved(x, asked)
+    dims = _without_hole(x, asked)
     if len(dims) == x.ndim and all(map(same, dims, x.shape)):
         return x
-    target: list[Extent] = [0 if i < x.ndim and _is_dim(d, x.shape[i]) else d for i, d in enumerate(dims)]
+    target: list[Extent] = [
+        0 if i < x.ndim and isinstance(d, Dim) and d.same(x.shape[i]) else d for i, d in enumerate(dims)
+    ]
     open_ended = [i for i, d in enumerate(target) if isinstance(d, Dim)]
     hole = next((i for i in open_ended if same(asked[i], -1)), None)
     if hole is None and len(open_ended) == 1 and same(product(dims), product(x.shape)):
@@ -65,11 +67,7 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
     return op.Reshape(x, op_sizes(target), shape=dims)
 
 
-def _is_dim(d: Extent, before: Extent) -> bool:
-    return isinstance(d, Dim) and d.same(before)
-
-
-def _resolved(x: Tensor, dims: list[Extent]) -> list[Extent]:
+def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
     """``dims`` with -1 worked out, after checking what can be checked."""
     total = product(x.shape)
     holes = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
@@ -95,8 +93,6 @@ def listed(sizes: Sequence[Sizes]) -> list[Extent]:
 
 def op_sizes(dims: Sequence[Extent]) -> Tensor:
     """Sizes as an int64 vector of the graph."""
-    from gradgraph.frontend.trace import wrap
-
     return wrap(current().sizes(dims))
 
 
@@ -282,10 +278,6 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
         sections = list(split_size_or_sections)
         if isinstance(size, int) and sum(sections) != size:
             raise ModelError(f"split sizes {sections} must add up to {size}, the size of dimension {dim}")
-    return _split(x, axis, sections)
-
-
-def _split(x: Tensor, axis: int, sections: list[int]) -> tuple[Tensor, ...]:
     if len(sections) == 1:
         return (x,)
     pieces = op.several("Split", x, sections, axis=axis, outputs=len(sections))

@@ -48,8 +48,14 @@ def index(x: TensorLike, key: Any) -> Tensor:
     where the tensors stood if those are neighbours, else in front.
     """
     x = tensor(x)
-    entries = _complete(x, _listed_key(key))
-    x, entries = _slice(x, entries)
+    entries = _listed_key(key)
+    used = sum(e is not None and e is not Ellipsis for e in entries)
+    if used > x.ndim:
+        raise ModelError(f"{used} indices are too many for a tensor of shape {x.shape}")
+    # ... written out, and whole slices for the dimensions that nobody mentions
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    behind = [e for e in entries[at + 1 :] if e is not Ellipsis]
+    x, entries = _cut(x, [*entries[:at], *[slice(None)] * (x.ndim - used), *behind])
     for position, entry in enumerate(entries):
         if entry is None:
             x = unsqueeze(x, position)
@@ -76,29 +82,27 @@ def _listed_key(key: Any) -> list[Any]:
     return entries
 
 
-def _complete(x: Tensor, entries: list[Any]) -> list[Any]:
-    """``...`` written out, and whole slices for the dimensions that nobody mentions."""
-    used = sum(e is not None and e is not Ellipsis for e in entries)
-    if used > x.ndim:
-        raise ModelError(f"{used} indices are too many for a tensor of shape {x.shape}")
-    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
-    return [*entries[:at], *[slice(None)] * (x.ndim - used), *(e for e in entries[at + 1 :] if e is not Ellipsis)]
-
-
-def _slice(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
-    """All slices and integers in one Slice (and Squeeze); what remains: slices done, ``None`` and tensors."""
+def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
+    """Write all slices and integers as one Slice (and Squeeze); returns the entries that remain with the result."""
     cuts: list[tuple[int, Extent, Extent, int]] = []
     dims = list(x.shape)
     dropped = []
     for axis, entry in enumerate(e for e in entries if e is not None):
         if isinstance(entry, int | Dim):
-            cuts.append((axis, *_one(dims[axis], entry), 1))
+            size = dims[axis]
+            if isinstance(size, int) and isinstance(entry, int) and not -size <= entry < size:
+                raise ModelError(f"index {entry} is outside a dimension of size {size}")
+            cuts.append((axis, entry, LAST if isinstance(entry, int) and entry == -1 else entry + 1, 1))
             dims[axis] = 1
             dropped.append(axis)
         elif isinstance(entry, slice) and entry not in (slice(None), slice(None, None, 1)):
-            start, stop, step = _bounds(entry)
+            step = 1 if entry.step is None else int(entry.step)
+            if step == 0:
+                raise ModelError("a slice has step 0; give a step that is not zero")
+            start = entry.start if entry.start is not None else (0 if step > 0 else LAST)
+            stop = entry.stop if entry.stop is not None else (LAST if step > 0 else FIRST)
             cuts.append((axis, start, stop, step))
-            dims[axis] = _length(x, dims[axis], entry, step)
+            dims[axis] = _sliced_size(x, dims[axis], entry, step)
     if cuts:
         axes, starts, stops, steps = map(list, zip(*cuts, strict=True))
         stepping = [steps] if any(s != 1 for s in steps) else []
@@ -108,44 +112,20 @@ def _slice(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
     return x, [e for e in entries if not isinstance(e, int | Dim)]
 
 
-def _one(size: Extent, position: Extent) -> tuple[Extent, Extent]:
-    """The bounds of a single position."""
-    if isinstance(size, int) and isinstance(position, int) and not -size <= position < size:
-        raise ModelError(f"index {position} is outside a dimension of size {size}")
-    return position, LAST if isinstance(position, int) and position == -1 else position + 1
-
-
-def _bounds(part: slice) -> tuple[Extent, Extent, int]:
-    step = 1 if part.step is None else int(part.step)
-    if step == 0:
-        raise ModelError("a slice has step 0; give a step that is not zero")
-    start = part.start if part.start is not None else (0 if step > 0 else LAST)
-    stop = part.stop if part.stop is not None else (LAST if step > 0 else FIRST)
-    return start, stop, step
-
-
-def _length(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
+def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
     """The size of a sliced dimension; where it must wait for run time, a name that says how it came about."""
     start, stop = None if isinstance(part.start, int) and part.start == 0 and step > 0 else part.start, part.stop
     if isinstance(size, int) and not isinstance(start, Dim) and not isinstance(stop, Dim):
         return len(range(*part.indices(size)))
     if abs(step) == 1 and start is None and stop is None:
         return size
-    if (
-        step == 1
-        and start is None
-        and isinstance(stop, Dim)
-        and (same(stop, size) or (isinstance(size, int) and size > 1))
-    ):
+    is_long = same(stop, size) or (isinstance(size, int) and size > 1)
+    if step == 1 and start is None and isinstance(stop, Dim) and is_long:
         return stop  # x[:n] of a table that is long enough
     if step == 1 and isinstance(size, Dim):
         cut = start if stop is None else -stop if start is None and isinstance(stop, int) else None
         if isinstance(cut, int) and cut > 0:  # x[k:] and x[:-k] are equally long; a dimension has at least 1 element
             return size - 1 if cut == 1 else Dim.named(f"max({size} - {cut}, 0)")
-    return _unknown(x, part)
-
-
-def _unknown(x: Tensor, part: slice) -> Dim:
     return Dim.named(current().builder.fresh(f"{x.traced.value.name}[{part.start}:{part.stop}:{part.step}]"))
 
 

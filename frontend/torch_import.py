@@ -47,7 +47,13 @@ def from_torch(
         RuntimeUnavailableError: torch or onnxscript is not installed.
         ModelError: the example does not fit, or PyTorch cannot export the module (its reason is the cause).
     """
-    torch = _torch()
+    try:
+        import onnxscript  # noqa: F401 (the exporter needs it)
+        import torch
+    except ImportError as missing:
+        raise RuntimeUnavailableError(
+            f"from_torch needs {missing.name}, which is not installed; install gradgraph with the extra 'torch'"
+        ) from missing
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     names = _input_names(module, args, input_names)
     axes = _dynamic_axes(torch, dict(zip(names, args, strict=True)), dynamic)
@@ -56,34 +62,16 @@ def from_torch(
     _name_outputs(model.graph, output_names)
     _switch_off_dropout(model.graph)
     _drop_misshapen_biases(model.graph)
-    roles = _roles(module)
+    # a parameter is frozen if it needs no gradient while others do; where none needs one, nobody has chosen
+    trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    frozen = [name for name, trains in trained.items() if not trains] if any(trained.values()) else []
+    roles = dict.fromkeys(frozen, "frozen") | {name: "buffer" for name, _ in module.named_buffers()}
     for value in model.graph.initializers.values():
         if value.name in roles:
             mark_role(value, roles[value.name])
     model.producer_name = "gradgraph"
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto
-
-
-def _roles(module: Any) -> dict[str, str]:
-    """What the file says of stored tensors that are no parameters to train.
-
-    A parameter is frozen if it needs no gradient while others do; where none needs one, nobody has chosen.
-    """
-    trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-    frozen = [name for name, trains in trained.items() if not trains] if any(trained.values()) else []
-    return dict.fromkeys(frozen, "frozen") | {name: "buffer" for name, _ in module.named_buffers()}
-
-
-def _torch() -> Any:
-    try:
-        import onnxscript  # noqa: F401 (the exporter needs it)
-        import torch
-    except ImportError as missing:
-        raise RuntimeUnavailableError(
-            f"from_torch needs {missing.name}, which is not installed; install gradgraph with the extra 'torch'"
-        ) from missing
-    return torch
 
 
 def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None) -> list[str]:
@@ -134,19 +122,16 @@ def _export(
             dynamic_shapes=tuple(axes) if any(axes) else None,
         )
     except Exception as problem:
-        raise ModelError(f"PyTorch could not export {type(module).__name__}: {_first_line(problem)}") from problem
+        cause = problem.__cause__ or problem
+        first = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        raise ModelError(f"PyTorch could not export {type(module).__name__}: {first}") from problem
     model: ir.Model = program.model
     return model
 
 
-def _first_line(problem: BaseException) -> str:
-    cause = problem.__cause__ or problem
-    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on its own internals and on packages that it does not find."""
+    """Hide the exporter's notes on its own internals and on packages that it does not find."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -160,7 +145,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, module: Any) -> Iterator[None]:
-    """The module in evaluation mode, its dropout still recorded; all flags are put back."""
+    """Put the module into evaluation mode, its dropout still recorded; all flags are put back."""
     flags = {m: m.training for m in module.modules()}
     functional = torch.nn.functional
     original = functional.dropout
@@ -179,7 +164,7 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
 
 
 def _switch_off_dropout(graph: ir.Graph) -> None:
-    """Dropout nodes in inference form: without the input that says training."""
+    """Put Dropout nodes into inference form: without the input that says training."""
     for node in list(graph.all_nodes()):
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             flag = node.inputs[2]

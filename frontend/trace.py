@@ -105,14 +105,11 @@ class Trace:
         if None in known:
             known = tuple(self.builder.fresh(f"{var.value.name}.{i}") if d is None else d for i, d in enumerate(known))
             record_shape(var.value, known)
-        return tuple(d if isinstance(d, int) else self._dim(d or "", var, i) for i, d in enumerate(known))
-
-    def _dim(self, text: str, var: Var, axis: int) -> Dim:
-        formula = self._formulas.get(text)
-        if formula is None:
-            formula = self._formulas[text] = Dim.named(text)
-            self._sources.setdefault(text, (var, axis))
-        return formula
+        for axis, dim in enumerate(known):
+            if isinstance(dim, str) and dim not in self._formulas:
+                self._formulas[dim] = Dim.named(dim)
+                self._sources.setdefault(dim, (var, axis))
+        return tuple(d if isinstance(d, int) else self._formulas[d or ""] for d in known)
 
     def record(self, var: Var, dims: Sequence[Extent]) -> None:
         """State the shape of ``var``; a name seen for the first time is from now on the size of that axis."""
@@ -127,26 +124,23 @@ class Trace:
         """A size as an int64 vector of length 1: a constant where it is a number."""
         if isinstance(dim, int):
             return self.builder.const(np.array([dim], np.int64))
-        terms = [self._monomial(m, c) for m, c in dim.terms.items()]
+        terms = []
+        for names, coefficient in dim.terms.items():
+            factors = [self._named_size(name) for name in names]
+            if coefficient != 1 or not factors:
+                factors.append(self.builder.const(np.array([coefficient], np.int64)))
+            terms.append(functools.reduce(lambda a, b: a * b, factors))
         return functools.reduce(lambda a, b: a + b, terms)
 
-    def _monomial(self, names: Sequence[str], coefficient: int) -> Var:
-        factors = [self._atom(name) for name in names]
-        if coefficient != 1 or not factors:
-            factors.append(self.builder.const(np.array([coefficient], np.int64)))
-        return functools.reduce(lambda a, b: a * b, factors)
-
-    def _atom(self, name: str) -> Var:
+    def _named_size(self, name: str) -> Var:
         source = self._sources.get(name)
-        if not isinstance(source, Var):
-            source = self.builder.dim(*source) if source is not None else self._quotient(*QUOTIENTS[name])
-            self._sources[name] = source
+        if isinstance(source, tuple):
+            source = self.builder.dim(*source)
+        elif source is None:  # ONNX divides integers towards zero, so take the remainder off first
+            dividend, divisor = (self.size(part) for part in QUOTIENTS[name])
+            source = (dividend - self.builder.Mod(dividend, divisor)) / divisor
+        self._sources[name] = source
         return source
-
-    def _quotient(self, a: Extent, b: Extent) -> Var:
-        """``floor(a / b)``: ONNX divides integers towards zero, so take the remainder off first."""
-        dividend, divisor = self.size(a), self.size(b)
-        return (dividend - self.builder.Mod(dividend, divisor)) / divisor
 
     def sizes(self, dims: Sequence[Extent]) -> Var:
         """Several sizes as one int64 vector."""

@@ -15,9 +15,10 @@ import onnx_ir as ir
 from gradgraph.building.outputs import output_of
 from gradgraph.building.terms import Term, aligned
 from gradgraph.errors import BuildError, shown
+from gradgraph.frontend import reductions
 from gradgraph.frontend.activations import log_softmax, softmax
 from gradgraph.frontend.pointwise import cast
-from gradgraph.frontend.reductions import mean, sum
+from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder
@@ -82,7 +83,7 @@ def imitated(
     ignoring = [s for s in on_classes.targets[:1] if s.ignore_index is not None] if on_classes else []
     labels = [values[spec.name] for spec in ignoring]
     counted = [op.Not(op.Equal(x, spec.ignore_index)) for x, spec in zip(labels, ignoring, strict=True)]
-    above, below = _mean_parts(sum(p * gap, axis) * (t * t), [*given, *counted], checked)
+    above, below = _mean_parts(reductions.sum(p * gap, axis) * (t * t), [*given, *counted], checked)
     for mine, its in others:
         gap = cast(mine, "float32") - cast(its, "float32")
         found = [c for x, c in zip(labels, counted, strict=True) if _has_axes_of(mine, x)]
@@ -100,8 +101,10 @@ def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str
     weight = op.Expand(tensor(1.0), op.Shape(each))
     for factor in factors:
         weight = weight * aligned(factor, each, checked)
-    below = sum(weight)
-    above = sum(op.Where(weight == 0.0, 0.0, each * weight))  # not times 0: what does not count may be infinite
+    below = reductions.sum(weight)
+    above = reductions.sum(
+        op.Where(weight == 0.0, 0.0, each * weight)
+    )  # not times 0: what does not count may be infinite
     return above, op.Where(below == 0.0, 1.0, below)
 
 

@@ -12,9 +12,9 @@ from gradgraph.arguments import NUMBER, as_names, described
 from gradgraph.building.outputs import floating_outputs, output_name, output_of, value_names
 from gradgraph.building.same_sizes import same_sizes
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, Spec
 from gradgraph.frontend.pointwise import cast, real, where
-from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder, Var
@@ -90,13 +90,13 @@ class Term:
             each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
             share = weight if share is None else cast(share, weight.dtype) * weight
         assert share is not None
-        above, below = sum(each), sum(op.Expand(share, op.Shape(each)))
+        above, below = reductions.sum(each), reductions.sum(op.Expand(share, op.Shape(each)))
         return above if self.adds_up else above / where(below == 0.0, 1.0, below), above, below
 
     def count(self, tensors: Sequence[Tensor]) -> Tensor:
         """The number that the loss of a batch is a mean over: the shares of its labels, or its samples."""
         if self.loss.shares is not None and self.loss.arguments.get("reduction") == "mean":
-            return sum(self.loss.shares(*tensors, **self.loss.arguments))
+            return reductions.sum(self.loss.shares(*tensors, **self.loss.arguments))
         first = tensors[0]
         return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
 
