@@ -111,8 +111,12 @@ cli = LazyGroup(
 
 
 def start(arguments: Sequence[str]) -> int:
-    """:func:`run` in a process of its own; what was printed has left it then."""
-    _open_streams()
+    """Do :func:`run` in a process of its own; what was printed has left it then."""
+    # a stream that the caller closed leads nowhere; otherwise the next file to be opened would have its number, and
+    # receive what libraries print there
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
     code = run(arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
@@ -148,9 +152,9 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc(file=sys.stderr)
         if _came_of_interrupt(error):
             return _interrupted()
-        kind, told = _told(error)
-        output.error(told.in_shell())
-        output.emit_failure(told.in_shell(), kind, told.shell_remedy, told.findings)
+        kind, failure = _kind_and_failure(error)
+        output.error(failure.in_shell())
+        output.emit_failure(failure.in_shell(), kind, failure.shell_remedy, failure.findings)
         return USAGE if isinstance(error, click.UsageError) else FAILED
     return code if isinstance(code, int) else OK
 
@@ -172,7 +176,7 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def _told(error: Exception) -> tuple[str, GradgraphError]:
+def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
     """The kind of failure, and a sentence about it with the remedy on the command line."""
     if isinstance(error, GradgraphError):
         return type(error).__name__, error
@@ -189,29 +193,14 @@ def _told(error: Exception) -> tuple[str, GradgraphError]:
         name = f" ('{shown(error.filename)}')" if error.filename else ""
         remedy = "check the path, its permissions and the free space"
         return "OSError", GradgraphError(f"{error.strerror or shown(error)}{name}", remedy=remedy)
-    return "InternalError", GradgraphError(
-        f"this is a bug in gradgraph: {type(error).__name__} in {_place(error)}: {shown(error)}",
-        remedy="please report it with the output of `gradgraph env` and of the same command with --debug",
-    )
-
-
-def _place(error: Exception) -> str:
-    """``pipeline.py:72``: the innermost frame of ours."""
     place = "an unknown place"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__", "").startswith("gradgraph."):
+        if frame.f_globals.get("__name__", "").startswith("gradgraph."):  # the innermost one stays
             place = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return place
-
-
-def _open_streams() -> None:
-    """Standard streams that the caller closed lead nowhere.
-
-    Otherwise the next file to be opened would have the number of one, and receive what libraries print there.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
+    return "InternalError", GradgraphError(
+        f"this is a bug in gradgraph: {type(error).__name__} in {place}: {shown(error)}",
+        remedy="please report it with the output of `gradgraph env` and of the same command with --debug",
+    )
 
 
 def _forget(stream: TextIO) -> None:

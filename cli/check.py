@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from gradgraph.cli.options import build_option
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
-    from gradgraph.errors import Finding
     from gradgraph.verify.check_backend import BackendReport
     from gradgraph.verify.check_gradients import Report
 
@@ -70,17 +68,21 @@ def command(
     if backend is not None:
         if wrt or target or data is not None:
             raise click.UsageError("--backend runs nothing; leave out --wrt, --output and --data")
-        _check_backend(model, backend, as_json)
-        return
+        from gradgraph.verify.check_backend import check_backend
+
+        found = check_backend(model, backend)
+        if as_json:
+            output.emit_json({"ok": found.ok, "counts": found.counts, **dataclasses.asdict(found)})
+        else:
+            _print_findings(found)
+        raise click.exceptions.Exit(int(not found.ok))
     from gradgraph.runtime.data.arrays import load_arrays
     from gradgraph.verify.check_gradients import check_gradients
     from gradgraph.verify.diagnose import diagnose
 
-    feeds = (
-        None
-        if data is None
-        else {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
-    )
+    feeds = None
+    if data is not None:
+        feeds = {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
     try:
         with output.progress("tensors") as advance:
             report = check_gradients(model, feeds, output=target, wrt=list(wrt) or None, seed=seed, progress=advance)
@@ -88,23 +90,14 @@ def command(
         findings = diagnose(model, list(wrt) or None, target)
         if len(findings) < 2:  # the error says everything
             raise
-        raise _with_all(findings, model) from error
+        for finding in findings:
+            output.error(str(finding))
+        words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
+        raise ModelError(words, findings, remedy="correct each, or export the model again") from error
     if as_json:
         output.emit_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
-        _print(report)
-    if not report.ok:
-        raise click.exceptions.Exit(1)
-
-
-def _check_backend(model: Path, backend: str, as_json: bool) -> None:
-    from gradgraph.verify.check_backend import check_backend
-
-    report = check_backend(model, backend)
-    if as_json:
-        output.emit_json({"ok": report.ok, "counts": report.counts, **dataclasses.asdict(report)})
-    else:
-        _print_findings(report)
+        _print_report(report)
     if not report.ok:
         raise click.exceptions.Exit(1)
 
@@ -128,24 +121,15 @@ def _print_findings(report: BackendReport) -> None:
         output.error(what)
 
 
-def _with_all(findings: Sequence[Finding], model: Path) -> ModelError:
-    """Each finding is said on stderr, and the error counts and holds them."""
-    for finding in findings:
-        output.error(str(finding))
-    words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
-    return ModelError(words, findings, remedy="correct each, or export the model again")
-
-
-def _print(report: Report) -> None:
+def _print_report(report: Report) -> None:
     if report.reason:
         output.say(f"note: checked in onnxruntime in float32, as {report.reason}")
-    rows = (
-        (t.name, list(t.shape), f"{t.analytic:.6g}", f"{t.numeric:.6g}", f"{t.error:.1e}", _verdict(t.ok, t.resolved))
-        for t in report.tensors
-    )
-    output.emit_table(
-        ["tensor", "shape", "gradient", "difference", "error", "ok"], rows, ["gradient", "difference", "error"]
-    )
+    rows = []
+    for t in report.tensors:
+        verdict = "WRONG" if not t.ok else "ok" if t.resolved else "ok (too small to tell)"
+        rows.append((t.name, list(t.shape), f"{t.analytic:.6g}", f"{t.numeric:.6g}", f"{t.error:.1e}", verdict))
+    numeric = ["gradient", "difference", "error"]
+    output.emit_table(["tensor", "shape", *numeric, "ok"], rows, numeric)
     for finding in report.findings:
         output.say(f"note: {finding}")
     wrong = [t.name for t in report.tensors if not t.ok]
@@ -154,7 +138,3 @@ def _print(report: Report) -> None:
         output.error(f"{len(wrong)} of {what}: the gradient of '{shown(wrong[0])}' is wrong")
     else:
         output.say(f"all gradients agree with differences ({what})")
-
-
-def _verdict(ok: bool, resolved: bool) -> str:
-    return "WRONG" if not ok else "ok" if resolved else "ok (too small to tell)"

@@ -32,10 +32,14 @@ def command(out: Path, epochs: int) -> None:
     prints. The trained model must reach 98 % on digits it has not seen, and the same in plain onnxruntime.
     """
     from gradgraph.cli import digits
+    from gradgraph.cli.app import cli
     from gradgraph.files.models import save_model
 
     digits.check_packages()
-    _make_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder '{shown(out)}' ({error.strerror}); choose another --out") from error
     data, held_out = digits.split()
     digits.save_arrays(out / "train.npz", data)
     digits.save_arrays(out / "validation.npz", held_out)
@@ -43,8 +47,10 @@ def command(out: Path, epochs: int) -> None:
     count = f"{len(data['x'])} + {len(held_out['x'])} images"
     output.say(f"wrote {out / 'digits.onnx'} and {count}; from here on, what anybody could type:")
     began = time.monotonic()
-    for words in commands(out, epochs):
-        _type(words)
+    for words in commands(out, epochs):  # printed and run, as if they had been typed
+        output.say(f"\n$ {shlex.join(['gradgraph', *words])}")
+        output.talk.arguments = words
+        cli.main(args=list(words), prog_name="gradgraph", standalone_mode=False)
     output.say(f"\nbuilt, trained and exported in {time.monotonic() - began:.0f} s")
     _verify(out, held_out, required=ACCURACY if epochs >= EPOCHS else 0.0)
 
@@ -59,22 +65,6 @@ def commands(out: Path, epochs: int) -> list[list[str]]:
         ["train", step, *data, "--epochs", str(epochs), "--batch-size", "64", *run, "--force"],
         ["export", step, *run, "-o", str(out / "trained.onnx")],
     ]
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder '{shown(out)}' ({error.strerror}); choose another --out") from error
-
-
-def _type(words: list[str]) -> None:
-    """Print a command and run it, as if it had been typed."""
-    from gradgraph.cli.app import cli
-
-    output.say(f"\n$ {shlex.join(['gradgraph', *words])}")
-    output.talk.arguments = words
-    cli.main(args=list(words), prog_name="gradgraph", standalone_mode=False)
 
 
 def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:

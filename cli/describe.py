@@ -1,4 +1,4 @@
-"""``inspect`` shows this of a model: plain data, made here."""
+"""Facts about a model as plain data, which ``inspect`` shows."""
 
 from __future__ import annotations
 
@@ -53,8 +53,15 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
     below: list[str] = []
 
     def look(read: ir.Model) -> None:
-        header.update(_header(read))
-        stored.extend(_stored(read))
+        header.update(
+            producer=" ".join(filter(None, (read.producer_name, read.producer_version))),
+            ir_version=read.ir_version,
+            opset={domain or "ai.onnx": version for domain, version in read.opset_imports.items()},
+            nodes=sum(1 for _ in read.graph.all_nodes()),
+            functions=len(read.functions),
+        )
+        values = (v for v in read.graph.initializers.values() if not v.is_graph_input())
+        stored.extend({**_tensor(v), "bytes": _size(v)} for v in values)
         below.extend(frozen_below(read, selection.freeze_below))
 
     named = [*selection.train, *selection.freeze]
@@ -65,29 +72,24 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
     targets = _targets(graph, selection)
     usual = {v.name or "" for v in trainable(graph, targets)}
     why = reasons(graph, targets)
+    is_adapted = not selection.train and bool(adapter_weights(model.metadata_props))
+    left_out = "the model's adapters are trained in its place" if is_adapted else "left out by --train or --freeze"
     for name in usual.difference(trained):
-        why[name] = _left_out(name, model, selection, below)
+        why[name] = "below a value of --freeze-below" if name in below else left_out
     if TEACHER in model.metadata_props:
         theirs = (name for name in graph.initializers if name.startswith(TEACHERS))
         why |= dict.fromkeys(theirs, "a teacher's, which stays frozen")
+    weights = {n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v)}
+    others = [facts for facts in stored if facts["name"] not in weights]
+    counts = Counter(registry.key_of(node) for node in graph.all_nodes())
     return {
         **header,
         **ends,
         "weights": _weights(graph, trained, why),
-        "numbers": _numbers(stored, graph, why),
+        "numbers": [{**n, "reason": why.get(n["name"]) or f"it holds {n['dtype']} numbers"} for n in others],
         "findings": as_data(review(graph, targets, trained, by_default=not named and not below)),
-        "operators": _operators(graph),
+        "operators": [{"operator": qualified(k), "count": n, "status": status(k)} for k, n in sorted(counts.items())],
         "missing": _missing(graph, selection, trained),
-    }
-
-
-def _header(model: ir.Model) -> dict[str, Any]:
-    return {
-        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
-        "ir_version": model.ir_version,
-        "opset": {domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
-        "nodes": sum(1 for _ in model.graph.all_nodes()),
-        "functions": len(model.functions),
     }
 
 
@@ -101,15 +103,6 @@ def _trained(model: ir.Model, selection: Selection, below: Sequence[str]) -> lis
         if selection.is_made:
             raise
         return []
-
-
-def _left_out(name: str, model: ir.Model, selection: Selection, below: Sequence[str]) -> str:
-    """Why a weight that is trained by default is not."""
-    if name in below:
-        return "below a value of --freeze-below"
-    if not selection.train and adapter_weights(model.metadata_props):
-        return "the model's adapters are trained in its place"
-    return "left out by --train or --freeze"
 
 
 def _tensor(value: ir.Value) -> dict[str, Any]:
@@ -135,26 +128,8 @@ def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) ->
     return rows
 
 
-def _stored(model: ir.Model) -> list[dict[str, Any]]:
-    """The initializers of the file."""
-    values = (v for v in model.graph.initializers.values() if not v.is_graph_input())
-    return [{**_tensor(v), "bytes": _size(v)} for v in values]
-
-
-def _numbers(stored: list[dict[str, Any]], graph: ir.Graph, why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The ``stored`` ones that are no weights, and why."""
-    weights = {n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v)}
-    others = (facts for facts in stored if facts["name"] not in weights)
-    return [{**facts, "reason": why.get(facts["name"]) or f"it holds {facts['dtype']} numbers"} for facts in others]
-
-
 def _size(value: ir.Value) -> int:
     return 0 if value.const_value is None else value.const_value.nbytes
-
-
-def _operators(graph: ir.Graph) -> list[dict[str, Any]]:
-    counts = Counter(registry.key_of(node) for node in graph.all_nodes())
-    return [{"operator": qualified(k), "count": n, "status": status(k)} for k, n in sorted(counts.items())]
 
 
 def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``gradgraph env``: what a bug report needs to say about the machine."""
+"""``gradgraph env``: the facts about a machine that a bug report needs."""
 
 from __future__ import annotations
 

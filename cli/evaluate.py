@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -13,9 +13,6 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, device_option
 from gradgraph.cli.stdin import from_stdin
-
-if TYPE_CHECKING:
-    from gradgraph.runtime.trainer import Trainer
 
 
 @click.command("evaluate", cls=Command)
@@ -67,48 +64,18 @@ def command(
     if checkpoint is not None:
         trainer.load(checkpoint)
     with from_stdin(data) as path:
-        read = read_data(path, image)
-        facts = _found(trainer, read, batch_size, not not_averaged, per_class, classes, worst)
+        read, averaged = read_data(path, image), not not_averaged
+        found = trainer.evaluate(read, batch_size, averaged=averaged)
+        tables: dict[str, Any] = {}
+        if per_class or classes:
+            tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
+        if worst is not None:
+            tables["worst"] = trainer.worst(read, worst, averaged=averaged)
+    scores = {name: value if isinstance(value, float) else value.tolist() for name, value in found.items()}
     if as_json:
-        output.emit_json({name: _plain(found) for name, found in facts.items()})
+        output.emit_json({"scores": scores} | {name: table.as_data() for name, table in tables.items()})
         return
-    for name, value in facts.pop("scores").items():
-        output.emit(f"{name} {_line(value)}")
-    for found in facts.values():
-        output.emit(f"\n{found}")
-
-
-def _found(
-    trainer: Trainer,
-    data: Any,
-    batch_size: int | None,
-    averaged: bool,
-    per_class: bool,
-    classes: tuple[str, ...],
-    worst: int | None,
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {"scores": trainer.evaluate(data, batch_size, averaged=averaged)}
-    if per_class or classes:
-        facts["classes"] = trainer.per_class(data, batch_size, classes=classes or None, averaged=averaged)
-    if worst is not None:
-        facts["worst"] = trainer.worst(data, worst, averaged=averaged)
-    return facts
-
-
-def _line(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value.tolist()).split())
-
-
-def _plain(found: Any) -> Any:
-    """What JSON has for it."""
-    from gradgraph.runtime.execution.class_table import ClassTable
-    from gradgraph.runtime.execution.worst import WorstSamples
-
-    if isinstance(found, ClassTable):
-        return {"classes": list(found.rows()), "matrix": found.matrix.tolist(), "accuracy": found.accuracy}
-    if isinstance(found, WorstSamples):
-        return [
-            {"sample": w.index, "loss": w.value, "outputs": {name: a.tolist() for name, a in w.outputs.items()}}
-            for w in found
-        ]
-    return {name: value if isinstance(value, float) else value.tolist() for name, value in found.items()}
+    for name, value in scores.items():
+        output.emit(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {' '.join(str(value).split())}")
+    for table in tables.values():
+        output.emit(f"\n{table}")

@@ -97,8 +97,8 @@ class _Export:
             if value and name not in kind.takes:
                 raise click.UsageError(f"{kind.what} has nothing that --{name} could change; leave it out")
 
-    def replacing(self) -> Any:
-        """The weights in place of those of the run."""
+    def other_weights(self) -> Any:
+        """The weights in place of those of the run: a path, or arrays by name."""
         if self.weights is None or self.weights.suffix != ".bin":
             return self.weights
         from gradgraph.export import FlatWeights
@@ -108,7 +108,7 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What may be written: the function that does it and gives facts, these in words, and the options it follows."""
+    """A kind of file: the function that writes it and gives facts, these in words, and the options that change it."""
 
     what: str
     write: Any
@@ -120,7 +120,7 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
     from gradgraph.export import float16_storage
 
     model = write(export.step, checkpoint=export.checkpoint, outputs=export.outputs or None,
-                  averaged=not export.not_averaged, mixed=export.mixed, weights=export.replacing(),
+                  averaged=not export.not_averaged, mixed=export.mixed, weights=export.other_weights(),
                   sizes=export.size)  # fmt: skip
     graph = model.graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}

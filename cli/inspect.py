@@ -1,4 +1,4 @@
-"""``gradgraph inspect``: what a model or a step folder holds."""
+"""``gradgraph inspect``: the contents of a model or a step folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def command(
     if as_json:
         output.emit_json(facts)
     else:
-        _print(facts)
+        _print_facts(facts)
 
 
 def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | None) -> None:
@@ -88,20 +88,16 @@ def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | Non
             raise click.UsageError(f"'{shown(file)}' is no step folder, and only a step is timed; leave --profile out")
         save_page(file, page)
     else:
-        step = Step.load(file)
-        profiles = None if data is None else _profiles(step, data, batch_size)
+        step, profiles = Step.load(file), None
+        if data is not None:
+            from gradgraph.cli.data import read_data
+            from gradgraph.runtime.trainer import Trainer
+
+            trainer = Trainer(step)
+            batch = dict(next(iter(trainer.prepare(read_data(data, {}), batch_size, shuffle=False).batches(0))))
+            profiles = {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
         save_page(step, page, title=file.resolve().name, profiles=profiles, **_sizes(step, batch_size))
     output.say(f"wrote {page}; open it in a browser")
-
-
-def _profiles(step: Any, data: Path, batch_size: int | None) -> dict[str, Any]:
-    """What each of its steps takes for a batch of the data, by name."""
-    from gradgraph.cli.data import read_data
-    from gradgraph.runtime.trainer import Trainer
-
-    trainer = Trainer(step)
-    batch = dict(next(iter(trainer.prepare(read_data(data, {}), batch_size, shuffle=False).batches(0))))
-    return {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
 
 
 def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json: bool) -> None:
@@ -128,13 +124,13 @@ def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json
 
 
 def _sizes(step: Any, batch_size: int | None) -> dict[str, int]:
-    """The first open dimension of the first input that has one, which is the batch."""
+    """The size of the batch: the first open dimension of the first input that has one."""
     shapes = [s.shape for s in step.manifest.inputs]
     dim = next((d for shape in shapes for d in shape[:1] if isinstance(d, str)), None)
     return {} if batch_size is None or dim is None else {dim: batch_size}
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any]) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opset"].items())
     rows = {
         "producer": facts["producer"] or "unknown",
@@ -144,9 +140,14 @@ def _print(facts: dict[str, Any]) -> None:
         "outputs": ", ".join(map(_signature, facts["outputs"])),
     }
     for label, text in rows.items():
-        output.emit(f"{label:10}{_shown_words(text)}")
+        output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # not cut as a whole
     _print_weights(facts["weights"])
-    _print_numbers(facts["numbers"])
+    # tensors that might be taken for weights
+    numbers = [n for n in facts["numbers"] if not n["dtype"].startswith(("int64", "int32", "bool"))]
+    if numbers:
+        output.emit("")
+        table = ((n["name"], n["dtype"], _dims(n["shape"]), n["reason"]) for n in numbers)
+        output.emit_table(["not trained unless named in full", "dtype", "shape", "reason"], table)
     output.emit("")
     output.emit_table(["operator", "count", "status"], ([*o.values()] for o in facts["operators"]), numeric=["count"])
     if facts["missing"]:
@@ -173,24 +174,9 @@ def _print_weights(weights: list[dict[str, Any]]) -> None:
             output.emit(f"{role}: {len(chosen)} tensors, {size}")
 
 
-def _print_numbers(numbers: list[dict[str, Any]]) -> None:
-    """List tensors that might be taken for weights, but are not trained, with the reason for each."""
-    told = [n for n in numbers if not n["dtype"].startswith(("int64", "int32", "bool"))]
-    if not told:
-        return
-    output.emit("")
-    rows = ((n["name"], n["dtype"], _dims(n["shape"]), n["reason"]) for n in told)
-    output.emit_table(["not trained unless named in full", "dtype", "shape", "reason"], rows)
-
-
 def _signature(tensor: dict[str, Any]) -> str:
     return f"{tensor['name']} {tensor['dtype']}{_dims(tensor['shape'])}"
 
 
 def _dims(shape: list[Any] | None) -> str:
     return "[…]" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
-
-
-def _shown_words(text: str) -> str:
-    """``text`` with every word made safe, not cut as a whole."""
-    return " ".join(shown(word) for word in text.split(" "))

@@ -29,7 +29,7 @@ def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     found: dict[str, dict[str, Any]] = {}
     for text in given:
         glob, colon, _ = text.partition("=")[0].rpartition(":")
-        pairs = [part.partition("=") for part in _split(text[len(glob) + 1 :])]
+        pairs = [part.partition("=") for part in _split_at_commas(text[len(glob) + 1 :])]
         if not colon or not glob or not all(equals and key.isidentifier() for key, equals, _ in pairs):
             raise click.BadParameter(
                 f"'{shown(text)}' should be GLOB:KEY=VALUE, such as head.*:lr=1e-3", ctx, parameter
@@ -38,8 +38,8 @@ def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     return found
 
 
-def _split(text: str) -> list[str]:
-    """At the commas that stand in no brackets."""
+def _split_at_commas(text: str) -> list[str]:
+    """Split a text at the commas that stand in no brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

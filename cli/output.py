@@ -136,19 +136,15 @@ def _plain(value: Any) -> Any:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[str] = ()) -> None:
-    """Aligned columns, the ``numeric`` ones to the right; nothing is cut or wrapped."""
-    cells = [[shown(c) for c in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for i, row in enumerate([list(columns), *cells]):
-        line = "  ".join(
-            cell.rjust(w) if name in numeric else cell.ljust(w)
-            for name, cell, w in zip(columns, row, widths, strict=True)
-        )
-        click.echo(click.style(line.rstrip(), bold=True) if i == 0 and _coloured() else line.rstrip())
+    """Print aligned columns, the ``numeric`` ones to the right; nothing is cut or wrapped."""
+    from gradgraph.runtime.saved.printed import text_table
 
-
-def _coloured() -> bool:
-    return _console(stderr=False).color_system is not None
+    texts = [i for i, name in enumerate(columns) if name not in numeric]
+    head, *lines = text_table([columns, *([shown(cell) for cell in row] for row in rows)], texts)
+    is_coloured = _console(stderr=False).color_system is not None
+    click.echo(click.style(head, bold=True) if is_coloured else head)
+    for line in lines:
+        click.echo(line)
 
 
 def _console(stderr: bool) -> Any:

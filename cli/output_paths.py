@@ -1,4 +1,4 @@
-"""Where a command may write: refused before the work begins, not after it."""
+"""A check of the paths that a command writes to: refused before the work begins, not after it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
             is one of the files that are read.
     """
     from gradgraph.files.atomic import check_writable
+    from gradgraph.step.folder import ALL_FILES
 
     if path is None:
         return
@@ -24,15 +25,9 @@ def check_output(path: Path | None, *inputs: Path) -> None:
     if not target.parent.is_dir():
         where = target.parent if path.is_symlink() else path.parent
         raise OutputError(f"there is no folder '{shown(where)}' to write '{shown(target.name)}' to; create it first")
-    if any(path.exists() and file.samefile(path) for i in inputs for file in _read(i)):
-        raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
+    for given in filter(Path.exists, inputs):
+        # of a step folder or a folder of arrays, its files are read
+        read = [f for glob in (*ALL_FILES, "*.npy") for f in given.glob(glob)] if given.is_dir() else [given]
+        if path.exists() and any(file.samefile(path) for file in read):
+            raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
     check_writable(path)
-
-
-def _read(path: Path) -> list[Path]:
-    """The files that are read where ``path`` is an input: itself, or those of a step folder or a folder of arrays."""
-    from gradgraph.step.folder import ALL_FILES
-
-    if not path.is_dir():
-        return [path] if path.exists() else []
-    return [file for glob in (*ALL_FILES, "*.npy") for file in path.glob(glob)]

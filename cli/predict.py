@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
-TARGET = "target"  # what the first of them is called where nobody says otherwise
+TARGET = "target"  # the name of the first of them where nobody says otherwise
 
 
 @click.command("predict", cls=Command)
@@ -86,14 +86,14 @@ def command(
     write = predictions.writer_for(out)
     if out != STDIO:
         check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
-    read, targets = _model(model, checkpoint, outputs, not not_averaged)
+    read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
     with from_stdin(data) as path, in_order(read_data(path, image), predictor.specs, targets) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:
-            batches = _told(predictor.over(source, size), source.rows, advance)
+            batches = _reported(predictor.over(source, size), source.rows, advance)
             shapes = write(out, batches, source.rows, predictor.layouts)
         facts = {"file": str(out), "rows": source.rows, "outputs": shapes}
     if as_json:
@@ -102,10 +102,10 @@ def command(
         output.say(f"wrote {out}: {listed(shapes)} of {facts['rows']:,} samples")
 
 
-def _model(
+def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
-    """The model to run, and what its targets are called."""
+    """The model to run, and the names of its targets."""
     from gradgraph.files.models import load_model
 
     if path.is_dir():
@@ -121,8 +121,8 @@ def _model(
     return load_model(path), [TARGET]
 
 
-def _told(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
-    """The same batches; how many samples are done is told."""
+def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
+    """Pass batches on, and report how many samples are done."""
     done = 0
     for count, found in batches:
         yield count, found

@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 
 
 def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts], Shapes]:
-    """What writes batches of outputs to ``path`` and returns their shapes, given how many samples there are.
+    """Choose the function that writes batches of outputs to ``path`` and returns their shapes.
 
     Raises:
         OutputError: the name does not say how.
@@ -106,8 +106,9 @@ def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shap
         for found in _checked(batches, rows, layouts, shapes):
             for name, (plan, array) in found.items():
                 if name not in files:
-                    head = _header(name, array.dtype, plan.shape)
-                    files[name] = _Growing(Path(folder) / str(len(files)), plan, head)
+                    if array.dtype.hasobject:
+                        raise DataError(f"the output '{shown(name)}' is text, which an .npz cannot hold; write a .csv")
+                    files[name] = _Growing(Path(folder) / str(len(files)), plan, array.dtype)
                 files[name].add(array)
         write_atomically(path, _zipped({name: file.path for name, file in files.items()}))
     return shapes
@@ -116,9 +117,12 @@ def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shap
 class _Growing:
     """A ``.npy`` file that is written part by part."""
 
-    def __init__(self, path: Path, plan: _Plan, head: bytes) -> None:
-        self.path, self._plan, self._start, self._done = path, plan, len(head), 0
-        path.write_bytes(head)
+    def __init__(self, path: Path, plan: _Plan, dtype: np.dtype[Any]) -> None:
+        self.path, self._plan, self._done = path, plan, 0
+        description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(plan.shape)}
+        with path.open("wb") as file:
+            npy.write_array_header_1_0(file, description)
+            self._start = file.tell()
 
     def add(self, array: Array) -> None:
         """The next part; along an inner axis its pieces lie apart."""
@@ -137,17 +141,8 @@ class _Growing:
         self._done += pieces.nbytes // max(outer, 1)
 
 
-def _header(name: str, dtype: np.dtype[Any], shape: list[int]) -> bytes:
-    if dtype.hasobject:
-        raise DataError(f"the output '{shown(name)}' is text, which an .npz cannot hold; write a .csv")
-    head = io.BytesIO()
-    description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
-    npy.write_array_header_1_0(head, description)
-    return head.getvalue()
-
-
 class _Pipe(io.RawIOBase):
-    """What a zip file is written to and read from at once."""
+    """A stream that a zip file is written to, while its bytes are taken out."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -187,7 +182,7 @@ def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shap
 
 
 def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
-    """Likewise, on stdout."""
+    """Print such lines on stdout."""
     shapes: Shapes = {}
     for text in _lines(_checked(batches, rows, layouts, shapes)):
         click.echo(text, nl=False)

@@ -61,7 +61,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """The folder is there; afterwards it is gone again, if nothing was written.
+        """Make the folder, and remove it afterwards if nothing was written.
 
         Raises:
             OutputError: it cannot be made.
@@ -117,24 +117,22 @@ class RunFolder:
             "## What was trained",
             "",
             f"- {shown(step)}",
-            *(f"- {what}: {_named(path)}" for what, path in self.read.items()),
+            *(f"- {what}: {_identified(path)}" for what, path in self.read.items()),
             "",
             "## Files",
             "",
             *_table(
-                ["file", "what it is"], ((f"`{n}`", words) for n, words in self._files() if (self.path / n).exists())
+                ["file", "what it is"],
+                ((f"`{n}`", w) for n, w in (*FILES.values(), *OTHERS.items()) if (self.path / n).exists()),
             ),
             "",
             "## What next",
             "",
-            *_code(self._commands()),
+            *_code(self._next_commands()),
         ]
         write_atomically(self.path / PAGE, "\n".join(lines).encode())
 
-    def _files(self) -> Iterable[tuple[str, str]]:
-        return (*FILES.values(), *OTHERS.items())
-
-    def _commands(self) -> list[str]:
+    def _next_commands(self) -> list[str]:
         checkpoint = "run.best.ckpt" if (self.path / "run.best.ckpt").exists() else "run.ckpt"
         run = [str(self.path / name) for name in ("step", checkpoint)]
         data = str(self.read.get("validation", self.read["data"]))
@@ -156,8 +154,8 @@ def _table(head: list[str], rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
 
 
-def _named(path: Path) -> str:
-    """A file, its size and its digest, by which it can be known again."""
+def _identified(path: Path) -> str:
+    """A file with its size and its digest, by which it can be known again."""
     if not path.is_file():
         return f"`{shown(path)}`"
     size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Writing of TOML: what recipes hold."""
+"""Writing of TOML, for recipes."""
 
 from __future__ import annotations
 

@@ -217,8 +217,16 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     run = replace(run, data=ctx.with_resource(from_stdin(run.data)))
     run.check_outputs(model)
     rate = run.lr if is_step else recipe.rate(run.total_steps)
-    step = _load_step(ctx, model, out) if is_step else recipe.build(model, rate)
-    trainer = _trainer(step, run)
+    step = _load_step(ctx, model) if is_step else recipe.build(model, rate)
+
+    from gradgraph.runtime.execution.session import RuntimeOptions
+    from gradgraph.runtime.trainer import Trainer
+
+    options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
+    if run.resume and run.checkpoint is not None:
+        trainer = Trainer.resume(step, run.checkpoint, device=run.device, options=options)
+    else:
+        trainer = Trainer(step, device=run.device, seed=run.seed, options=options)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     data = trainer.prepare(
@@ -232,11 +240,12 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if out is not None and not run.is_trial and not goes_on:
         step.save(out, force=run.force, share_weights=run.share_weights)
         output.say(f"wrote {out}")
-    output.say(f"training on {trainer.described}: {_size(step)}")
+    sizes = [s.nbytes for s in step.manifest.state if s.kind == "parameter"]
+    output.say(f"training on {trainer.described}: {len(sizes)} tensors of weights, {readable_bytes(sum(sizes))}")
     if run.export_to is None and run.checkpoint is None and not run.is_trial:
         output.say("nothing will keep the trained weights; add --export trained.onnx or --checkpoint run.ckpt")
     if run.is_trial:
-        _try(trainer, run, data, rate, as_json)
+        _do_trials(trainer, run, data, rate, as_json)
         return
     if folder is not None:
         folder.begin(trainer)
@@ -369,7 +378,7 @@ class Run:
         }
 
 
-def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
+def _load_step(ctx: click.Context, folder: Path) -> Step:
     from gradgraph.step.step import Step
 
     foreign = typed_by_user(ctx, (*BUILDING, "out"))
@@ -380,23 +389,8 @@ def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
     return Step.load(folder)
 
 
-def _trainer(step: Step, run: Run) -> Trainer:
-    from gradgraph.runtime.execution.session import RuntimeOptions
-    from gradgraph.runtime.trainer import Trainer
-
-    options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
-    if run.resume and run.checkpoint is not None:
-        return Trainer.resume(step, run.checkpoint, device=run.device, options=options)
-    return Trainer(step, device=run.device, seed=run.seed, options=options)
-
-
-def _size(step: Step) -> str:
-    parameters = [s for s in step.manifest.state if s.kind == "parameter"]
-    return f"{len(parameters)} tensors of weights, {readable_bytes(sum(s.nbytes for s in parameters))}"
-
-
-def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
-    """What --find-lr, --overfit, --profile and --dry-run do, in this order; stdout has what the others found."""
+def _do_trials(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
+    """Do --find-lr, --overfit, --profile and --dry-run, in this order; --json prints what they have found."""
     facts: dict[str, Any] = {}
     if run.find_lr:
         curve = trainer.find_lr(data)
@@ -415,26 +409,22 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
         for name, found_here in timed.items() if not as_json else ():
             output.emit(f"{name}: {found_here}\n" if name else str(found_here))
     if run.dry_run:
-        _dry_run(trainer, run, data, rate)
+        trainer.fit(data, **{**run.fit_arguments(rate), "every": None, "epochs": 1, "progress": False}, limit=1)
+        size = run.batch_size if isinstance(run.batch_size, int) else None
+        trainer.evaluate(data if run.validation is None else run.held_out, size, limit=1)
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save(Path(folder) / "run.ckpt")
+            trainer.export(Path(folder) / "trained.onnx")
+        output.say("dry run: one batch was trained, evaluated, saved and exported; nothing was written")
     if as_json:
         output.emit_json(facts)
     elif run.find_lr and facts["suggestion"] is not None:
         output.emit(f"{facts['suggestion']:.2g}")
 
 
-def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:
-    trainer.fit(data, **{**run.fit_arguments(rate), "every": None, "epochs": 1, "progress": False}, limit=1)
-    size = run.batch_size if isinstance(run.batch_size, int) else None
-    trainer.evaluate(data if run.validation is None else run.held_out, size, limit=1)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer.save(Path(folder) / "run.ckpt")
-        trainer.export(Path(folder) / "trained.onnx")
-    output.say("dry run: one batch was trained, evaluated, saved and exported; nothing was written")
-
-
 @contextlib.contextmanager
 def _how_to_resume(run: Run) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM, print the command that goes on from the checkpoint, if there is one."""
+    """Print, after Ctrl-C or SIGTERM, the command that goes on from the checkpoint, if there is one."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -447,7 +437,7 @@ def _how_to_resume(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """After a loss that is not finite, say which node of the model made the first such value."""
+    """Say, after a loss that is not finite, which node of the model made the first such value."""
     try:
         yield
     except DivergedError as error:
@@ -459,21 +449,17 @@ def _where_it_diverged(trainer: Trainer) -> Iterator[None]:
         raise
 
 
-def _export_command(run: Run, step: Path | None, restored: bool) -> str | None:
-    """The command that writes what was trained as a model, where this run did not and a later one can."""
-    if run.export_to is not None or run.checkpoint is None or step is None:
-        return None
-    best = run.checkpoint.with_name(f"{run.checkpoint.stem}.best{run.checkpoint.suffix}")
-    checkpoint = best if restored and best.exists() else run.checkpoint
-    return shlex.join(["gradgraph", "export", str(step), "--checkpoint", str(checkpoint), "-o", "trained.onnx"])
-
-
 def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_json: bool) -> None:
     """Tell how the run ended, with the numbers of the epoch whose weights the trainer has."""
     p = trainer.progress
     written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
     files = {name: str(path) for name, path in written.items() if path is not None}
-    follows = _export_command(run, step, history.restored is not None)
+    follows = None  # the command that writes the trained model, where this run did not and a later one can
+    if run.export_to is None and run.checkpoint is not None and step is not None:
+        best = run.checkpoint.with_name(f"{run.checkpoint.stem}.best{run.checkpoint.suffix}")
+        checkpoint = best if history.restored is not None and best.exists() else run.checkpoint
+        words = ["gradgraph", "export", str(step), "--checkpoint", str(checkpoint), "-o", "trained.onnx"]
+        follows = shlex.join(words)
     if as_json:
         epoch = None if history.restored is None else history["epoch"][history.restored]
         output.emit_json({"steps": p.steps, "epochs": p.epoch, "restored_epoch": epoch,

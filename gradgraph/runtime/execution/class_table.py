@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,10 @@ class ClassTable:
         columns = (self.names, self.precision, self.recall, self.f1, self.samples)
         for name, *numbers in zip(*columns, strict=True):
             yield dict(zip(COLUMNS, (name, *map(float, numbers)), strict=True))
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"classes": list(self.rows()), "matrix": self.matrix.tolist(), "accuracy": self.accuracy}
 
     def confused(self, most: int = MOST_CONFUSED) -> list[tuple[str, str, int]]:
         """The pairs (class, what it was called, how often) that occur most often."""

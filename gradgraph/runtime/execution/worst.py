@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,13 @@ class WorstSamples(list[WorstSample]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """For JSON."""
+        return [
+            {"sample": one.index, "loss": one.value, "outputs": {name: a.tolist() for name, a in one.outputs.items()}}
+            for one in self
+        ]
 
     def _repr_html_(self) -> str:
         names = list(self[0].sample) + list(self[0].outputs) if self else []
