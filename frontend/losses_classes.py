@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.loss import Spec, Target, named, over, rank_of, reduced
-from gradgraph.frontend.losses_values import numbers_like
-from gradgraph.frontend.pointwise import cast, real
+from gradgraph.frontend.pointwise import cast, numbers_like, real
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape

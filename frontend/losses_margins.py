@@ -11,8 +11,8 @@ from gradgraph.errors import BuildError
 from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Spec, Target, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
-from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, numbers_like, pair, softplus
-from gradgraph.frontend.pointwise import cast, real, where
+from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair, softplus
+from gradgraph.frontend.pointwise import cast, numbers_like, real, where
 from gradgraph.frontend.reductions import amax, cumsum, mean
 from gradgraph.frontend.subscripts import arange, gather
 from gradgraph.frontend.trace import TensorLike, op, tensor

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import REDUCTIONS, named, positive, rank_of, reduced
-from gradgraph.frontend.pointwise import real, where
-from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
+from gradgraph.frontend.pointwise import numbers_like, real, where
+from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -102,11 +101,6 @@ def binary_cross_entropy_with_logits(
         # (1 − t)·x + (1 + (w − 1)·t)·softplus(−x)
         losses = (1.0 - target) * x + (1.0 + (weights - 1.0) * target) * softplus(-x)
     return reduced(losses if weight is None else losses * numbers_like(weight, x), reduction)
-
-
-def numbers_like(weight: TensorLike, x: Tensor) -> Tensor:
-    """Numbers, or a tensor, in the element type of ``x``."""
-    return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
 
 
 def softplus(x: Tensor) -> Tensor:

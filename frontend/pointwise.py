@@ -97,6 +97,11 @@ def cast(x: TensorLike, dtype: Any) -> Tensor:
     return tensor(x, as_dtype(dtype)) if isinstance(x, Value) else tensor(tensor(x), as_dtype(dtype))
 
 
+def numbers_like(weight: TensorLike, x: Tensor) -> Tensor:
+    """Numbers, or a tensor, in the element type of ``x``."""
+    return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
+
+
 def unary(op_type: str, doc: str, operand: Callable[[TensorLike], Tensor] = real) -> Callable[[TensorLike], Tensor]:
     """The function of one tensor that a node of ``op_type`` computes, called as the operator in small letters."""
 
@@ -390,10 +395,14 @@ def logical_not(x: TensorLike) -> Tensor:
     return op.Not(cast(x, "bool"))
 
 
-def bitwise(op_type: str, x: TensorLike, y: TensorLike) -> Tensor:
+def bitwise(op_type: str) -> Callable[[TensorLike, TensorLike], Tensor]:
     """``And``, ``Or`` or ``Xor`` of booleans, or bit by bit of integers (Python's ``& | ^``)."""
-    a, b = tensors(x, y)
-    return op.emit(op_type if a.is_bool() else f"Bitwise{op_type}", a, b)
+
+    def operator(x: TensorLike, y: TensorLike) -> Tensor:
+        a, b = tensors(x, y)
+        return op.emit(op_type if a.is_bool() else f"Bitwise{op_type}", a, b)
+
+    return operator
 
 
 def invert(x: TensorLike) -> Tensor:

@@ -6,7 +6,7 @@ Operators and methods are those of ``torch.Tensor``, each one the function of th
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import onnx_ir as ir
@@ -28,6 +28,17 @@ class Size(tuple[Extent, ...]):
         return f"({', '.join(str(d) for d in self)}{',' if len(self) == 1 else ''})"
 
     __str__ = __repr__
+
+
+def _reflected(
+    function: Callable[[TensorLike, TensorLike], Tensor],
+) -> Callable[[TensorMethods, TensorLike], Tensor]:
+    """The operator for a tensor on the right of a number or an array."""
+
+    def operator(self: TensorMethods, other: TensorLike) -> Tensor:
+        return function(other, self)
+
+    return operator
 
 
 class TensorMethods(Value):
@@ -116,39 +127,17 @@ class TensorMethods(Value):
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         return pointwise.ne(self, other)  # type: ignore[arg-type]
 
-    def __radd__(self, other: TensorLike) -> Tensor:
-        return pointwise.add(other, self)
-
-    def __rsub__(self, other: TensorLike) -> Tensor:
-        return pointwise.sub(other, self)
-
-    def __rmul__(self, other: TensorLike) -> Tensor:
-        return pointwise.mul(other, self)
-
-    def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return pointwise.div(other, self)
-
-    def __rfloordiv__(self, other: TensorLike) -> Tensor:
-        return pointwise.floor_divide(other, self)
-
-    def __rmod__(self, other: TensorLike) -> Tensor:
-        return pointwise.remainder(other, self)
-
-    def __rpow__(self, other: TensorLike) -> Tensor:
-        return pointwise.pow(other, self)
-
-    def __rmatmul__(self, other: TensorLike) -> Tensor:
-        return products.matmul(other, self)
-
-    def __and__(self, other: TensorLike) -> Tensor:
-        return pointwise.bitwise("And", self, other)
-
-    def __or__(self, other: TensorLike) -> Tensor:
-        return pointwise.bitwise("Or", self, other)
-
-    def __xor__(self, other: TensorLike) -> Tensor:
-        return pointwise.bitwise("Xor", self, other)
-
+    __radd__ = _reflected(pointwise.add)
+    __rsub__ = _reflected(pointwise.sub)
+    __rmul__ = _reflected(pointwise.mul)
+    __rtruediv__ = _reflected(pointwise.div)
+    __rfloordiv__ = _reflected(pointwise.floor_divide)
+    __rmod__ = _reflected(pointwise.remainder)
+    __rpow__ = _reflected(pointwise.pow)
+    __rmatmul__ = _reflected(products.matmul)
+    __and__ = pointwise.bitwise("And")
+    __or__ = pointwise.bitwise("Or")
+    __xor__ = pointwise.bitwise("Xor")
     __rand__ = __and__
     __ror__ = __or__
     __rxor__ = __xor__

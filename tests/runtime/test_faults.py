@@ -226,7 +226,7 @@ WRITERS = {
     "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
-    "cli/predictions.py": {"TemporaryDirectory", "open", "write_bytes"},
+    "cli/predictions.py": {"TemporaryDirectory", "open"},
     "cli/__init__.py": {"write"},  # stderr
 }
 """Who touches the disk, and how. All else is written by ``gradgraph.files.atomic``, whose every write fails above."""

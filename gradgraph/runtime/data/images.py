@@ -42,11 +42,7 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """Complete the form by what the input ``spec`` says of images.
-
-        Raises:
-            DataError: it takes no images, or others than these.
-        """
+        """Complete the form by what the input ``spec`` says of images; raises DataError."""
         if len(spec.shape) != 4:
             raise DataError(f"'{shown(spec.name)}' takes no images: {spec} has not four axes; give arrays")
         layout: Layout = self.layout or ("NHWC" if spec.shape[3] in MODES and spec.shape[1] not in MODES else "NCHW")
@@ -149,11 +145,7 @@ def form_of(
     layout: Layout | None,
     shorter: int | None,
 ) -> ImageForm:
-    """Make an ImageForm of the arguments of ``image_folder`` and ``shards``.
-
-    Raises:
-        DataError: the shorter side does not hold ``size``.
-    """
+    """Make an ImageForm of the arguments of ``image_folder`` and ``shards``; raises DataError."""
     if shorter is not None and (size is None or shorter < max(size)):
         raise DataError(
             f"images whose shorter side is {shorter} pixels need a size that fits into them",
@@ -191,7 +183,7 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, i: int) -> tuple[Array, int]:
-        return self._load(self.form, self.files[i], None), int(self.labels[i]) if self.classes else -1
+        return self._load(self.form, i, None), int(self.labels[i]) if self.classes else -1
 
     def load(
         self, batches: Iterator[Sequence[int]], specs: Mapping[str, TensorSpec], seed: Sequence[int]
@@ -207,39 +199,38 @@ class ImageFolder:
             raise DataError(f"'{shown(self.path)}' has no folder for each class, so there is no '{shown(label)}' for "
                             "its images; sort them into folders, or give a dataset with labels")  # fmt: skip
         form = self.form.of(specs[image])
-
-        def load(i: int) -> tuple[Array, int]:
-            rng = None if self.augment is None else np.random.default_rng([*(s % (1 << 64) for s in seed), i])
-            return self._load(form, self.files[i], rng), i
-
-        for samples in loaded_ahead(batches, load, self.threads):
+        for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
             batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for _, i in samples])}
             if label is not None:
                 batch[label] = self.labels[[i for _, i in samples]]
             yield {name: batch[name] for name in specs}
 
-    def _load(self, form: ImageForm, path: Path, rng: np.random.Generator | None) -> Array:
+    def _load(self, form: ImageForm, i: int, seed: Sequence[int] | None) -> Array:
+        path = self.files[i]
         try:
             with path.open("rb") as file:
                 image = opened(file, str(path))
         except OSError as error:
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
-        return form(image if rng is None or self.augment is None else augmented(image, self.augment, rng, form))
+        return array_of(image, form, self.augment, seed, i)
 
 
-def augmented(image: Any, augment: Augment, rng: np.random.Generator, form: ImageForm) -> Any:
-    """Apply the user's function to an image of Pillow; the result is one, too."""
+def array_of(image: Any, form: ImageForm, augment: Augment | None, seed: Sequence[int] | None, i: int) -> Array:
+    """The array of an image of Pillow, number ``i`` of an epoch with this seed; it is augmented if there is a seed."""
+    if augment is None or seed is None:
+        return form(image)
     from PIL import Image
 
     mode = MODES[form.channels or 3]
     array = np.asarray(image.convert(mode))
+    rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i])
     made = np.asarray(augment(array[:, :, None] if array.ndim == 2 else array, rng))
     if made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != form.channels or not made.size:
         raise DataError(
             f"augment returned {made.dtype} of shape {list(made.shape)}; return bytes (uint8) of shape [height, width, "
             f"{form.channels}]"
         )
-    return Image.fromarray(np.ascontiguousarray(made[:, :, 0] if mode == "L" else made))
+    return form(Image.fromarray(np.ascontiguousarray(made[:, :, 0] if mode == "L" else made)))
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:

@@ -30,7 +30,7 @@ from gradgraph.runtime.data.images import (
     Augment,
     ImageForm,
     Layout,
-    augmented,
+    array_of,
     form_of,
     opened,
     stacked,
@@ -126,12 +126,7 @@ class Shards:
         fields = {name: self._field(spec, specs) for name, spec in specs.items()}
         self._check_all_have(fields.values())
         forms = {n: self.form.of(specs[n]) for n, field in fields.items() if _last(field.extension) in IMAGES}
-
-        def load(i: int) -> tuple[dict[str, Array], int]:
-            rng = None if self.augment is None else np.random.default_rng([*(s % (1 << 64) for s in seed), i])
-            return self._sample(i, fields, forms, rng), i
-
-        for samples in loaded_ahead(batches, load, self.threads):
+        for samples in loaded_ahead(batches, lambda i: (self._sample(i, fields, forms, seed), i), self.threads):
             names = [f"sample {i} of the shards" for _, i in samples]
             yield {name: stacked([sample[name] for sample, _ in samples], names) for name in specs}
 
@@ -183,7 +178,7 @@ class Shards:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _sample(
-        self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], rng: np.random.Generator | None
+        self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int] | None
     ) -> dict[str, Array]:
         shard = self._shard_of(i)
         path, sample = self.paths[shard], {}
@@ -204,31 +199,32 @@ class Shards:
                             f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again"
                         )
                     file.seek(self._offsets[m])
-                    sample[name] = self._decoded(file.read(size), field, where, forms.get(name), rng)
+                    content = file.read(size)
+                    if name in forms:
+                        sample[name] = array_of(opened(content, where), forms[name], self.augment, seed, i)
+                    else:
+                        sample[name] = _read(content, field, where)
         except OSError as error:
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
         return sample
 
-    def _decoded(
-        self, content: bytes, field: Field, where: str, form: ImageForm | None, rng: np.random.Generator | None
-    ) -> Array:
-        if form is not None:
-            image = opened(content, where)
-            return form(image if rng is None or self.augment is None else augmented(image, self.augment, rng, form))
-        kind = _last(field.extension)
-        try:
-            if kind == "npy":
-                return _array(content)
-            value = json.loads(content)
-            if field.key is not None:
-                value = value[field.key] if isinstance(value, dict) else None
-            made = np.asarray(value)
-            if made.dtype.kind not in "biuf" or (kind == "cls" and (made.ndim or made.dtype.kind == "f")):
-                raise ValueError("it is no number, nor a list of numbers of one length")
-            return made
-        except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
-            what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
-            raise DataError(f"'{shown(where)}' cannot be read ({shown(what)}); write the shard again") from None
+
+def _read(content: bytes, field: Field, where: str) -> Array:
+    """The array in a ``.npy``, ``.cls`` or ``.json``."""
+    kind = _last(field.extension)
+    try:
+        if kind == "npy":
+            return _array(content)
+        value = json.loads(content)
+        if field.key is not None:
+            value = value[field.key] if isinstance(value, dict) else None
+        made = np.asarray(value)
+        if made.dtype.kind not in "biuf" or (kind == "cls" and (made.ndim or made.dtype.kind == "f")):
+            raise ValueError("it is no number, nor a list of numbers of one length")
+        return made
+    except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
+        what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
+        raise DataError(f"'{shown(where)}' cannot be read ({shown(what)}); write the shard again") from None
 
 
 def _array(content: bytes) -> Array:

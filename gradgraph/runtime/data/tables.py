@@ -39,11 +39,7 @@ def is_table_file(path: Path) -> bool:
 
 
 def read_table(path: Path) -> Any:
-    """The table in a file, read by pandas, or by polars where that is not installed.
-
-    Raises:
-        DataError: neither is installed, or the file cannot be read.
-    """
+    """The table in a file, read by pandas, or by polars where that is not installed; raises DataError."""
     suffix = path.suffix.lower()
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:

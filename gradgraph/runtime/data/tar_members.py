@@ -29,11 +29,7 @@ class Member(NamedTuple):
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The files in a tar file (ustar, GNU or pax; not compressed), in order.
-
-    Raises:
-        DataError: it cannot be read, is damaged or compressed, or holds links or devices.
-    """
+    """The files in a tar file (ustar, GNU or pax; not compressed), in order; raises DataError."""
     try:
         with path.open("rb") as file:
             yield from _members(file, path)

@@ -85,11 +85,7 @@ class CapturedSession(BoundSession):
         self._outputs = {output: self._on_device[name] for name, output in ports.results.items()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
-        """Run once; ``options`` is not used, since a graph cannot be stopped half-way.
-
-        Raises:
-            ModelError: onnxruntime failed; the current state is what it was.
-        """
+        """Run once; ``options`` is not used, since a graph cannot be stopped half-way."""
         for name, feed in feeds.items():
             self._copy(name, feed)
         side = self._state.side

@@ -70,11 +70,7 @@ class Executor:
 
     @functools.cached_property
     def part(self) -> Part:
-        """The step that is the only one.
-
-        Raises:
-            BuildError: there are several.
-        """
+        """The step that is the only one; raises BuildError."""
         if self.manifest.steps:
             names = listed(self.manifest.steps)
             raise BuildError(
@@ -449,11 +445,7 @@ class Executor:
     # --- where it stands ------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, atomically; it takes the lock itself, while it reads.
-
-        Raises:
-            OutputError: ``path`` cannot be written; an older checkpoint there is intact.
-        """
+        """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
         with self.turns.taken():
             content = encode_checkpoint(self.state.read(), self.progress)
         write_atomically(path, content)
@@ -470,11 +462,7 @@ class Executor:
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            CheckpointError: ``values`` are not those of this state; nothing was changed then.
-        """
+        """Go on from a checkpoint; raises CheckpointError."""
         self.state.write(values)
         self.progress = progress
         for name, part in self.parts.items():

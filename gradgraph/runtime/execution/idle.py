@@ -7,9 +7,9 @@ fifth of the time that its session takes to open. What is executed stays the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
+
+from gradgraph.files.protos import proto_nodes
 
 _STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's name, in small letters
     **dict.fromkeys(
@@ -40,17 +40,6 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's na
 
 def idle_optimizers(model: onnx.ModelProto) -> list[str]:
     """The names of those that start from operators which ``model`` has not, and which no other optimization writes."""
-    operators = " ".join(_operators(model)).lower()
+    lists = (model.graph.node, *(f.node for f in model.functions))
+    operators = " ".join({node.op_type for nodes in lists for node in proto_nodes(nodes)}).lower()
     return [name for name, parts in _STARTS_FROM.items() if not any(part in operators for part in parts)]
-
-
-def _operators(model: onnx.ModelProto) -> set[str]:
-    """The types of all nodes, in functions and bodies, too."""
-    found: set[str] = set()
-    stack: list[Iterator[onnx.NodeProto]] = [iter(model.graph.node), *(iter(f.node) for f in model.functions)]
-    while stack:
-        for node in stack.pop():
-            found.add(node.op_type)
-            for attribute in node.attribute:
-                stack.extend(iter(graph.node) for graph in (attribute.g, *attribute.graphs))
-    return found

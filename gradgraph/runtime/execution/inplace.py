@@ -21,7 +21,7 @@ import heapq
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
+from gradgraph.files.protos import reads
 from gradgraph.graph.shapes import shape_of_type, sizes_or
 
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
@@ -149,7 +150,7 @@ class _Readers:
         self._readers: dict[str, list[int]] = {}
         self._inner: set[str] = set()  # names that bodies mention
         for i, node in enumerate(self._nodes):
-            inner = set(_names_in_bodies(node))
+            inner = _names_in_bodies(node)
             self._inner |= inner
             for name in {*node.input, *inner} - {""}:
                 self._readers.setdefault(name, []).append(i)
@@ -229,12 +230,7 @@ class _Readers:
         return found
 
 
-def _names_in_bodies(node: onnx.NodeProto) -> Iterator[str]:
+def _names_in_bodies(node: onnx.NodeProto) -> set[str]:
     """Every name that the bodies of a control-flow node mention: those of its own tensors do no harm."""
-    waiting = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    while waiting:
-        graph = waiting.pop()
-        yield from (o.name for o in graph.output)
-        for inner in graph.node:
-            yield from inner.input
-            waiting += [a.g for a in inner.attribute if a.type == onnx.AttributeProto.GRAPH]
+    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return {o.name for body in bodies for o in body.output}.union(*(reads(n) for body in bodies for n in body.node))

@@ -58,11 +58,7 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
 
 
 def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:
-    """An output of all batches, from its parts with the samples of each.
-
-    Raises:
-        DataError: they do not fit together.
-    """
+    """An output of all batches, from its parts with the samples of each; raises DataError."""
     arrays = [array for array, _ in parts]
     if len(parts) == 1 or not layout.varies:
         return arrays[0]
@@ -85,11 +81,7 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """The part of an output of ``size`` samples that belongs to the first ones.
-
-    Raises:
-        DataError: it is none of single samples, so it cannot leave any out.
-    """
+    """The part of an output of ``size`` samples that belongs to the first ones; raises DataError."""
     axis = layout.axis([(array, size)])
     if axis is not None:
         return array.take(range(rows), axis)

@@ -107,11 +107,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
-    """Estimate, as :func:`memory` does, the memory that is taken after each node of each train graph.
-
-    Raises:
-        UnknownNameError: the step has no such dimension.
-    """
+    """Estimate, as :func:`memory` does, the memory that is taken after each node of each train graph."""
     opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
     return {name: walked(opened.lowered(part, whole)).moments for name, part in opened.parts.items()}
 
@@ -121,11 +117,7 @@ def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
 
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
-    """A size for each open dimension.
-
-    Raises:
-        UnknownNameError: there is none of a name.
-    """
+    """A size for each open dimension; raises UnknownNameError."""
     names = list(dict.fromkeys(d for s in batch_specs(m) for d in s.shape if isinstance(d, str)))
     for name in sizes:
         if name not in names:

@@ -7,7 +7,7 @@ made the infinity that it reads, if any. Infinities that are meant, such as thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.errors import shown
+from gradgraph.files.protos import reads
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import explained
@@ -127,7 +128,7 @@ class NonFiniteSearch:
     def _told(self, name: str, after: NonFinite | None = None) -> NonFinite:
         maker = self._makers.get(name)
         nan, inf = self.counts[name]
-        read = [] if maker is None else list(dict.fromkeys(_read(maker)))
+        read = [] if maker is None else _read(maker)
         values = self._values([name, *read])
         shape = values[name].shape
         if maker is None:
@@ -152,7 +153,7 @@ class NonFiniteSearch:
     def _run(self, model: onnx.ModelProto, outputs: list[str]) -> list[ort.OrtValue]:
         del model.graph.output[:]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
-        read = {i for node in model.graph.node for i in _read(node)}
+        read = {i for node in model.graph.node for i in reads(node)}
         inputs = [i for i in model.graph.input if i.name in read]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
@@ -186,13 +187,9 @@ def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, and all that its bodies do, among which are those from outside."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in body.node:
-                yield from _read(inner)
+def _read(node: onnx.NodeProto) -> list[str]:
+    """The names that a node reads, its own inputs first."""
+    return list(dict.fromkeys((*filter(None, node.input), *sorted(reads(node)))))
 
 
 def _described(value: Array) -> str:

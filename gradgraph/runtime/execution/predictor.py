@@ -61,9 +61,6 @@ class Predictor:
     def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of
         samples, the last batch is filled up with copies of its last one, whose outputs are left out.
-
-        Raises:
-            DataError: the data do not fit; outputs that are none of single samples cannot leave any out.
         """
         for i, batch in enumerate(data.batches(batch_size)):
             whole, rows = filled(batch, batch_size if self.fixed_rows else 0)

@@ -384,11 +384,7 @@ class FrozenWeights:
 
 
 def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights | None]:
-    """``model`` as protobuf; large weights of its external data stay in their files, and are given to its sessions.
-
-    Raises:
-        ModelError: others are more than protobuf holds; a file was cut.
-    """
+    """``model`` as protobuf; large weights of its external data stay in their files, and are given to its sessions."""
     bases = bases_of(model)
     if not bases:
         return to_proto(model), None
@@ -406,21 +402,13 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
-    """The large initializers of models of a step, mapped from their files and not read into memory.
-
-    Raises:
-        ModelError: a file is not what was saved, or was cut.
-    """
+    """The large initializers of models of a step, mapped from their files and not read into memory, or ModelError."""
     tensors = (t for model in models for t in model.graph.initializer if is_external(t))
     return FrozenWeights(step.external, step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """An initializer of one of a step's models; one that lies beside them is mapped.
-
-    Raises:
-        ModelError: the file is not what was saved, or was cut.
-    """
+    """An initializer of one of a step's models; one that lies beside them is mapped; raises ModelError."""
     if is_external(tensor) and not is_packed(tensor):
         return _array(tensor, step.external(tensor))
     if is_external(tensor):

@@ -139,11 +139,7 @@ class State:
             )
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the current values (of all tensors by default).
-
-        Raises:
-            ModelError: the state was lost in a failed step.
-        """
+        """Copies of the current values (of all tensors by default); raises ModelError."""
         self.check()
         return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
 

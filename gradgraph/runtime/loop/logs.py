@@ -69,11 +69,7 @@ class Lines:
         self._file: Any = None
 
     def begin(self, step: int) -> None:
-        """Keep the records of the first ``step`` steps and go on behind them.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Keep the records of the first ``step`` steps and go on behind them; raises OutputError."""
         write_atomically(self.path, self._kept(step).encode())
         self._open()
 

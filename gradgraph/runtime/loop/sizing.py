@@ -52,11 +52,7 @@ class BatchSize:
 
 
 def limit_of(given: Any) -> int | None:
-    """The bytes of ``"auto:4GB"``; None for ``"auto"``.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """The bytes of ``"auto:4GB"``; None for ``"auto"``; raises DataError."""
     found = _WRITTEN.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
         raise DataError(f"batch_size is '{shown(given)}'; it should be a whole number, 'auto', or such as 'auto:4GB'")

@@ -35,11 +35,7 @@ class Monitor:
         return self.column or ("val_loss" if "val_loss" in columns else "loss")
 
     def value(self, row: Mapping[str, float]) -> float:
-        """The value of the column in a row of the history.
-
-        Raises:
-            DataError: the row has no such column.
-        """
+        """The value of the column in a row of the history; raises DataError."""
         name = self.of(row)
         if name not in row:
             raise DataError(f"the history has no column '{shown(name)}' to monitor{suggestion(name, row)}")
@@ -55,11 +51,7 @@ class Monitor:
 
     @property
     def sign(self) -> float:
-        """The factor that turns better into smaller.
-
-        Raises:
-            DataError: neither ``mode`` nor the name of the column says it.
-        """
+        """The factor that turns better into smaller; raises DataError."""
         if self.mode is not None:
             return -1.0 if self.mode == "max" else 1.0
         words = set(re.split(r"[^a-z0-9]+", (self.column or "loss").lower()))
