@@ -14,9 +14,9 @@ from gradgraph.building.measured import Measure, measured, renamed
 from gradgraph.building.outputs import output_of
 from gradgraph.building.terms import Term
 from gradgraph.errors import BuildError, shown, suggestion
+from gradgraph.frontend import reductions
 from gradgraph.frontend.metric_sums import Metric, Sums
 from gradgraph.frontend.pointwise import cast
-from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, op, tensor, tracing, wrap
@@ -209,7 +209,7 @@ def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
         rows = next((v for v in graph.inputs if v.shape is not None and len(v.shape)), None)
         count = tensor(wrap(builder.wrap(rows)).shape[0], ir.DataType.FLOAT) if rows is not None else tensor(1.0)
         above, below = above * count, [count]
-    return Sums(stack([above, sum(below[0])]), (2,), "ratio")
+    return Sums(stack([above, reductions.sum(below[0])]), (2,), "ratio")
 
 
 def default_metrics(terms: Sequence[Term]) -> list[Wanted]:
