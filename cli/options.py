@@ -96,7 +96,7 @@ FORCE = placed("output", "--force", is_flag=True, help="Replace what an earlier 
 
 
 def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """What was given to an option that may be repeated: nothing, one, or several."""
+    """Return what an option that may be repeated was given: None, one value, or several."""
     return given[0] if len(given) == 1 else given or None
 
 

@@ -58,7 +58,7 @@ class Recipe:
         return schedule_from(self.schedule, known)
 
     def _grouping(self) -> dict[str, Any]:
-        """What recipes take besides their own arguments, where it is given."""
+        """Return the groups of weights, and what else every optimizer takes besides its own arguments."""
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.optim.written import schedule_from
 
@@ -148,7 +148,7 @@ class Recipe:
         return None
 
     def _mask(self) -> bool | dict[str, bool | int]:
-        """What ``gradgraph.build`` takes for --mask and --mask-of."""
+        """Return --mask and --mask-of as the argument ``mask`` of ``gradgraph.build``."""
         masks: dict[str, bool | int] = {}
         for text in self.mask_of:
             output, colon, axes = text.rpartition(":")
@@ -190,7 +190,7 @@ class Recipe:
         return chosen
 
     def _metrics(self) -> Any:
-        """As ``gradgraph.build`` takes them: those of each output, if they name one."""
+        """Return --metric as the argument ``metrics`` of ``gradgraph.build``: a dict, if they name outputs."""
         if not self.metric:
             return None
         by_output: dict[str, list[str]] = {}
@@ -223,7 +223,7 @@ def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a dict, each of the kind of its default: text never passes for a number, nor "no" for False."""
+    """Return ``given``; raise BuildError if an argument is of another kind than its default, such as text."""
     known: Mapping[str, inspect.Parameter] = {} if recipe is None else inspect.signature(recipe).parameters
     for key, value in given.items():
         if key in known and not _same_kind(value, known[key].default):

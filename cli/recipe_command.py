@@ -113,7 +113,7 @@ def _is_inverted(flag: click.Parameter) -> bool:
 
 @dataclass
 class Given:
-    """What a recipe gives a command: MODEL, defaults of its options, and arguments by name."""
+    """The content of a recipe for one command: MODEL, defaults of its options, and arguments by name."""
 
     model: Path
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _command(name: str) -> click.Command:
 
 
 def _parameters(command: click.Command) -> dict[tuple[str, str], click.Parameter]:
-    """What a command takes from a recipe, by table and key."""
+    """Return the parameters of a command that recipes set, by table and key."""
     return {(section, key_of(p)): p for p in command.params if (section := section_of(p))}
 
 
@@ -205,7 +205,7 @@ def _placed(path: str, folder: Path) -> str:
 
 
 def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
-    """``value`` as click takes it as a default, if it is of the kind of the parameter."""
+    """Return ``value`` as click takes it as a default; raise UsageError if the parameter takes another kind."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if parameter.name == "accumulate" and type(value) is int:  # building needs to know that, not how many
             return True
@@ -229,7 +229,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
 
 
 def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """The table of an option that takes arguments, as its callback makes it of typed words."""
+    """Return the table of an option that takes arguments in the form that its callback makes of typed words."""
     if not isinstance(value, dict):
         raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
     if name == "loss_option":  # [loss.options.boxes] is of the loss of the output "boxes"
@@ -251,7 +251,7 @@ def _moved(schedule: str, folder: Path) -> str:
 
 
 def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, what was typed last; groups that both have are merged."""
+    """Return the arguments of both; typed ones win, and groups that both have are merged."""
     both = {k: {**recipe[k], **v} for k, v in typed.items() if isinstance(v, dict) and isinstance(recipe.get(k), dict)}
     return {**recipe, **typed, **both}
 
@@ -260,7 +260,7 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 
 def resolved(ctx: click.Context) -> Tables:
-    """All that a command was told, and its defaults, as the tables of a recipe; None where nothing is chosen."""
+    """Return all that a command was told, and its defaults, as tables of a recipe; None where nothing is chosen."""
     left_out = (*BUILDING, "out") if ctx.params["model"].is_dir() else ()
     return {
         section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}

@@ -37,7 +37,7 @@ def placed(section: str, *declared: str, **settings: Any) -> Callable[[F], F]:
 
 
 def section_of(parameter: click.Parameter) -> str | None:
-    """The section of an option or argument; None for those that say how the command talks, which no recipe does.
+    """Return the section of a parameter; None of those that say how the command talks, which no recipe sets.
 
     Raises:
         TypeError: it was declared without a section.
@@ -52,17 +52,17 @@ def section_of(parameter: click.Parameter) -> str | None:
 
 
 def key_of(parameter: click.Parameter) -> str:
-    """What it is called in its table of a recipe."""
+    """Return the name of a parameter in its table of a recipe."""
     return parameter.key if isinstance(parameter, Option) else "path"
 
 
 def of_table(parameter: click.Parameter) -> str | None:
-    """The option whose arguments a table of a recipe holds ("" for none); None if this is no table."""
+    """Return the option whose arguments a table of a recipe holds ("" for none); None if this is no table."""
     return parameter.of if isinstance(parameter, Option) else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
-    """The parameters of a command: sections in their order, then the others under an empty name."""
+    """Return the parameters of a command: sections in their order, then the others under an empty name."""
     parts: dict[str, list[click.Parameter]] = {section: [] for section in (*SECTIONS, "")}
     for parameter in command.get_params(ctx):
         parts[section_of(parameter) or ""].append(parameter)

@@ -1,4 +1,4 @@
-"""What a loss is, for those that have a name: a function of traced tensors, what it reads and what it compares with.
+"""Losses that have a name: each is a function of traced tensors, the outputs it reads and the targets it compares with.
 
 ``gradgraph.losses`` and ``functional`` share one implementation: the files ``losses_*.py`` hold each loss as a function
 under PyTorch's name, and say with ``named`` what ``gradgraph.losses`` calls it and what it compares with.
@@ -61,7 +61,7 @@ class Target:
 
 
 def like(words: str = "as the prediction") -> Target:
-    """As the first output that the loss reads."""
+    """A target of the shape and type of the first output that the loss reads."""
     return Target("target", words, lambda outputs: over(outputs[0], range(outputs[0].rank), outputs[0].dtype))
 
 
@@ -103,7 +103,7 @@ class Loss:
         return self.function(*tensors, **self.arguments)
 
     def each(self, *tensors: Tensor) -> Tensor:
-        """The losses before they are reduced."""
+        """Write the losses before they are reduced."""
         return self.function(*tensors, **{**self.arguments, "reduction": "none"})
 
     @property
@@ -170,7 +170,7 @@ def named(
 def recipe(
     name: str, function: Callable[..., Any], options: str, make: Callable[[dict[str, Any]], T]
 ) -> Callable[..., T]:
-    """What users call: ``name(options)``, with the defaults and kinds of ``function`` and its docstring.
+    """Make the function that users call: ``name(options)``, with the defaults, kinds and docstring of ``function``.
 
     ``make`` gets the options as a dict.
     """
@@ -195,7 +195,7 @@ def _kind(option: inspect.Parameter) -> Kind:
 
 
 def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
-    """The check that options are finite numbers above zero."""
+    """Make a check that these options are finite numbers above zero."""
 
     def check(arguments: Mapping[str, Any]) -> None:
         for name in names:
@@ -209,13 +209,13 @@ def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """``losses`` as they are ("none"), their mean or their sum."""
+    """Return ``losses`` as they are ("none"), their mean or their sum."""
     if reduction not in REDUCTIONS:
         raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else reductions.sum(losses)
 
 
 def rank_of(x: Tensor) -> int | None:
-    """The number of its axes, if that is known."""
+    """Return the number of axes of a tensor, if it is known."""
     shape = x.traced.shape
     return None if shape is None else len(shape)

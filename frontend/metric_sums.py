@@ -29,7 +29,7 @@ Better = Literal["min", "max"] | None
 
 
 class Sums(NamedTuple):
-    """What a metric gives for a batch: sums of a fixed shape, and the name of what finishes their total."""
+    """The value of a metric for a batch: sums of a fixed shape, and the name of the finish for their total."""
 
     sums: Tensor
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class Metric:
         return reductions.sum(cast(found.above, ir.DataType.FLOAT)) / op.Max(total, 1.0)
 
     def bound(self, axis: int, ignore_index: int | None) -> Metric:
-        """With the axis of classes and the ignored label of a loss, where the options leave them open."""
+        """Take the class axis and the ignored label from a loss if the options do not set them."""
         known = {"axis": axis, "ignore_index": ignore_index}
         filled = {name: known[name] if value is None and name in known else value
                   for name, value in self.arguments.items()}  # fmt: skip
@@ -136,7 +136,7 @@ def share(above: Tensor, below: Tensor) -> Sums:
 
 
 def _counted(target: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor:
-    """Which labels count."""
+    """Return which labels count."""
     counted = target != (-100 if ignore_index is None else ignore_index)
     return counted if mask is None else logical_and(counted, mask)
 
@@ -235,7 +235,7 @@ def _from_matrix(
 
 
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
-    """A metric that each class has."""
+    """Make a metric that each class has."""
 
     def averaged(
         x: Tensor,

@@ -12,9 +12,16 @@ import pytest
 import gradgraph.autodiff.after
 import gradgraph.optim.updates
 import gradgraph.rules.families  # noqa: F401 (what registers rules and operators is read before a page is)
+from gradgraph.backends import BACKENDS
 from gradgraph.cli.app import run
+from gradgraph.frontend import nn
+from gradgraph.losses import LOSSES
+from gradgraph.metrics import METRICS
+from gradgraph.optim.recipes import RECIPES
+from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import NO_GRADIENT, RULES
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,8 +40,19 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.fixture
 def rules_put_back() -> Iterator[None]:
-    """Pages register rules of their own, which other tests of the same process must not see."""
-    tables: list[dict] = [RULES, NO_GRADIENT, OPERATORS]
+    """Pages register parts of their own, which other tests of the same process must not see."""
+    tables: list[dict] = [
+        RULES,
+        NO_GRADIENT,
+        OPERATORS,
+        LOSSES,
+        METRICS,
+        RECIPES,
+        SCHEDULES,
+        BACKENDS,
+        KINDS,
+        nn.LAYERS,
+    ]
     before = [dict(table) for table in tables]
     yield
     for table, content in zip(tables, before, strict=True):

@@ -63,7 +63,7 @@ class Shell:
 
 @dataclass(frozen=True)
 class Option:
-    """What the metadata of a field hold.
+    """The metadata of a field.
 
     Attributes:
         help: its paragraph in the docstring of ``gradgraph.build``.

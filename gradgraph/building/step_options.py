@@ -234,7 +234,7 @@ class _Model:
 
 @dataclass(frozen=True)
 class BuildOptions(StepOptions, _Model):
-    """What ``gradgraph.build`` is called with: a model, the options of its step, and those of the whole."""
+    """The arguments of ``gradgraph.build``: a model, the options of its step, and those of the whole."""
 
     _: KW_ONLY
     seed: int = option(

@@ -41,12 +41,12 @@ class Schedule:
     arguments: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
-        """Its name and arguments, as the manifest has them."""
+        """Return the name and the arguments, as the manifest has them."""
         return {"schedule": self.name, **self.arguments}
 
     @property
     def peak(self) -> float | None:
-        """Its ``lr``, or that of the schedule behind a warm-up; None of one that has none."""
+        """The ``lr`` of the schedule, or of the one behind a warm-up; None if it has no such argument."""
         described: Any = self.arguments
         while isinstance(described, dict) and "then" in described:
             described = described["then"]
@@ -54,7 +54,7 @@ class Schedule:
         return None if lr is None else float(lr)
 
     def scaled(self, factor: float) -> Schedule:
-        """``factor`` times this one at every step."""
+        """Return a schedule of ``factor`` times the rate of this one."""
         arguments = {"of": self.describe(), "factor": factor}
         return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments)
 

@@ -1,4 +1,4 @@
-"""What a model's metadata say of its adapters."""
+"""The adapters of a model, as its metadata describe them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Adapter:
 
 
 def adapters_of(work: ir.Model) -> list[Adapter]:
-    """Those that the metadata of a model name, the oldest first."""
+    """Return the adapters that the metadata of a model name, the oldest first."""
     text = work.metadata_props.get(ADAPTERS)
     return [Adapter(**{**entry, "weights": tuple(entry["weights"])}) for entry in json.loads(text)] if text else []
 

@@ -1,4 +1,4 @@
-"""What surgery knows of a kind of adapter; each kind is one file of this room, which adds it to the table."""
+"""The table of the kinds of adapters; each kind is one file of this room, which adds its row."""
 
 from __future__ import annotations
 
