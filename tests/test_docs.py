@@ -26,7 +26,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PYTHON_OR_SHELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # pages whose commands run, too: they bring the files that the commands name
 WITH_COMMANDS = [ROOT / "docs" / "start" / "first-step.md", ROOT / "docs" / "how-to" / "troubleshoot.md"]
 COMING_FROM = sorted((ROOT / "docs").rglob("coming-from-*.md"))
@@ -76,20 +76,42 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda p: p.name)
-def test_python_and_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one folder. A command with the remark "stops" or "refused" fails; all others succeed."""
+def test_python_and_commands_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, in one folder, and commands print what stands below them, but for the numbers.
+
+    A command with the remark "stops" or "refused" fails; all others succeed. What is said of CUDA is the machine's.
+    """
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
-    for language, code in PYTHON_OR_SHELL.findall(page.read_text()):
+    printed: list[str] = []
+    for language, code in ANY_BLOCK.findall(page.read_text()):
         if language == "python":
             exec(compile(code, str(page), "exec"), namespace)
-            continue
-        for line in code.splitlines():
-            program, *words = shlex.split(line, comments=True)
-            assert program == "gradgraph"
-            fails = re.search("# (stops|refused)", line) is not None
-            code = run(words)
-            assert code == (1 if fails else 0) or ("cuda" in words and code == 0), line
+        elif language == "sh":
+            capsys.readouterr()
+            for line in code.splitlines():
+                run_command(line)
+            printed = [] if "cuda" in code else "\n".join(capsys.readouterr()).splitlines()
+        elif printed:
+            there = [without_numbers(line) for line in printed]
+            for line in filter(lambda line: line.strip("…"), code.splitlines()):
+                pattern = re.escape(without_numbers(line)).replace("…", ".*")
+                assert any(re.fullmatch(pattern, other) for other in there), line
+
+
+def run_command(line: str) -> None:
+    program, *words = shlex.split(line, comments=True)
+    assert program == "gradgraph"
+    fails = re.search("# (stops|refused)", line) is not None
+    code = run(words)
+    assert code == (1 if fails else 0) or ("cuda" in words and code == 0), line
+
+
+def without_numbers(line: str) -> str:
+    """With one space between columns, and a 0 for each number."""
+    return re.sub(r"\s+", " ", re.sub(r"-?\b\d[\d.,e+-]*", "0", line)).strip()
 
 
 def snippets(page: Path) -> Iterator[str]:
