@@ -38,7 +38,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import onnx
 import onnxruntime as ort
@@ -46,7 +46,7 @@ from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
 import gradgraph.rules.families  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph.arguments import FLAG, PATH, TEXT, Kind, checked, described, instance
+from gradgraph.arguments import FLAG, PATH, TEXT, Kind, checked, described, found_at, instance
 from gradgraph.backends import register
 from gradgraph.backends.backend import Backend, Lowering
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, shown
@@ -77,12 +77,13 @@ from gradgraph.rules.registry import (
     uniform,
     vjp,
 )
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.adapter_kinds.adapter_table import Kind as AdapterKind
 from gradgraph.verify import kit
 from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import use_kernel
+
+if TYPE_CHECKING:
+    from gradgraph.surgery.adapter_kinds.adapter import Adapter as Adapter
+    from gradgraph.surgery.adapter_kinds.kind import Kind as AdapterKind
 
 __all__ = [
     "Adapter",
@@ -123,8 +124,19 @@ __all__ = [
 ]
 
 
+_LATER = {"Adapter": "surgery.adapter_kinds.adapter:Adapter", "AdapterKind": "surgery.adapter_kinds.kind:Kind"}
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        return found_at(_LATER[name])  # surgery takes time
 
 
 _FLOATING = ["tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"]
@@ -259,13 +271,17 @@ def backend(made: Backend) -> Backend:
     return register(made)
 
 
-@checked(name=TEXT, kind=instance(AdapterKind, "a gradgraph.extend.AdapterKind"))
+@checked(name=TEXT)
 def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
     """Register a kind of adapter, for ``gradgraph.lora(kind=name)`` and ``gradgraph surgery --kind``.
 
     Raises:
+        ArgumentError: it is no ``AdapterKind``.
         BuildError: there is a kind of that name.
     """
+    from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, Kind
+
+    instance(Kind, "a gradgraph.extend.AdapterKind").check("kind", kind)
     return KINDS.add(name, kind)
 
 
