@@ -16,12 +16,14 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema,
 
 from gradgraph.backends.capability import Row
 from gradgraph.backends.facts import type_name
-from gradgraph.backends.ort_cuda.cuda_kernels import deciding_type, table
+from gradgraph.backends.ort_cuda.cuda_kernels import table
 from gradgraph.backends.ort_operators import CONTRIB
 from gradgraph.graph.shapes import OPSET
 
 CUDA = "CUDAExecutionProvider"
 NO_END = 2**31 - 1
+DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type onnxruntime looks up, where it is not the first
+BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")
 VARIED = ("If", "Loop", "Scan", "NonMaxSuppression")  # carry values of every type, or name none
 KNOWN = {t for row in table().rows.values() for types in row.types.values() for t in types}  # not float8, text, …
 
@@ -44,7 +46,7 @@ def differences(kernels: Iterable[Any], domain: str, rows: Mapping[str, Row]) ->
             yield f"{name}: {'the table lacks it' if found else 'there is no kernel'}"
         elif found and name not in VARIED:
             listed = set[str]().union(*rows[name].types.values())
-            real = types(found, decides(domain, name)) & KNOWN
+            real = types(found, deciding_type(domain, name)) & KNOWN
             if listed != real:
                 yield f"{name}: the table lacks {sorted(real - listed)}, there is no kernel for {sorted(listed - real)}"
 
@@ -61,9 +63,12 @@ def serves(kernel: Any, domain: str) -> bool:
     return bool(first == since or (last != NO_END and first <= since <= last))
 
 
-def decides(domain: str, name: str) -> str:
+def deciding_type(domain: str, name: str) -> str:
+    """The type variable, by its name in the schema, that the table lists for an operator."""
     if not domain:
-        return deciding_type(onnx.defs.get_schema(name, OPSET, ""))
+        schema = onnx.defs.get_schema(name, OPSET, "")
+        by_result = name in BY_RESULT or not schema.inputs
+        return str((schema.outputs[0] if by_result else schema.inputs[DECIDES.get(name, 0)]).type_str)
     return next(str(s.inputs[0].typeStr) for s in get_all_operator_schema() if (s.domain, s.name) == (domain, name))
 
 

@@ -142,7 +142,10 @@ def narrow_numbers(model: ir.Model) -> None:
             value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float32), name=value.name)
             value.type = ir.TensorType(NARROW)
     for node in nodes_of(model):
-        _narrow_node(node)
+        retype_attributes(node, WIDE, "to")
+        for result in node.outputs:
+            if result.dtype == WIDE:
+                result.type = ir.TensorType(NARROW)
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
@@ -161,17 +164,14 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
         editor.replace(node, half * 2.0 / (half + 1.0))
 
 
-def _narrow_node(node: ir.Node) -> None:
-    """Let ``node`` hold, cast to and compute float32 where it did float64."""
+def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
+    """Let tensors in attributes of ``node`` be float32 where they are ``old``, and attributes of these names say so."""
     for name, attribute in list(node.attributes.items()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == WIDE:
-            narrow = ir.Tensor(attribute.as_tensor().numpy().astype(np.float32))
-            node.attributes[name] = ir.AttrTensor(name, narrow)
-        elif name == "to" and attribute.as_int() == WIDE:
-            node.attributes[name] = ir.AttrInt64(name, int(NARROW))
-    for value in node.outputs:
-        if value.dtype == WIDE:
-            value.type = ir.TensorType(NARROW)
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == old:
+            tensor = attribute.as_tensor()
+            node.attributes[name] = ir.AttrTensor(name, ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name))
+        elif name in names and attribute.type == ir.AttributeType.INT and attribute.as_int() == old:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
 
 
 NARROW_NUMBERS = Rewrite(

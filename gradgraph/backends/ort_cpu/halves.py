@@ -15,6 +15,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import is_tensor
+from gradgraph.backends.shared_rewrites import retype_attributes
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import has_bodies
 from gradgraph.passes.autocast import METADATA_KEY, MOVES
@@ -49,7 +50,7 @@ class _Rounding:
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrow(value):
                 node.replace_input_with(i, self._widened(value))
-        _widen_attributes(node)
+        retype_attributes(node, NARROW, "dtype", "stash_type")
         for computed in node.outputs:
             if computed.name and _is_narrow(computed):
                 self._insert_rounding(node, computed)
@@ -84,13 +85,3 @@ class _Rounding:
 
 def _is_narrow(value: ir.Value) -> bool:
     return value.dtype == NARROW and is_tensor(value)
-
-
-def _widen_attributes(node: ir.Node) -> None:
-    """Let attributes hold float32, and name it, where they did float16."""
-    for name, attr in list(node.attributes.items()):
-        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == NARROW:
-            wide = ir.Tensor(attr.as_tensor().numpy().astype("float32"), name=attr.as_tensor().name)
-            node.attributes[name] = ir.AttrTensor(name, wide)
-        elif name in ("dtype", "stash_type") and attr.type == ir.AttributeType.INT and attr.as_int() == NARROW:
-            node.attributes[name] = ir.AttrInt64(name, int(WIDE))

@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph.backends.capability import Table, table_of
 from gradgraph.graph.shapes import constant_of, is_static
 from gradgraph.passes.normal.edit import nodes_of
-
-_DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type is looked up, where it is not the first
-_BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")
 
 _ON_HOST = ("Shape", "Size", "SequenceLength")
 _CONTROL = ("If", "Loop", "Scan")
@@ -75,13 +71,6 @@ def on_host(model: ir.Model) -> list[ir.Node]:
             values.update(node.outputs)
             nodes.append(node)
     return nodes
-
-
-def deciding_type(schema: onnx.defs.OpSchema) -> str:
-    """The type, by its name in the schema, that the tables list for an operator."""
-    if schema.name in _BY_RESULT or not schema.inputs:
-        return str(schema.outputs[0].type_str)
-    return str(schema.inputs[_DECIDES.get(schema.name, 0)].type_str)
 
 
 def obstacles_to_capture(model: ir.Model) -> list[Stray]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph.backends.ort_cpu.conv.conv_fusions import clip_bounds
 from gradgraph.backends.ort_native import library
-from gradgraph.graph.shapes import constant_of
 
 ANY = math.inf
 NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0
@@ -33,9 +33,8 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
     """The attributes that say what a Clip or Relu does; ``None`` if that is not known."""
     if node.op_type == "Relu":
         return {"lower": 0.0, "upper": ANY, "activation": OPEN}
-    given = [None if v is None else constant_of(v) for v in node.inputs[1:]]
-    known = [float(b.item()) for b in given if b is not None]
-    if len(known) != 2 or not known[0] <= known[1]:
+    known = clip_bounds(node)
+    if known is None or not known[0] <= known[1]:
         return None
     return {"lower": known[0], "upper": known[1], "activation": CLOSED}
 

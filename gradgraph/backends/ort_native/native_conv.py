@@ -6,15 +6,13 @@ of ``conv``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.conv.conv_table import CONVOLUTIONS, conv_form
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds_of, is_native
-from gradgraph.backends.ort_native.native_forms import native_kernel
+from gradgraph.backends.ort_native.native_forms import native_kernel, where_windows_lie
 from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.graph.nodes import read_once
@@ -36,29 +34,26 @@ def _pays(conv: Layer) -> bool:
     return min(conv.c, conv.m) >= 16 and conv.taps >= 4 and conv.windows >= 64 and library.here().has_tiles
 
 
-def _where(conv: Layer) -> dict[str, Any]:
-    seen = conv.seen
-    return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
-
-
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """``Conv``; its bounds are open until ``fuse_activations``."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
-    return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **_where(conv), **bounds)
+    return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)
 
 
 @conv_form("ConvGradInput", TILED, serves=_serves, when=_pays, forms=FORMS)
 def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
     """``ConvGradInput``."""
-    return native_kernel(op, "ConvGradInput", [dy, w], [x], **_where(conv), size=conv.size)
+    return native_kernel(op, "ConvGradInput", [dy, w], [x], **where_windows_lie(conv.seen), size=conv.size)
 
 
 @conv_form("ConvGradWeight", TILED, serves=_serves, when=_pays, forms=FORMS)
 def dw_by_tiles(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """``ConvGradWeight``."""
-    return native_kernel(op, "ConvGradWeight", [x, dy], [w], **_where(conv), kernel=[k or 1 for k in conv.seen.kernel])
+    return native_kernel(
+        op, "ConvGradWeight", [x, dy], [w], **where_windows_lie(conv.seen), kernel=[k or 1 for k in conv.seen.kernel]
+    )
 
 
 def fuse_activations(model: ir.Model) -> None:

@@ -27,7 +27,7 @@ from gradgraph.backends.ort_native.native_bounds import (
     is_gradient_of,
     is_native,
 )
-from gradgraph.backends.ort_native.native_forms import native_kernel
+from gradgraph.backends.ort_native.native_forms import native_kernel, where_windows_lie
 from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.passes.normal.edit import Editor
@@ -51,8 +51,7 @@ def _serves(conv: Layer) -> bool:
 
 def _where(conv: Layer) -> dict[str, Any]:
     """The attributes for where windows lie; a block is one channel."""
-    seen = conv.seen
-    return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends, "block": 1}
+    return {**where_windows_lie(conv.seen), "block": 1}
 
 
 def _sizes(conv: Layer) -> dict[str, Any]:

@@ -16,14 +16,19 @@ from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.native_bounds import FREE
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_native.programs import written_number
+from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Builder, Var, Written
-from gradgraph.graph.shapes import is_static
-from gradgraph.graph.signatures import attributes_without_schema
+from gradgraph.graph.shapes import is_static, recorded_shape
 from gradgraph.rules.norm import has_few
 from gradgraph.rules.registry import case, distinct, positive, real, uniform
-from gradgraph.rules.windows import windows
+from gradgraph.rules.windows import Windows, windows
 
 LONG = 40_000  # elements: several pieces of work, the last one shorter
+
+
+def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
+    """Attributes of kernels that read windows."""
+    return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
 
 
 def native_kernel(
@@ -32,17 +37,11 @@ def native_kernel(
     """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
-    values = [None if v is None else v.value for v in inputs]
-    while values[-1] is None:
-        values.pop()
-    node = ir.Node(DOMAIN, op_type, values, attributes_without_schema(attrs), num_outputs=len(like))
-    node.name = op.fresh_in(op.scope, op_type)
-    for i, (out, model) in enumerate(zip(node.outputs, like, strict=True)):
-        out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")
-        out.type, out.shape = model.value.type, model.value.shape
-    op.nodes.append(node)
-    results = tuple(op.wrap(out) for out in node.outputs)
-    return results if len(results) > 1 else results[0]
+    given = list(inputs)
+    while given[-1] is None:
+        given.pop()
+    results = kernel_of_several(op, op_type, DOMAIN, given, [recorded_shape(v.value) for v in like], **attrs)
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 _FACTORS = (uniform(-0.2, -0.1), positive())

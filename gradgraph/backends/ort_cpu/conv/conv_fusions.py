@@ -94,6 +94,12 @@ def _activation(node: ir.Node) -> list[ir.Attr] | None:
     named = [ir.AttrString("activation", node.op_type)]
     if node.op_type == "Relu":
         return named
-    bounds = [None if v is None else constant_of(v) for v in node.inputs[1:]]
+    bounds = clip_bounds(node)
+    return None if bounds is None else [*named, ir.AttrFloat32s("activation_params", bounds)]
+
+
+def clip_bounds(clip: ir.Node) -> list[float] | None:
+    """The bounds of a Clip that has two, if both are known."""
+    bounds = [None if v is None else constant_of(v) for v in clip.inputs[1:]]
     known = [float(b.item()) for b in bounds if b is not None]
-    return [*named, ir.AttrFloat32s("activation_params", known)] if len(known) == 2 else None
+    return known if len(known) == 2 else None
