@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -149,9 +150,27 @@ def test_the_readme_ends_with_a_finite_difference_that_agrees(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    missing = [link for link in LINK.findall(without_code(page)) if not (page.parent / link).exists()]
     assert not missing
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Its headings as addresses, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_anchors_are_headings(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)", without_code(page))
+    assert [
+        f"{path}#{anchor}" for path, anchor in links if anchor not in anchors(page.parent / path if path else page)
+    ] == []
 
 
 def test_every_page_is_in_the_navigation_once_and_in_the_list_of_its_part() -> None:
