@@ -23,7 +23,7 @@ from gradgraph.runtime.loop.sizing import BatchSize
 from gradgraph.runtime.loop.trials import Overfit, RateCurve
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
-from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
+from gradgraph.step.manifest import Manifest, MeasureSpec, PartSpec, StateSpec, StepSpec, TargetSpec, TensorSpec
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
 # classes that have a page of their own, and what methods and functions give
@@ -40,6 +40,9 @@ GIVEN = {
         Memory,
         BatchSize,
         Manifest,
+        StepSpec,
+        PartSpec,
+        MeasureSpec,
         StateSpec,
         TargetSpec,
         TensorSpec,
