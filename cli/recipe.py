@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -59,16 +58,12 @@ class Recipe:
 
     def _grouping(self) -> dict[str, Any]:
         """Return the groups of weights, and what else every optimizer takes besides its own arguments."""
-        from gradgraph.optim.recipes import RECIPES
         from gradgraph.optim.written import schedule_from
 
-        groups = {}
-        for glob, given in self.group.items():
-            groups[glob] = _checked(f"the group '{shown(glob)}'", RECIPES.get(self.optimizer), {
-                key: value for key, value in given.items() if key != "lr"})  # fmt: skip
-            if "lr" in given:
-                rate = given["lr"]
-                groups[glob]["lr"] = schedule_from(rate, {}) if isinstance(rate, str) else rate
+        groups = {
+            glob: {**given, **({"lr": schedule_from(lr, {})} if isinstance(lr := given.get("lr"), str) else {})}
+            for glob, given in self.group.items()
+        }
         grouping = {"groups": groups, "no_decay": self.no_decay, "layer_decay": self.layer_decay}
         return {name: value for name, value in grouping.items() if value}
 
@@ -97,9 +92,8 @@ class Recipe:
 
     def _optimizer(self, rate: Schedule | Plateau | float | None) -> Optimizer:
         from gradgraph import optim
-        from gradgraph.optim.recipes import RECIPES
 
-        arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
+        arguments = {**self.optimizer_option}
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
         optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
@@ -121,7 +115,7 @@ class Recipe:
             if self.sparsity_option:
                 raise BuildError("--sparsity-option says when and what --sparsity prunes; add that, such as 0.9")
             return optimizer
-        given = _checked("--sparsity", magnitude_pruning, self.sparsity_option)
+        given = self.sparsity_option
         if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
             raise BuildError(f"--sparsity-option {shown(min(stray))} is none of begin, end, every, target, scope")
         part = self.sparsity if ":" in self.sparsity else _number(self.sparsity)
@@ -219,36 +213,4 @@ def _arguments_of(loss: str) -> Mapping[str, Any]:
 def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
     from gradgraph import losses
 
-    return losses.by_name(name, **_checked(f"the loss {name}", losses.LOSSES.get(name), options))
-
-
-def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given``; raise BuildError if an argument is of another kind than its default, such as text."""
-    known: Mapping[str, inspect.Parameter] = {} if recipe is None else inspect.signature(recipe).parameters
-    for key, value in given.items():
-        if key in known and not _same_kind(value, known[key].default):
-            raise BuildError(f"{what} takes {_KINDS[_kind(known[key].default)]} for {key}, not {json.dumps(value)}")
-        if key in known and known[key].annotation in (int, "int") and not isinstance(value, int):
-            raise BuildError(f"{what} takes a whole number for {key}, not {json.dumps(value)}")
-    return dict(given)
-
-
-_KINDS = {
-    "bool": "true or false",
-    "number": "a number",
-    "text": "a name",
-    "list": "a list such as [0.9,0.999]",
-    "any": "a number or a list of numbers",
-}
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "bool", int: "number", float: "number", str: "text", list: "list", tuple: "list"}
-    return kinds.get(type(value), "any")
-
-
-def _same_kind(value: Any, default: Any) -> bool:
-    kind, wanted = _kind(value), _kind(default)
-    if kind == "list" and not all(_kind(v) == "number" for v in value):
-        return False
-    return kind == wanted or (wanted == "any" and (value is None or kind in ("number", "list")))
+    return losses.by_name(name, **options)
