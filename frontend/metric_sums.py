@@ -38,7 +38,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What is divided by what, before it is added up: ``Σ above / Σ below``."""
+    """A metric of a batch that is a quotient, before it is added up: ``Σ above / Σ below``."""
 
     above: Tensor
     below: Tensor

@@ -1,4 +1,4 @@
-"""What a student with a teacher minimises: ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, and hidden states matched.
+"""Students imitate teachers: they minimise ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, and match hidden states.
 
 A position that does not count in the loss, by its label, a mask or the weight of its sample, counts in none of these.
 """
@@ -28,7 +28,7 @@ from gradgraph.step.manifest import TargetSpec
 
 @dataclass(frozen=True)
 class Imitation:
-    """What ``gradgraph.surgery.teachers`` has written into a model's metadata.
+    """How a student imitates its teacher, as ``gradgraph.surgery.teachers`` has written it into the model's metadata.
 
     Attributes:
         pairs: names of what is compared, the student's first; the first pair has the logits.
@@ -47,7 +47,7 @@ class Imitation:
 
 
 def imitation_of(metadata: Mapping[str, str]) -> Imitation | None:
-    """What a student is to imitate, if it has a teacher."""
+    """Read the imitation from a model's metadata, if the model has a teacher."""
     if TEACHER not in metadata:
         return None
     given = json.loads(metadata[TEACHER])

@@ -10,15 +10,24 @@ import onnx_ir as ir
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import opset_for
 from gradgraph.building.beginning import Beginning
-from gradgraph.building.eval_model import Evaluation
 from gradgraph.building.objective import Objective
+from gradgraph.building.separate import Halves
 from gradgraph.building.step_options import BuildOptions, StepOptions
-from gradgraph.building.train_model import Training
+from gradgraph.building.step_state import StepState
 from gradgraph.errors import Finding
 from gradgraph.optim import Optimizer
 from gradgraph.passes.autocast import Precision
 from gradgraph.step.bases import Base
-from gradgraph.step.manifest import Manifest
+from gradgraph.step.manifest import Manifest, MeasureSpec
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The outputs of eval.onnx that an objective has written: loss, numbers, columns of sums."""
+
+    loss: str
+    metrics: tuple[str, ...]
+    measures: tuple[MeasureSpec, ...]
 
 
 @dataclass
@@ -32,11 +41,13 @@ class Part:
         optimizer: with the average that ``ema`` asks for.
         read: the values of the model that the loss depends on.
         trained: the weights that it trains.
-        training: its train graph, once that is written.
+        figures: its outputs of eval.onnx.
+        state, halves: of its train graph, once that is written; ``halves`` is the same step in two files.
     """
 
     name: str
     options: StepOptions
+    seed: int
     below: Sequence[str] = field(init=False)
     model: ir.Model = field(init=False)
     objective_for: Callable[[ir.Graph], Objective] = field(init=False)
@@ -44,7 +55,9 @@ class Part:
     objective: Objective = field(init=False)
     read: Sequence[ir.Value] = field(init=False)
     trained: Sequence[str] = field(init=False)
-    training: Training = field(init=False)
+    figures: Figures = field(init=False)
+    state: StepState = field(init=False)
+    halves: Halves | None = field(init=False)
 
 
 @dataclass
@@ -56,6 +69,7 @@ class Draft:
             eval.onnx.
         bases: files that hold weights of the model.
         trained: the weights that any part trains.
+        inputs, outputs: those of the model itself.
         beginning: writes init.onnx.
     """
 
@@ -68,7 +82,8 @@ class Draft:
     bases: Mapping[str, Base] = field(init=False)
     trained: Sequence[str] = field(init=False)
     findings: Sequence[Finding] = field(init=False)
-    evaluated: Evaluation = field(init=False)
+    inputs: Sequence[ir.Value] = field(init=False)
+    outputs: Sequence[str] = field(init=False)
     manifest: Manifest = field(init=False)
 
     @property
@@ -84,5 +99,4 @@ class Draft:
     @property
     def halves(self) -> Mapping[str, ir.Model]:
         """The graphs of a separate step, by the names of their files."""
-        found = self.parts[0].training.halves
-        return found.models if found else {}
+        return self.parts[0].halves.models if self.parts[0].halves else {}

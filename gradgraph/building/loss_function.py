@@ -28,7 +28,7 @@ LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Values(Mapping[str, Tensor]):
-    """What a model has, by name: its outputs, and by their names also inputs, inner values and weights.
+    """The values of a model by name: its outputs, but also inputs, inner values and weights.
 
     Attributes:
         read: what was asked for, in order.
@@ -70,7 +70,7 @@ class Values(Mapping[str, Tensor]):
 
 
 class Batch(Mapping[str, Tensor]):
-    """What a step is fed, by name: the model's inputs, and the targets, which become inputs when they are read.
+    """The inputs of a step by name: those of the model, and the targets, which become inputs when they are read.
 
     Args:
         inputs: by the name that the function uses, that of the input.
@@ -226,7 +226,7 @@ def _target_spec(value: ir.Value) -> TargetSpec:
 
 
 def _parts(result: Any) -> dict[str, Tensor]:
-    """What the function returned, by name."""
+    """Name the scalars that the function returned."""
     parts = dict(result) if isinstance(result, Mapping) else {"loss": result}
     if not parts:
         raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of them")

@@ -15,7 +15,7 @@ from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var
 from gradgraph.optim.transform import Vars
 from gradgraph.passes.autocast import Precision
-from gradgraph.step.manifest import LOSS_SCALE, SKIPPED_STEPS
+from gradgraph.step.manifest import LOSS_SCALE, SKIPPED_STEPS, column
 
 
 class LossScale(Link):
@@ -26,12 +26,8 @@ class LossScale(Link):
         self._scale = state.new(LOSS_SCALE, ir.DataType.FLOAT, ())
         self._good = state.new(f"{LOSS_SCALE}_good_steps", ir.DataType.INT64, ())
         self._skipped = state.new(SKIPPED_STEPS, ir.DataType.INT64, ())
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The names of its tensors, by the names that the history has for them (the model may use one itself)."""
-        found = {LOSS_SCALE: self._scale, SKIPPED_STEPS: self._skipped}
-        return {name: var.value.name or "" for name, var in found.items()}
+        for name, var in ((LOSS_SCALE, self._scale), (SKIPPED_STEPS, self._skipped)):
+            state.scale_names[column(state.name, name)] = var.value.name or ""
 
     def seed(self, loss: Var) -> Var:
         """The cotangent of the loss."""

@@ -1,4 +1,4 @@
-"""The results that an objective writes: what is minimised, scalars, and sums that are carried from batch to batch."""
+"""The results that an objective writes: a loss, numbers, and sums that are carried from batch to batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Measure: TypeAlias = tuple[MeasureSpec, ir.Value]  # a column, and the output th
 
 
 class Written(NamedTuple):
-    """What an objective has written: what is minimised, scalar metrics, and sums with the columns that they make.
+    """The results of an objective: the loss, metrics that are numbers, and sums with the columns that they make.
 
     Attributes:
-        weight: writes what the loss is a mean over, a float32 scalar; None where only who feeds a batch knows.
+        weight: writes the number that the loss is a mean over, a float32 scalar; None where only who feeds a batch
+            knows it.
         adds_up: the loss is a sum over the batch.
     """
 
@@ -29,6 +30,11 @@ class Written(NamedTuple):
     measures: Sequence[Measure] = ()
     weight: Callable[[], Var] | None = None
     adds_up: bool = False
+
+    @property
+    def results(self) -> list[ir.Value]:
+        """The outputs that it adds."""
+        return [self.loss, *self.metrics, *(sums for _, sums in self.measures)]
 
 
 def measured(

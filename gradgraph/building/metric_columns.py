@@ -193,7 +193,7 @@ def _compared(
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
-    """What a function gave: sums, a numerator and a denominator, or a number that is averaged over the samples."""
+    """Take sums, a numerator and a denominator, or a number to average over the samples from a function."""
     if isinstance(result, Sums):
         return result
     parts = result if isinstance(result, tuple) else (result,)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import onnx_ir as ir
-
 from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import reads
 from gradgraph.autodiff.select import trainable
 from gradgraph.building.draft import Part
-from gradgraph.building.eval_model import Evaluation
-from gradgraph.building.objective import Objective
-from gradgraph.building.step_options import StepOptions
+from gradgraph.building.step_options import BuildOptions
 from gradgraph.errors import BuildError, Finding, listed, shown
 from gradgraph.graph.prune import needed
 from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
@@ -22,20 +18,26 @@ _APART = 1_000_003  # between the seeds of two steps
 _NAMED = 5  # weights at most that a note lists
 
 
-def seed_of(options: StepOptions, number: int, seed: int) -> int:
-    """The seed of a step: steps that draw the same numbers would not be independent of each other."""
-    return seed + number * _APART if options.seed is None else options.seed
-
-
-def keep_needed(model: ir.Model, objective: Objective) -> None:
-    """Leave only those nodes of ``model`` that the objective reads, in place: a network that this step does not call
-    has no part in it, nor do its running statistics move.
+def parts_of(options: BuildOptions) -> list[Part]:
+    """The named steps, or the only one. Each has a seed of its own: steps that draw the same numbers would not be
+    independent of each other.
     """
-    trial = model.clone()
+    if options.steps is None:
+        return [Part("", options, options.seed)]
+    return [
+        Part(name, own, options.seed + number * _APART if own.seed is None else own.seed)
+        for number, (name, own) in enumerate(options.steps.items())
+    ]
+
+
+def keep_needed(part: Part) -> None:
+    """Leave only those nodes of the model that the objective reads: a network that this step does not call has no part
+    in it, nor do its running statistics move.
+    """
+    model, trial = part.model, part.model.clone()
     op = builder_for(trial)
-    written = objective.emit(op, trial.graph)
-    results = [written.loss, *written.metrics, *(sums for _, sums in written.measures)]
-    read = objective.names_read
+    results = part.objective.emit(op, trial.graph).results
+    read = part.objective.names_read
     results += [v for node in trial.graph for v in node.outputs if v.name in read]
     kept, _ = needed([*trial.graph, *op.nodes], results, lambda node: node.outputs, reads)
     names = {v.name for node in kept for v in node.outputs}
@@ -64,28 +66,27 @@ def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
     ]
 
 
-def part_specs(
-    parts: Sequence[Part], evaluated: Evaluation, inputs: Collection[str], states: Collection[str]
-) -> dict[str, PartSpec]:
+def part_specs(parts: Sequence[Part], inputs: Collection[str], states: Collection[str]) -> dict[str, PartSpec]:
     """The manifest's description of each step.
 
     Args:
         inputs, states: the names of all inputs and targets, and of all state tensors.
     """
     specs = {}
-    for part, figures in zip(parts, evaluated.figures, strict=True):
-        objective, optimizer, training = part.objective, part.optimizer, part.training
+    for part in parts:
+        objective, optimizer, state = part.objective, part.optimizer, part.state
+        taken = [v.name or "" for v in part.model.graph.inputs]
         specs[part.name] = PartSpec(
-            inputs=tuple(n for n in training.inputs if n in inputs),
+            inputs=tuple(n for n in taken if n in inputs),
             loss={"name": objective.name, "arguments": dict(objective.arguments)},
-            loss_output=figures.loss,
-            metrics=figures.metrics,
-            measures=figures.measures,
-            reports=tuple(training.reports),
+            loss_output=part.figures.loss,
+            metrics=part.figures.metrics,
+            measures=part.figures.measures,
+            reports=tuple(state.reports),
             optimizer={"name": optimizer.name, "arguments": dict(optimizer.arguments)},
-            hyperparameters=training.hyperparameters,
-            reads=tuple(n for n in training.inputs if n in states),
-            writes=tuple(s.name for s in training.states),
+            hyperparameters=state.hyperparameters,
+            reads=tuple(n for n in taken if n in states),
+            writes=tuple(s.name for s in state.specs),
             trainable=tuple(part.trained),
         )
     return specs
@@ -109,7 +110,7 @@ def targets_of_all(parts: Sequence[Part]) -> tuple[TargetSpec, ...]:
 
 def states_of_all(parts: Sequence[Part], order: Sequence[str]) -> tuple[StateSpec, ...]:
     """The state tensors of all steps, each once: parameters first, in the order of the model."""
-    found = {s.name: s for part in parts for s in part.training.states}
+    found = {s.name: s for part in parts for s in part.state.specs}
     weights = [found.pop(name) for name in order if name in found and found[name].kind == "parameter"]
     return (*weights, *found.values())
 
@@ -121,7 +122,7 @@ def averages_of_all(parts: Sequence[Part]) -> dict[str, str]:
         BuildError: two steps keep one of the same weight.
     """
     found: dict[str, str] = {}
-    for name, average in (pair for part in parts for pair in part.training.averages.items()):
+    for name, average in (pair for part in parts for pair in part.state.averages.items()):
         if name in found:
             raise BuildError(
                 f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps keep an "

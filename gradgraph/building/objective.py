@@ -1,4 +1,4 @@
-"""What a training step minimises: losses on outputs of the model, an output itself, or what a function computes."""
+"""The objective of a training step: losses on outputs of the model, an output itself, or a function's result."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Objective:
             measures.append(measured(builder, "loss", stack(rows), (len(rows), 2), "weighted_ratios", weights))
 
         def weight() -> Var:
-            """Of several losses it is the number of samples."""
+            """Count the samples if there are several losses."""
             if any(term.adds_up for term in self.terms):
                 raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")
             if len(parts) == 1:
@@ -226,8 +226,7 @@ class Objective:
 
 def own_results(op: Builder, step: str, objective: Objective, written: Written) -> None:
     """Call what a named step has written ``<step>.loss`` and so on; outputs of the model keep their names."""
-    values = [written.loss, *written.metrics, *(sums for _, sums in written.measures)]
-    for value in values if step else ():
+    for value in written.results if step else ():
         if value.name not in objective.outputs:
             before = value.name or ""
             value.name = op.fresh(column(step, before))

@@ -18,7 +18,7 @@ from gradgraph.optim.weight_groups import GroupContext
 
 
 class OptimizerUpdate:
-    """What an optimizer does with gradients; a ``links.Update``.
+    """Moves weights along gradients as an optimizer says; a ``links.Update``.
 
     Args:
         transforms: those of the optimizer that are left; the cotangent of the loss may have taken the first ones.

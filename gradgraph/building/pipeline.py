@@ -17,13 +17,13 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import check_against_table, write_for
-from gradgraph.building.draft import Draft, Part
-from gradgraph.building.eval_model import evaluation
+from gradgraph.building.draft import Draft
+from gradgraph.building.eval_model import write_eval
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
     part_specs,
-    seed_of,
+    parts_of,
     states_of_all,
     targets_of_all,
     untrained,
@@ -33,7 +33,7 @@ from gradgraph.building.option import called_with
 from gradgraph.building.outputs import make_outputs
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
 from gradgraph.building.step_options import BuildOptions, check_names
-from gradgraph.building.train_model import Plan, write_training
+from gradgraph.building.train_model import write_training
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
 from gradgraph.graph.marks import is_marked_constant
@@ -79,8 +79,7 @@ def build(options: BuildOptions) -> Step:
                 "gradgraph.StepOptions of the steps"
             )
     precision = as_precision(options.precision)
-    parts = [Part(name, own) for name, own in ({"": options} if options.steps is None else options.steps).items()]
-    draft = Draft(options, parts, backend, precision)
+    draft = Draft(options, parts_of(options), backend, precision)
     with blaming(options.model):
         for stage in STAGES:
             draft = stage(draft)
@@ -168,36 +167,32 @@ def weights(draft: Draft) -> Draft:
 
 def eval_graph(draft: Draft) -> Draft:
     """Write eval.onnx."""
-    draft.evaluated = evaluation(draft.model, {p.name: p.objective for p in draft.parts}, draft.trained)
+    write_eval(draft)
     return draft
 
 
 def train_graphs(draft: Draft) -> Draft:
     """Write the train graph of each part, and with them init.onnx."""
-    for number, part in enumerate(draft.parts):
+    for part in draft.parts:
         if not draft.is_alone:
-            keep_needed(part.model, part.objective)
-        seed = seed_of(part.options, number, draft.options.seed)
-        plan = Plan(part.name, part.options, part.optimizer, part.trained, draft.trained, seed, draft.precision,
-                    draft.options.separate)  # fmt: skip
-        part.training = write_training(part.model, part.objective, plan, draft.beginning)
+            keep_needed(part)
+        part.state, part.halves = write_training(draft, part)
     return draft
 
 
 def manifest(draft: Draft) -> Draft:
     """Say which name plays which part."""
-    parts, evaluated, precision = draft.parts, draft.evaluated, draft.precision
-    inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(parts)
+    parts, precision, halves = draft.parts, draft.precision, draft.parts[0].halves
+    inputs, targets = tuple(spec_of(v) for v in draft.inputs), targets_of_all(parts)
     states = states_of_all(parts, draft.trained)
-    specs = part_specs(parts, evaluated, {s.name for s in (*inputs, *targets)}, {s.name for s in states})
     moving = {s.name for s in states}
-    stored = evaluated.model.graph.initializers.items()
-    scales = {column: tensor for part in parts for column, tensor in part.training.scale_names.items()}
-    halves = parts[0].training.halves
+    specs = part_specs(parts, {s.name for s in (*inputs, *targets)}, moving)
+    stored = draft.model.graph.initializers.items()
+    scales = {column: tensor for part in parts for column, tensor in part.state.scale_names.items()}
     draft.manifest = Manifest(
         inputs=inputs,
         targets=targets,
-        outputs=tuple(dict.fromkeys(evaluated.outputs)),
+        outputs=tuple(dict.fromkeys(draft.outputs)),
         **(alone_in(specs[""]) if draft.is_alone else {"steps": specs}),
         state=states,
         averages=averages_of_all(parts),
@@ -216,7 +211,7 @@ def manifest(draft: Draft) -> Draft:
 
 def for_backend(draft: Draft) -> Draft:
     """Write all graphs as the backend takes them, at the opset that is asked for."""
-    for graph in (*(part.training.model for part in draft.parts), draft.evaluated.model, *draft.halves.values()):
+    for graph in (*(part.model for part in draft.parts), draft.model, *draft.halves.values()):
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
         keep_memory_apart(write_at(write_for(graph, draft.backend), draft.opset))
@@ -244,9 +239,9 @@ def finished(draft: Draft) -> Step:
         model.producer_name = "gradgraph"
         return to_proto_beside(model, draft.bases) if draft.bases else to_proto(model)
 
-    trains = {part.name: proto(part.training.model) for part in draft.parts}
+    trains = {part.name: proto(part.model) for part in draft.parts}
     init = draft.beginning.model()
     check_against_table(draft.backend, init)
     return Step(trains[""] if draft.is_alone else trains, proto(write_at(init, draft.opset)),
-                proto(draft.evaluated.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
+                proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
                 separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip

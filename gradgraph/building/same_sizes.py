@@ -1,4 +1,4 @@
-"""What a loss compares or weighs is as long as what it belongs to, or the step does not run.
+"""Targets and weights of samples are as long as the predictions that they belong to, or the step does not run.
 
 Element-wise operators repeat an axis of length 1, silently: a target of one row would stand for all rows. Sizes that
 the file says are checked by every runtime, and those that an input has a name for by a ``Trainer``; the others are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -18,29 +18,32 @@ from gradgraph.graph.prune import needed
 from gradgraph.passes.normal.edit import value_named
 
 
-def parameters(
-    graph: ir.Graph,
+def parameters_of(
+    model: ir.Model,
     read: Sequence[ir.Value],
     train: str | Sequence[str],
     freeze: str | Sequence[str],
     below: Collection[str] = (),
-    apart: str = "",
 ) -> list[str]:
     """Names of the initializers to train, in the model's order, for a loss that reads these values.
+
+    By default these are a model's adapters, if it has any; a teacher's weights are never among them.
 
     Args:
         train, freeze: names and globs.
         below: names of others that are frozen; the graph need not have all of them any more.
-        apart: what the names begin with of those that are not there to choose: a teacher's.
     """
+    graph, adapters = model.graph, adapter_weights(model.metadata_props)
+    if adapters and as_names(train) == ["*"]:
+        train = adapters  # what else there is stays frozen, as it is stored
     usual = [v.name for v in trainable(graph, read) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
     weights = [
         n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in statistics
     ]
-    if apart:
-        weights = [n for n in weights if not n.startswith(apart)]
-        usual = [n for n in usual if not n.startswith(apart)]
+    if TEACHER in model.metadata_props:
+        weights = [n for n in weights if not n.startswith(TEACHERS)]
+        usual = [n for n in usual if not n.startswith(TEACHERS)]
     selected: set[str] = set()
     for pattern in as_names(train):
         found = usual if pattern == "*" else matching(pattern, weights)
@@ -68,23 +71,12 @@ def parameters(
             + (f"; left out: {others}" if others else ""),
             **_hint_at_constants(graph),
         )
-    _check_precision(graph, selected)
+    if short := [n for n in selected if graph.initializers[n].dtype == ir.DataType.BFLOAT16]:
+        raise BuildError(
+            f"'{shown(min(short))}' holds bfloat16 numbers, in which small updates round to nothing and runtimes have "
+            "no arithmetic; store the weights in float32 to train them"
+        )
     return [n for n in weights if n in selected]
-
-
-def parameters_of(
-    model: ir.Model,
-    read: Sequence[ir.Value],
-    train: str | Sequence[str],
-    freeze: str | Sequence[str],
-    below: Collection[str] = (),
-) -> list[str]:
-    """As :func:`parameters`, of a model that says of itself what is trained by default: its adapters, no teacher."""
-    adapters = adapter_weights(model.metadata_props)
-    if adapters and as_names(train) == ["*"]:
-        train = adapters  # what else there is stays frozen, as it is stored
-    apart = TEACHERS if TEACHER in model.metadata_props else ""
-    return parameters(model.graph, read, train, freeze, below, apart)
 
 
 def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
@@ -109,20 +101,14 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
         UnknownNameError: the model has no such value.
     """
     found = value_named(model, value)
-    _, read = needed(model.graph, [found], lambda node: node.outputs, _read)
-    read.add(found)
-    return [name for name, v in model.graph.initializers.items() if v in read and _is_weight(v)]
 
+    def read_by(node: ir.Node) -> list[ir.Value]:
+        inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
+        return [v for v in (*node.inputs, *inner) if v is not None]
 
-def _read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, its bodies too."""
-    inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
-    return [v for v in (*node.inputs, *inner) if v is not None]
-
-
-def _is_weight(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
+    _, read = needed(model.graph, [found], lambda node: node.outputs, read_by)
+    tensors = {name: v.const_value for name, v in model.graph.initializers.items() if v in read or v is found}
+    return [name for name, t in tensors.items() if t is not None and t.dtype.is_floating_point() and t.size > 1]
 
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:
@@ -140,15 +126,6 @@ def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
         return {}
     would = "would train that constant"
     return {"remedy": f"train='{shown(name)}' {would}", "shell": f"--train '{shown(name)}' {would}"}
-
-
-def _check_precision(graph: ir.Graph, names: Iterable[str]) -> None:
-    short = [n for n in names if graph.initializers[n].dtype == ir.DataType.BFLOAT16]
-    if short:
-        raise BuildError(
-            f"'{shown(min(short))}' holds bfloat16 numbers, in which small updates round to nothing and runtimes have "
-            "no arithmetic; store the weights in float32 to train them"
-        )
 
 
 def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:

@@ -23,21 +23,15 @@ from gradgraph.step.manifest import BATCH_WEIGHT, HalfSpec, SeparateSpec, StateS
 
 @dataclass(frozen=True)
 class Halves:
-    """The two graphs, and what the manifest says of them."""
+    """The two graphs by the names of their files, and their description in the manifest."""
 
-    gradient: ir.Model
-    apply: ir.Model
+    models: Mapping[str, ir.Model]
     spec: SeparateSpec
-
-    @property
-    def models(self) -> dict[str, ir.Model]:
-        """By the names of their files."""
-        return {"gradient": self.gradient, "apply": self.apply}
 
 
 @dataclass(frozen=True)
 class Marks:
-    """The gradients where a train graph is cut, under names of their own, and what the manifest says of them."""
+    """The gradients where a train graph is cut, and their description in the manifest."""
 
     gradients: list[Var]
     spec: SeparateSpec
@@ -56,46 +50,39 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
 
 
 def cut(
-    model: ir.Model,
-    spec: SeparateSpec,
-    results: Sequence[str],
-    states: Sequence[StateSpec],
-    moved_forward: Collection[str],
-    hyperparameters: Collection[str],
+    model: ir.Model, spec: SeparateSpec, state: StepState, results: Sequence[str], moved: Collection[str]
 ) -> Halves:
     """Cut a train graph that is not yet cleaned up at its gradients.
 
     Args:
-        spec: which values the gradients are, and what the loss is a mean over.
+        spec: names the gradients, and the number that the loss is a mean over.
         results: the outputs that the forward pass gives.
-        states: the tensors that the whole moves.
-        moved_forward: those of them that the forward pass moves: running statistics, the state of random numbers.
-        hyperparameters: the inputs that are.
+        moved: the state that the forward pass moves: running statistics, the state of random numbers.
 
     Raises:
         BuildError: the update reads more than gradients and state.
     """
     gradient, apply = model.clone(), model.clone()
-    nexts = {s.next: s for s in states}
-    ahead = [n for n, s in nexts.items() if s.name in moved_forward]
+    nexts, rates = {s.next: s for s in state.specs}, {*state.hyperparameters}
+    ahead = [n for n, s in nexts.items() if s.name in moved]
     weight = [spec.weight] if spec.weight else []
     made = _values(gradient)
     gradient.graph.outputs[:] = [made[name] for name in (*results, *weight, *spec.gradients.values(), *ahead)]
     apply.graph.outputs[:] = [o for o in apply.graph.outputs if o.name not in {*results, *ahead}]
     _feed(apply, spec.gradients.values())
-    state = {s.name for s in states}
+    states = {s.name for s in state.specs}
     for half in (gradient, apply):
         clean_up(prune(half))
-    _leave_unread(gradient, {*state, *hyperparameters})
+    _leave_unread(gradient, states | rates)
     _leave_unread(apply, {v.name or "" for v in apply.graph.inputs} - {*spec.gradients.values()})
-    known = {*spec.gradients.values(), *state, *hyperparameters}
+    known = {*spec.gradients.values(), *states, *rates}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(
             f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a file of its own; "
             "leave separate out"
         )
-    first, second = (_half(half, nexts, state, hyperparameters) for half in (gradient, apply))
-    return Halves(gradient, apply, replace(spec, gradient=first, apply=second))
+    first, second = (_half(half, nexts, states, rates) for half in (gradient, apply))
+    return Halves({"gradient": gradient, "apply": apply}, replace(spec, gradient=first, apply=second))
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:

@@ -35,18 +35,20 @@ class StepState:
     Attributes:
         slots: the state of the optimizer so far.
         rates, hyperparameters: the inputs that are fed numbers, and these numbers by default.
-        reports: outputs that say how the step trains.
+        reports: outputs that say how the step trains, by name.
+        scale_names: the tensors of loss scaling, by their columns.
         averages: of weights, the slots that evaluation reads in their place.
         held: values that keep the names they have.
         inputs, outputs, specs: the tensors that were carried.
     """
 
     def __init__(self, op: Builder, beginning: Beginning, name: str = "") -> None:
-        self.op, self.beginning, self.start, self._name = op, beginning, beginning.op, name
+        self.op, self.beginning, self.start, self.name = op, beginning, beginning.op, name
         self.slots: list[Slot] = []
         self.rates: dict[str, Var] = {}
         self.hyperparameters: dict[str, float] = {}
-        self.reports: list[ir.Value] = []
+        self.reports: dict[str, ir.Value] = {}
+        self.scale_names: dict[str, str] = {}
         self.averages: dict[str, str] = {}
         self.held: list[ir.Value] = []
         self.inputs: list[ir.Value] = []
@@ -93,7 +95,7 @@ class StepState:
 
     def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
         """A new state tensor; of several steps, it belongs to this one."""
-        return self._input(column(self._name, name), dtype, shape)
+        return self._input(column(self.name, name), dtype, shape)
 
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
         """Return ``new`` where ``condition`` is true, else ``old``; the slots from ``first`` on move likewise."""
@@ -103,7 +105,8 @@ class StepState:
 
     def report(self, name: str, number: Var) -> None:
         """Make ``number`` an output."""
-        self.reports.append(self.op.Identity(number, name=column(self._name, name)).value)
+        result = self.op.Identity(number, name=column(self.name, name)).value
+        self.reports[result.name or ""] = result
 
     def next_step(self, moves: Var | None = None) -> list[Slot]:
         """The number of finished steps, if anything asks for it; it grows where ``moves`` is true, or always."""

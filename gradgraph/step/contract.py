@@ -15,10 +15,10 @@ from gradgraph.step.manifest import Manifest, TensorSpec, dtype_name, train_file
 def check_against_graphs(
     manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """A forged or stale manifest must not steer a run: every name, dtype and shape is looked up in the graphs.
+    """Look up every name, dtype and shape of a manifest in the graphs: a forged or stale one must not steer a run.
 
     Args:
-        trains: those of the ``parts`` of the manifest.
+        trains: the train graphs of the manifest's ``parts``, by their names.
     """
     batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
     state = {s.name: s for s in manifest.state}
@@ -50,7 +50,7 @@ def check_against_graphs(
 
 
 def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> None:
-    """Likewise for gradient.onnx and apply.onnx; a step has both or none."""
+    """Look them up in gradient.onnx and apply.onnx, too; a step has both or none."""
     spec = manifest.separate
     if set(halves) != (set() if spec is None else {"gradient", "apply"}):
         raise ModelError("gradient.onnx and apply.onnx are not those of the manifest; build the step again")

@@ -57,7 +57,7 @@ Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the by
 
 
 def model_names(manifest: Manifest) -> list[str]:
-    """What the models of a step folder are called: its train graphs, ``init`` and ``eval``, then its two halves."""
+    """The names of the models of a step folder: its train graphs, ``init`` and ``eval``, then its two halves."""
     halves = HALVES if manifest.separate else ()
     return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
 
@@ -85,7 +85,8 @@ def folder_contents(
         model = _with_external(models[name], beside_init if name == "init" else frozen, read, elsewhere)
         if name not in ("init", "eval"):
             write_origins(model, Origins.of_step(manifest, models["eval"], model))
-        onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
+        others = {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
+        onnx.helper.set_model_props(model, {METADATA_KEY: text, **others})
         contents[f"{name}.onnx"] = model.SerializeToString()
     digests = {name: digest_of([content]) for name, content in contents.items()}
     for data in (frozen, initial):
@@ -136,7 +137,7 @@ def _with_external(
 
 
 def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
-    """What gives the bytes of ``tensor``, and what tensors with the same bytes have in common."""
+    """A function that gives the bytes of ``tensor``, and a key that tensors with the same bytes share."""
     if is_external(tensor):
         return functools.partial(read, tensor), external_entry(tensor)
     raw = raw_bytes(tensor)
@@ -169,10 +170,6 @@ def copied(message: Any, without: str = "") -> Any:
     return copy
 
 
-def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
-    return {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
-
-
 # --- reading ------------------------------------------------------------------------------------------
 
 
@@ -195,7 +192,7 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 
 def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
-    """The digests that manifest.json gives; none if it is from before there were digests."""
+    """The digests that manifest.json gives. Whoever edits a file takes its digest out."""
     digests = json.loads(text).get(DIGESTS, {})
     files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
     if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):

@@ -79,7 +79,7 @@ class MeasureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """What a step minimises, what it reports, and how its weights move.
+    """The loss of a step, its reports, and the optimizer of its weights.
 
     Attributes:
         loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
@@ -269,7 +269,7 @@ class Manifest(StepSpec):
         return tuple(m for part in self.parts.values() for m in part.measures)
 
     def specs_of(self, step: str) -> list[TensorSpec]:
-        """What a batch of one of the ``parts`` holds: the inputs, then the targets."""
+        """The inputs, then the targets, of a batch for one of the ``parts``."""
         names = set(self.parts[step].inputs)
         return [s for s in (*self.inputs, *self.targets) if s.name in names]
 
@@ -308,7 +308,7 @@ def package_version() -> str:
 
 
 def spec_of(value: ir.Value) -> TensorSpec:
-    """Its name, element type and shape."""
+    """Describe a value of a graph."""
     assert value.dtype is not None
     return TensorSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
 
@@ -455,7 +455,7 @@ def _check_once(names: Sequence[str]) -> None:
 
 
 def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
-    """What a named step reads and writes is there; its name can be that of a file."""
+    """Raise ModelError unless all that a named step reads and writes is there, and its name can be that of a file."""
     if not (name.isidentifier() and name.isascii()):
         raise ModelError(f"the manifest has a step called '{shown(name)}', which is no name; build the step again")
     batch = {s.name for s in (*manifest.inputs, *manifest.targets)}
