@@ -29,17 +29,17 @@ EXCEPTIONS = {
     "gradgraph/rules/": "attributes of operators have such names",
     "gradgraph/building/step_state.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
-    "gradgraph/runtime/execution/executor.py: the loss of '<name>'": "in_place, too",
+    "gradgraph/runtime/execution/executor.py: the loss of '<part>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
-    "gradgraph/metrics.py: '<text>' is no metric": "calls are typed in the shell as in Python",
     "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made
 HAND_ON = {
     "cli/app.py",
+    "gradgraph/passes/normal/edit.py",
     "gradgraph/passes/normal/validating/consistent.py",
     "gradgraph/runtime/saved/checkpoint.py",
     "gradgraph/runtime/execution/session.py",
