@@ -372,7 +372,6 @@ def operator(
     onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape))
     signatures.known_signature.cache_clear()
     schemas.forget_schemas()
-    shapes.forget_schemas()
     if reference is not None:
         use_kernel(reference)
 

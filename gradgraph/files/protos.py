@@ -6,6 +6,7 @@ end the process. The time is linear in the size of the message, and nothing recu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -119,22 +120,12 @@ def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Find
         in_main = nodes is main
         for node in proto_nodes(nodes):
             found = [*_attribute_findings(node, in_main)] if node.attribute else []
+            known = 0 < opset <= NEWEST_OPSET and node.domain in _ONNX and (node.domain, node.op_type) not in own
+            if known and not found:
+                subject = functools.partial(described, node.name, "", node.op_type, node.output)
+                values = functools.partial(values_in_file, node)
+                found = [*form_findings(subject, call_in_file(node, opset), values)]
             yield from ((node, finding) for finding in found)
-            if (
-                not found
-                and 0 < opset <= NEWEST_OPSET
-                and node.domain in _ONNX
-                and (node.domain, node.op_type) not in own
-            ):
-                yield from ((node, finding) for finding in _form_findings(node, opset))
-
-
-def _form_findings(node: onnx.NodeProto, opset: int) -> Iterator[Finding]:
-    return form_findings(
-        lambda: described(node.name, "", node.op_type, node.output),
-        call_in_file(node, opset),
-        lambda: values_in_file(node),
-    )
 
 
 _KINDS = onnx.AttributeProto.AttributeType

@@ -257,7 +257,8 @@ def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[Functi
         _measure(root, functions, sizes)
     total = sum(sizes.get(call, 1) for call in main)
     if total > NODE_LIMIT:
-        words = f"would expand it to {_rounded(total)} nodes"
+        count = f"{total:,}" if total < 10**12 else f"more than 10**{len(str(total)) - 1}"
+        words = f"would expand it to {count} nodes"
         expected = f"the limit is {NODE_LIMIT:,}"
         raise refused(Finding("inlining the model's functions", words, expected, "the file is damaged or malicious"))
 
@@ -283,7 +284,3 @@ def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], si
             raise refused(Finding("functions", words, "", "ONNX functions must not be recursive"))
         else:
             stack.append(below)
-
-
-def _rounded(count: int) -> str:
-    return f"{count:,}" if count < 10**12 else f"more than 10**{len(str(count)) - 1}"

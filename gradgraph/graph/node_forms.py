@@ -64,17 +64,12 @@ def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], M
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
         faults = (*_JUDGED[call.op_type](call, values()),)
-    elif not faults and _has_watched(call):
-        faults = (*_watched(call, values()),)
+    elif not faults and not _WATCHED.isdisjoint(name for name, _ in call.attributes):
+        known = signature(call.op_type, call.opset) is not None  # other operators may have any attributes
+        faults = (*_watched(call, values()),) if known else ()
     for fault in faults:
         named = f"the attribute '{shown(fault.attribute)}' of {subject()}" if fault.attribute else subject()
         yield Finding(named, fault.what, fault.expected, fault.remedy)
-
-
-def _has_watched(call: Call) -> bool:
-    """Has it attributes that are judged by value? An operator that ONNX does not have may have any."""
-    watched = not _WATCHED.isdisjoint(name for name, _ in call.attributes)
-    return watched and signature(call.op_type, call.opset) is not None
 
 
 # --- nodes in files and in memory ---------------------------------------------------------------------
@@ -97,9 +92,7 @@ def _value_in_file(attr: onnx.AttributeProto) -> Any:
 
 
 def call_in_memory(node: ir.Node, opset: int) -> Call:
-    given = (
-        tuple([(n, 0 if a.is_ref() else int(a.type)) for n, a in node.attributes.items()]) if node.attributes else ()
-    )
+    given = tuple([(n, 0 if a.is_ref() else int(a.type)) for n, a in node.attributes.items()])
     return Call(node.op_type, opset, tuple([v is not None for v in node.inputs]), len(node.outputs), given)
 
 
@@ -140,9 +133,8 @@ def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
     if not least <= count <= most:
         takes = _range(least, most)
         yield _Fault(f"has {count} inputs", f"at opset {call.opset} this operator takes {takes}")
-    elif any(schema.formal(i, False).required and not given for i, given in enumerate(call.inputs)):
-        place = next(i for i, given in enumerate(call.inputs) if not given and schema.formal(i, False).required)
-        yield _Fault(f"lacks its input {schema.formal(place, False).name}, which this operator needs")
+    elif lacking := [f for i, given in enumerate(call.inputs) if not given and (f := schema.formal(i, False)).required]:
+        yield _Fault(f"lacks its input {lacking[0].name}, which this operator needs")
     if not call.outputs <= schema.most_outputs:
         has = _range(schema.least_outputs, schema.most_outputs)
         yield _Fault(f"has {call.outputs} outputs", f"at opset {call.opset} this operator has {has}")
@@ -180,15 +172,7 @@ def _attribute(kind: ir.AttributeType) -> str:
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
 _WINDOWS = ("kernel_shape", "strides", "dilations", "pooled_shape")
-_COUNTS = (
-    "blocksize",
-    "group",
-    "hidden_size",
-    "num_groups",
-    "offset_group",
-    "output_height",
-    "output_width",
-)
+_COUNTS = ("blocksize", "group", "hidden_size", "num_groups", "offset_group", "output_height", "output_width")
 _RECURRENT = "forward reverse bidirectional"
 _SCATTERED = "none add mul max min"
 _AVERAGED = "none sum mean"

@@ -98,7 +98,10 @@ def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
         kept = max(kept, len(node.inputs) - 2, 1)
     elif node.op_type == "Scan":
         kept = max(kept, len(node.inputs) - node.attributes["num_scan_inputs"].as_int(), 1)
-        _shorten_lists(node, len(node.outputs) - kept)
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if (given := node.attributes.get_ints(name)) is not None:
+                left = len(given) - (len(node.outputs) - kept)
+                node.attributes[name] = ir.AttrInt64s(name, given[:left])
     elif node.op_type != "If":
         return
     dropped = len(node.outputs) - kept
@@ -106,9 +109,3 @@ def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
         node.resize_outputs(kept)
         for body in bodies:
             del body.outputs[-dropped:]
-
-
-def _shorten_lists(node: ir.Node, dropped: int) -> None:
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if dropped and name in node.attributes:
-            node.attributes[name] = ir.AttrInt64s(name, list(node.attributes[name].as_ints())[:-dropped])

@@ -41,13 +41,28 @@ class Signature:
 
 
 @functools.cache
-def signature(op_type: str, opset: int) -> Signature | None:
-    """None if ai.onnx has no such operator at ``opset``, or none any more."""
+def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """ONNX's schema; None if ``domain`` has no such operator at ``opset``, or none any more."""
     try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
+        schema = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
-    if schema.deprecated:
+    return None if schema.deprecated else schema
+
+
+@functools.cache
+def default_attributes(op_type: str, opset: int) -> dict[str, ir.Attr]:
+    """The attributes of an operator of ai.onnx that have defaults, with these; none if there is no such operator."""
+    schema = schema_of(op_type, opset)
+    known = {} if schema is None else schema.attributes
+    return {n: ir.from_proto(a.default_value) for n, a in known.items() if a.default_value.name}
+
+
+@functools.cache
+def signature(op_type: str, opset: int) -> Signature | None:
+    """None if ai.onnx has no such operator at ``opset``, or none any more."""
+    schema = schema_of(op_type, opset)
+    if schema is None:
         return None
     types = {c.type_param_str: _widened(c.allowed_type_strs) for c in schema.type_constraints}
 
@@ -88,5 +103,5 @@ def known_since() -> dict[str, int]:
 
 def forget_schemas() -> None:
     """Look schemas up anew: one was registered or replaced."""
-    signature.cache_clear()
-    known_since.cache_clear()
+    for remembered in (schema_of, default_attributes, signature, known_since):
+        remembered.cache_clear()

@@ -18,6 +18,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.graph.schemas import schema_of
+
 OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
 IR_VERSION = 10
 
@@ -224,7 +226,7 @@ def _infer_by_schema(node: ir.Node) -> None:
         return
     given = [recorded_shape(v) for v in node.inputs]
     try:
-        found = _by_schema(node, given, OPSET)
+        found = types_by_schema(node, given, OPSET)
     except FAILURES:
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
@@ -244,10 +246,11 @@ FAILURES = (  # of ONNX's rules, where they do not know, or object
 )
 
 
-def _by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) -> dict[str, onnx.TypeProto]:
+def types_by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) -> dict[str, onnx.TypeProto]:
     """The types that ONNX's rules give to outputs of ``node``, with inputs of these shapes; their errors pass."""
-    schema = _schema(node.op_type, node.domain, opset)
-    if schema is None or any(s is not None and _is_long(s) for s in given):
+    schema = schema_of(node.op_type, opset, node.domain)
+    vectors = [s[0] for s in given if s is not None and len(s) == 1]
+    if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # taken for sizes, they take for ever
         return {}
     read = [(v, s) for v, s in zip(node.inputs, given, strict=True) if v is not None and v.name]
     found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
@@ -266,15 +269,10 @@ def objects(node: ir.Node, given: Sequence[Shape | None], opset: int) -> bool:
     if any(v is not None and not isinstance(v.type, ir.TensorType) for v in node.inputs):
         return False
     try:
-        _by_schema(node, given, opset)
+        types_by_schema(node, given, opset)
     except FAILURES:
         return True
     return False
-
-
-def _is_long(shape: Shape) -> bool:
-    """Whether this is a vector that ONNX's rules, where they take it for sizes, would write out for ever."""
-    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 2**24
 
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
@@ -334,7 +332,8 @@ def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
         return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have as many axes
         return next((len(s) for s in known[:2] if s is not None), None)
-    if node.op_type in _KEEP_RANK or (node.op_type.startswith("Reduce") and _keeps_axes(node)):
+    keeps_axes = node.op_type.startswith("Reduce") and node.attributes.get_int("keepdims", 1) == 1
+    if node.op_type in _KEEP_RANK or keeps_axes:
         return None if not known or known[0] is None else len(known[0])
     place = _SIZES.get(node.op_type, len(known))
     sizes = known[place] if place < len(known) else None
@@ -348,12 +347,6 @@ def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
 
 _KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
-
-
-def _keeps_axes(reduction: ir.Node) -> bool:
-    return reduction.attributes.get_int("keepdims", 1) == 1
-
-
 _KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
 _ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
@@ -379,22 +372,12 @@ def operands(node: ir.Node) -> Sequence[ir.Value | None]:
 _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 
-@functools.cache
-def _schema(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
-def forget_schemas() -> None:
-    """Look schemas up anew: one was registered or replaced."""
-    _schema.cache_clear()
-
-
 def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:
     assert value.dtype is not None
-    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+    if isinstance(value.type, ir.TensorType):
+        return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+    kind: onnx.TypeProto = ir.to_proto(value).type
+    return kind
 
 
 def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:

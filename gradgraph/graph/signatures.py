@@ -103,13 +103,13 @@ def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
 
     onnx-ir finds out their kinds; for a list of integers it takes longer than all else that a node needs.
     """
-    return [_without_schema(name, value) for name, value in values.items() if value is not None]
-
-
-def _without_schema(name: str, value: Any) -> ir.Attr:
-    if isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
-        return ir.AttrInt64s(name, value)
-    return ir.convenience.convert_attribute(name, value)
+    made = []
+    for name, value in values.items():
+        if isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
+            made.append(ir.AttrInt64s(name, value))
+        elif value is not None:
+            made.append(ir.convenience.convert_attribute(name, value))
+    return made
 
 
 def signature(op_type: str, domain: str = "") -> Signature:

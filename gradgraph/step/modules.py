@@ -114,27 +114,6 @@ def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
         return None
 
 
-def _of_matmul(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
-    return math.prod(out) * read[0][-1]
-
-
-def _of_gemm(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
-    transposed = any(a.name == "transA" and a.i for a in node.attribute)
-    return math.prod(out) * read[0][0 if transposed else 1]
-
-
-def _of_conv(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
-    return math.prod(out) * math.prod(read[1][1:])
-
-
-def _of_conv_transpose(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
-    return math.prod(read[0]) * math.prod(read[1][1:])
-
-
-def _of_recurrent(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
-    return math.prod(read[0][:2]) * (math.prod(read[1]) + math.prod(read[2]))
-
-
 def _of_einsum(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
     equation = next(a.s.decode() for a in node.attribute if a.name == "equation").replace(" ", "")
     terms = equation.partition("->")[0].split(",")
@@ -145,10 +124,16 @@ def _of_einsum(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
 
 
 COUNTS: dict[str, Callable[[onnx.NodeProto, list[Shape], Shape], int]] = {
-    "MatMul": _of_matmul,
-    "Gemm": _of_gemm,
-    "Conv": _of_conv,
-    "ConvTranspose": _of_conv_transpose,
+    "MatMul": lambda node, read, out: math.prod(out) * read[0][-1],
+    "Gemm": lambda node, read, out: math.prod(out) * read[0][0 if _is_set(node, "transA") else 1],
+    "Conv": lambda node, read, out: math.prod(out) * math.prod(read[1][1:]),
+    "ConvTranspose": lambda node, read, out: math.prod(read[0]) * math.prod(read[1][1:]),
     "Einsum": _of_einsum,
-    **dict.fromkeys(RECURRENT, _of_recurrent),
+    **dict.fromkeys(
+        RECURRENT, lambda node, read, out: math.prod(read[0][:2]) * (math.prod(read[1]) + math.prod(read[2]))
+    ),
 }
+
+
+def _is_set(node: onnx.NodeProto, name: str) -> bool:
+    return any(a.name == name and a.i for a in node.attribute)

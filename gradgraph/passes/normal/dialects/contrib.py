@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
-from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET, as_dims, shape_of
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
@@ -60,7 +60,10 @@ def decompose(model: ir.Model) -> bool:
     for node in list(nodes_of(model)):
         form = _form_of(node)
         if form is not None:
-            _replace(editor, node, form)
+            for new in editor.write_form(node, form, "cannot be written with standard operators"):
+                new.version = new.version or OPSET
+                for value in new.outputs:
+                    shape_of(value)  # recorded now: who asked before was told that nobody knows
         elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
@@ -75,13 +78,6 @@ def _forget_unused_domains(model: ir.Model) -> None:
 
 def _form_of(node: ir.Node) -> Form | None:
     return _FORMS.get((node.domain, node.op_type))
-
-
-def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
-    for new in editor.write_form(node, form, "cannot be written with standard operators"):
-        new.version = new.version or OPSET
-        for value in new.outputs:
-            shape_of(value)  # recorded now: who asked before, behind the fused operator, was told that nobody knows
 
 
 def refuse(node: ir.Node, reason: str) -> ModelError:
@@ -293,16 +289,9 @@ def skip_layer_normalization(
     epsilon: float = 1e-12,
 ) -> Any:
     total = x + skip if bias is None else x + skip + bias
-    y, *statistics = _layer_normalization(op, node, total, gamma, beta, epsilon)
-    return y, *statistics, total
-
-
-def _layer_normalization(
-    op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var | None, epsilon: float
-) -> tuple[Var | None, ...]:
-    if not reads_output(node, 1) and not reads_output(node, 2):
-        return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon), None, None
-    return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon, outputs=3)
+    outputs = 3 if reads_output(node, 1) or reads_output(node, 2) else 1
+    y, *statistics = all_of(op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=outputs))
+    return y, *(statistics or (None, None)), total
 
 
 @fused("SkipSimplifiedLayerNormalization")

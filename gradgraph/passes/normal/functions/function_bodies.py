@@ -9,7 +9,17 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import OPSET, as_dims, infer_beyond_onnx
+from gradgraph.graph.nodes import inputs_of
+from gradgraph.graph.schemas import default_attributes, schema_of
+from gradgraph.graph.shapes import (
+    FAILURES,
+    OPSET,
+    infer_beyond_onnx,
+    record_shape,
+    recorded_shape,
+    shape_of_type,
+    types_by_schema,
+)
 from gradgraph.passes.normal.functions.inline import instantiate
 from gradgraph.passes.normal.sizes.known_sizes import better
 
@@ -28,16 +38,8 @@ def has_body(node: ir.Node, opset: int = OPSET) -> bool:
 
 def is_function(op_type: str, opset: int = OPSET) -> bool:
     """Does ONNX define this operator of its own domain by a function body at that opset?"""
-    if op_type not in operators(opset):
-        return False
-    schema = onnx.defs.get_schema(op_type, opset)
-    return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _schema(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
-    if node.domain or node.op_type not in operators(opset):
-        return None
-    return onnx.defs.get_schema(node.op_type, opset)
+    schema = schema_of(op_type, opset)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Var | None, ...] | None:
@@ -46,10 +48,11 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
     The new nodes carry the body's own opset in ``Node.version``. Types of the inputs must be known, as the body may
     depend on them.
     """
-    function = _function(node, opset)
-    if function is None:
+    schema = None if node.domain else schema_of(node.op_type, opset)
+    function = None if schema is None else _function(node, schema, opset)
+    if schema is None or function is None:
         return None
-    defaults = _schema_defaults(node.op_type, opset)
+    defaults = default_attributes(node.op_type, opset)
     nodes, outputs = instantiate(
         function,
         node.inputs,
@@ -62,24 +65,19 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
     infer_types(nodes, version)
     op.nodes.extend(nodes)
     results = dict(zip((v.name for v in function.outputs), outputs, strict=True))
-    names = onnx.defs.get_schema(node.op_type, opset).outputs
-    return tuple(None if (v := results.get(p.name)) is None else Var(op, v) for p in names[: len(node.outputs)])
+    return tuple(op.wrap(results.get(p.name)) for p in schema.outputs[: len(node.outputs)])
 
 
-def _function(node: ir.Node, opset: int) -> ir.Function | None:
-    schema = _schema(node, opset)
-    if schema is None:
-        return None
+def _function(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> ir.Function | None:
     content = b""
     if schema.has_function:
         version = max(v for v in schema.function_opset_versions if v <= opset)
         content = schema.get_function_with_opset_version(version)
     elif schema.has_context_dependent_function:
         version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+        types = (onnx.TypeProto() if v is None or v.type is None else ir.to_proto(v).type for v in node.inputs)
         content = schema.get_context_dependent_function_with_opset_version(
-            version,
-            _with_defaults(node, opset).SerializeToString(),
-            [_type_of(v).SerializeToString() for v in node.inputs],
+            version, _with_defaults(node, opset).SerializeToString(), [t.SerializeToString() for t in types]
         )
     if not content:
         return None
@@ -92,56 +90,26 @@ def _function(node: ir.Node, opset: int) -> ir.Function | None:
 
 def _with_defaults(node: ir.Node, opset: int) -> onnx.NodeProto:
     proto: onnx.NodeProto = ir.to_proto(node)
-    proto.attribute.extend(
-        ir.to_proto(a) for name, a in _schema_defaults(node.op_type, opset).items() if name not in node.attributes
-    )
+    defaults = default_attributes(node.op_type, opset)
+    proto.attribute.extend(ir.to_proto(a) for name, a in defaults.items() if name not in node.attributes)
     return proto
-
-
-@functools.cache
-def _schema_defaults(op_type: str, opset: int) -> dict[str, ir.Attr]:
-    attributes = onnx.defs.get_schema(op_type, opset).attributes
-    return {n: ir.from_proto(a.default_value) for n, a in attributes.items() if a.default_value.name}
-
-
-def _type_of(value: ir.Value | None) -> onnx.TypeProto:
-    """The type of an input as protobuf; empty if the input is absent."""
-    if value is None or value.type is None:
-        return onnx.TypeProto()
-    proto: onnx.TypeProto = ir.to_proto(value).type
-    return proto
-
-
-def _complete(value: ir.Value, found: ir.Shape | None) -> None:
-    """Record ``found``, and keep sizes that were known beyond it."""
-    if value.shape is None or (found is not None and len(found) != len(value.shape)):
-        value.shape = found
-    elif found is not None:
-        old, new = as_dims(value.shape), as_dims(found)
-        value.shape = ir.Shape([better(a, b) for a, b in zip(old, new, strict=True)])
 
 
 def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
     """Record types and shapes of the outputs of ``nodes``, which stand in topological order."""
-    imports = [onnx.helper.make_opsetid("", opset)]
     for node in nodes:
-        schema = _schema(node, opset)
-        if schema is None or any(v is not None and v.type is None for v in node.inputs):
+        typed = all(v.type is not None for v in inputs_of(node))
+        if node.domain or not typed or schema_of(node.op_type, opset) is None:
             continue
-        types = {v.name: _type_of(v) for v in node.inputs if v is not None and v.type is not None}
-        data = {
-            v.name: ir.to_proto(v.const_value)
-            for v in node.inputs
-            if v is not None and v.const_value is not None and v.const_value.size <= 64
-        }
         try:
-            found = onnx.shape_inference.infer_node_outputs(
-                schema, ir.to_proto(node), types, data, opset_imports=imports
-            )
-        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+            found = types_by_schema(node, [recorded_shape(v) for v in node.inputs], opset)
+        except FAILURES:
             continue
         for value in node.outputs:
             if value.name in found:
                 value.type = ir.serde.deserialize_type_proto_for_type(found[value.name])
-                _complete(value, ir.serde.deserialize_type_proto_for_shape(found[value.name]))
+                new, old = shape_of_type(found[value.name]), recorded_shape(value)
+                if new is not None and old is not None and len(old) == len(new):  # sizes may be known beyond it
+                    new = tuple(better(a, b) for a, b in zip(old, new, strict=True))
+                record_shape(value, new)
         infer_beyond_onnx(node)

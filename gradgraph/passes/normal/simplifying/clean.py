@@ -20,14 +20,6 @@ BEFORE = (
 )
 
 
-def _round(keys: Keys) -> tuple[Rewrite, ...]:
-    return (
-        Rewrite(partial(merge_equal, keys=keys), "a peephole takes apart only what has one reader"),
-        Rewrite(simplify, "equal nodes are one now; two that a peephole makes equal are merged in the next round"),
-        Rewrite(prune, "a node that a peephole has gone round counts as a reader until it goes"),
-    )
-
-
 AFTER = (
     Rewrite(write_unsigned, "the nodes around a QuantizeLinear, which it looks at, are final"),
     Rewrite(name_outputs, "nothing more merges, so an Identity before an output is only its name"),
@@ -38,7 +30,12 @@ _ROUNDS = 8  # two or three do; each is linear in the model
 def clean_up(model: ir.Model) -> ir.Model:
     """Prune, merge and simplify ``model`` in place until no node changes, and return it."""
     run(BEFORE, model)
-    rewrites = _round(keys={})
+    keys: Keys = {}
+    rewrites = (
+        Rewrite(partial(merge_equal, keys=keys), "a peephole takes apart only what has one reader"),
+        Rewrite(simplify, "equal nodes are one now; two that a peephole makes equal are merged in the next round"),
+        Rewrite(prune, "a node that a peephole has gone round counts as a reader until it goes"),
+    )
     for _ in range(_ROUNDS):
         before = list(nodes_of(model))
         run(rewrites, model)

@@ -69,7 +69,8 @@ def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> N
     assert value.shape is not None
     known = list(value.shape)
     if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):
-        raise BuildError(f"the input '{shown(value.name)}' is {_written(value.shape)}, which cannot be {list(sizes)}")
+        written = ", ".join("?" if str(d) == "None" else shown(str(d)) for d in known)
+        raise BuildError(f"the input '{shown(value.name)}' is [{written}], which cannot be {list(sizes)}")
     for d, size in zip(known, sizes, strict=True):
         _set(dims, d.value or "" if isinstance(d, ir.SymbolicDim) else "", size)
     value.shape = ir.Shape(sizes)
@@ -80,7 +81,3 @@ def _set(dims: dict[str, int], name: str, size: int) -> None:
         raise BuildError(f"a size is 1 or more, not {size}")
     if name and dims.setdefault(name, size) != size:
         raise BuildError(f"the dimension '{shown(name)}' cannot be both {dims[name]} and {size}")
-
-
-def _written(shape: ir.Shape) -> str:
-    return f"[{', '.join('?' if str(d) == 'None' else shown(str(d)) for d in shape)}]"

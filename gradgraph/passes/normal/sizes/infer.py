@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -89,23 +89,18 @@ def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:
     """Forget all sizes that a file records if a Resize has one from ONNX's inference; True if so."""
     types = {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
     hidden = {n.output[0] for n in inferred.node if n.domain == _HIDDEN and n.op_type != "Attention"}
-    if not any(_contradicts(v, types) for n in model.graph for v in n.outputs if v.name in hidden):
-        return False
-    _forget_all(model)
-    return True
+    recorded = [v for n in model.graph for v in n.outputs if v.name in hidden and not v.is_graph_output()]
+    pairs = [(shapes.recorded_shape(v) or (), shapes.shape_of_type(types[v.name or ""]) or ()) for v in recorded]
+    wrong = any(shapes.clash(*pair) for pair in pairs)
+    if wrong:
+        _forget_all(model)
+    return wrong
 
 
 def _forget_all(model: ir.Model) -> None:
     """Forget what is recorded of intermediate values: some of it rests on a wrong size."""
     for value in (v for n in nodes_of(model) for v in n.outputs if not v.is_graph_output()):
         value.shape = None
-
-
-def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
-    right = shapes.shape_of_type(types[value.name or ""])
-    if value.shape is None or not right or value.is_graph_output():
-        return False
-    return shapes.clash(shapes.as_dims(value.shape), right)
 
 
 def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
@@ -264,8 +259,8 @@ def forget_lies(model: ir.Model) -> bool:
         return False
     derived = derived_shapes(model)
     _derive_more(nodes, derived)
-    differ = _differ_in_rank if any("auto_pad" in n.attributes for n in nodes) else _differ
-    lies = {v for n in nodes for i, v in enumerate(n.outputs) if v.shape is not None and _is_lie(n, i, derived, differ)}
+    only_ranks = any("auto_pad" in n.attributes for n in nodes)
+    lies = {v for n in nodes for i, v in enumerate(n.outputs) if _is_lie(n, i, derived, only_ranks)}
     if lies:
         in_bodies = any(n.graph is not model.graph for n in nodes if not lies.isdisjoint(n.outputs))
         for value in (v for n in nodes if in_bodies or n.graph is model.graph for v in n.outputs):
@@ -286,27 +281,14 @@ def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> 
                 derived[first] = shape
 
 
-def _is_lie(
-    node: ir.Node,
-    i: int,
-    derived: Mapping[str, shapes.Shape],
-    differ: Callable[[shapes.Shape, shapes.Shape | None], bool],
-) -> bool:
+def _is_lie(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_ranks: bool) -> bool:
     """Is the shape of output ``i`` another than what is derived, or one that no such node gives?"""
-    value = node.outputs[i]
-    assert value.shape is not None
-    declared, right = shapes.as_dims(value.shape), derived.get(value.name or "")
-    return declared != right and (differ(declared, right) or not gives(node, i, declared))
-
-
-def _differ_in_rank(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
-    return derived is not None and len(declared) != len(derived)
-
-
-def _differ(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
-    if derived is None or _differ_in_rank(declared, derived):
-        return derived is not None
-    return shapes.clash(declared, derived)
+    declared, right = shapes.recorded_shape(node.outputs[i]), derived.get(node.outputs[i].name or "")
+    if declared is None or declared == right:
+        return False
+    if right is not None and (len(declared) != len(right) or (not only_ranks and shapes.clash(declared, right))):
+        return True
+    return not gives(node, i, declared)
 
 
 def objection(model: ir.Model) -> str | None:

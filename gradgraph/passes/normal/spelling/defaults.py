@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown, suggestion
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
 from gradgraph.graph.nodes import input_at
+from gradgraph.graph.schemas import default_attributes, schema_of
 from gradgraph.graph.shapes import OPSET
-from gradgraph.passes.normal.functions.function_bodies import operators
 
 _WINDOWED = frozenset({"ConvInteger", "DeformConv", "MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"})
 _WITH_WEIGHT = frozenset({"Conv", "ConvTranspose", "ConvInteger", "DeformConv"})  # input 1 is [M, C, *kernel]
@@ -31,35 +29,23 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
         ModelError: a node has an attribute that its operator does not know.
     """
     for node in nodes:
-        if node.domain or node.op_type not in operators(OPSET):
+        schema = None if node.domain else schema_of(node.op_type, OPSET)
+        if schema is None:
             continue
-        if node.attributes:
-            _check_known(node)
-        for name, attr in _defaults(node.op_type).items():
-            node.attributes.setdefault(name, attr)
+        for name in node.attributes:
+            if name not in schema.attributes:
+                raise ModelError(
+                    f"{describe(node)} has an attribute '{shown(name)}', which the operator does "
+                    f"not know at opset {OPSET}{suggestion(name, schema.attributes)}"
+                )
+        for name, attr in default_attributes(node.op_type, OPSET).items():
+            if name != "auto_pad":
+                node.attributes.setdefault(name, attr)
         if node.op_type in _WINDOWED or node.op_type in _WITH_WEIGHT:
-            _write_window(node)
+            _write_window(node, schema.attributes)
 
 
-def _check_known(node: ir.Node) -> None:
-    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
-    for name in node.attributes:
-        if name not in known:
-            raise ModelError(
-                f"{describe(node)} has an attribute '{shown(name)}', which the operator does "
-                f"not know at opset {OPSET}{suggestion(name, known)}"
-            )
-
-
-@functools.cache
-def _defaults(op_type: str) -> dict[str, ir.Attr]:
-    attributes = onnx.defs.get_schema(op_type, OPSET).attributes
-    return {
-        n: ir.from_proto(a.default_value) for n, a in attributes.items() if a.default_value.name and n != "auto_pad"
-    }
-
-
-def _write_window(node: ir.Node) -> None:
+def _write_window(node: ir.Node, known: Container[str]) -> None:
     kernel = _kernel(node)
     if kernel is not None and node.op_type in _WITH_WEIGHT:
         node.attributes.setdefault("kernel_shape", ir.AttrInt64s("kernel_shape", kernel))
@@ -69,7 +55,6 @@ def _write_window(node: ir.Node) -> None:
         rank = axes if isinstance(axes, int) else None
     if rank is None:
         return
-    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
     for name, value in (("strides", [1]), ("dilations", [1]), ("pads", [0, 0]), ("output_padding", [0])):
         if name in known and not (name == "pads" and {"auto_pad", "output_shape"} & set(node.attributes)):
             node.attributes.setdefault(name, ir.AttrInt64s(name, value * rank))

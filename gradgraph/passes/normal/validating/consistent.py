@@ -122,8 +122,9 @@ def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
     """Yield a finding about the first type that does not fit."""
     bound: dict[str, tuple[ir.Value, ir.TypeProtocol]] = {}
     latest = signature(node.op_type, onnx.defs.onnx_opset_version()) or schema
-    for i, of_output, value in _ends(node):
-        if value.type is None:
+    ends = [(i, False, v) for i, v in enumerate(node.inputs)] + [(i, True, v) for i, v in enumerate(node.outputs)]
+    for i, of_output, value in ends:
+        if value is None or value.type is None:
             continue
         formal = schema.formal(i, of_output)
         if _text(value.type) not in formal.allowed | latest.formal(i, of_output).allowed:
@@ -134,11 +135,6 @@ def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
             if _kind(kind) != _kind(value.type):
                 yield _mixture(node, first, kind, value, value.type, of_output)
                 return
-
-
-def _ends(node: ir.Node) -> Iterator[tuple[int, bool, ir.Value]]:
-    yield from ((i, False, value) for i, value in enumerate(node.inputs) if value is not None)
-    yield from ((i, True, value) for i, value in enumerate(node.outputs))
 
 
 def _of_another_type(node: ir.Node, value: ir.Value, kind: ir.TypeProtocol, formal: Formal, of_output: bool) -> Finding:

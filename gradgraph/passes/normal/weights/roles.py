@@ -16,6 +16,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph.graph.checks import describe, has_bodies, subgraphs
+from gradgraph.graph.nodes import inputs_of, made_by
 from gradgraph.graph.shapes import is_single
 from gradgraph.passes.normal.edit import nodes_of
 
@@ -221,16 +222,11 @@ def _moves(node: ir.Node) -> bool:
 
 def _is_column(value: ir.Value | None) -> bool:
     """Is the value a product with a stored matrix or kernel that has one column or channel?"""
-    node = _before_moves(value).producer() if value is not None else None
-    return node is not None and not node.domain and any(_has_one(v, node.op_type) for v in node.inputs)
-
-
-def _has_one(value: ir.Value | None, product: str) -> bool:
-    stored = None if value is None else _before_moves(value).const_value
-    if stored is None or product not in _COLUMNS:
+    node = None if value is None else made_by(_before_moves(value), *_COLUMNS)
+    if node is None:
         return False
-    dims = stored.shape.numpy()
-    return any(len(dims) > abs(axis) and dims[axis] == 1 for axis in _COLUMNS[product])
+    stored = [t.shape.numpy() for v in inputs_of(node) if (t := _before_moves(v).const_value) is not None]
+    return any(len(dims) > abs(a) and dims[a] == 1 for dims in stored for a in _COLUMNS[node.op_type])
 
 
 def _before_moves(value: ir.Value) -> ir.Value:
