@@ -15,7 +15,15 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, refused, shown
-from gradgraph.graph.checks import NEWEST_OPSET, FunctionId, check_calls, check_tensor, check_versions, refuse_any, said
+from gradgraph.graph.checks import (
+    NEWEST_OPSET,
+    FunctionId,
+    check_calls,
+    check_tensor,
+    check_versions,
+    findings_of,
+    refuse_any,
+)
 from gradgraph.graph.node_forms import call_in_file, described, form_findings, values_in_file
 
 
@@ -38,8 +46,8 @@ def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
         yield Finding("the message", "holds no graph", "", "this is no ONNX model, or a damaged one")
         return
     uses_onnx = any(n.domain in _ONNX for n in proto.graph.node)
-    yield from said(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
-    yield from said(
+    yield from findings_of(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
+    yield from findings_of(
         check_calls,
         {(f.domain, f.name, f.overload): [_call(n) for n in proto_nodes(f.node)] for f in proto.functions},
         [_call(n) for n in proto_nodes(proto.graph.node)],
@@ -53,7 +61,7 @@ def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
     for graph in proto_graphs(proto):
         yield from _graph_findings(graph)
     for tensor in proto_tensors(proto):
-        yield from said(check_payload, tensor)
+        yield from findings_of(check_payload, tensor)
 
 
 def _call(node: onnx.NodeProto) -> FunctionId:

@@ -87,7 +87,7 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
             yield Finding("two values", f"are called '{shown(value.name)}'", "", "give each its own name")
         known.add(value.name)
         if value.const_value is not None:
-            yield from said(check_tensor, value.name, value.const_value.dtype, value.const_value.shape)
+            yield from findings_of(check_tensor, value.name, value.const_value.dtype, value.const_value.shape)
         elif value.shape is not None and value.is_graph_input() and (words := beyond_limits(value.shape)):
             yield Finding(f"input '{shown(value.name)}'", f"is declared with {words}", "", "correct its shape")
     for node in graph:
@@ -99,10 +99,10 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
         if _dangles(value):
             subject = f"graph output '{shown(value.name)}'"
             yield Finding(subject, "is produced by no node", "", "remove it from the outputs")
-    yield from said(_check_acyclic, graph)
+    yield from findings_of(_check_acyclic, graph)
 
 
-def said(check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
+def findings_of(check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
     """The findings that ``check`` raises, if it does."""
     try:
         check(*arguments)

@@ -45,14 +45,14 @@ def nchwc_block() -> int:
 
 def processor() -> str:
     """The name of the processor, as far as the system tells, and what it is taken for."""
-    name = _told("model name") or platform.processor() or platform.machine()
+    name = _cpuinfo("model name") or platform.processor() or platform.machine()
     level = hidden_above()
     return f"{name} as {level}" if level else name
 
 
 def instructions() -> str:
     """The extensions that it has, as the system lists them; empty where it does not."""
-    return _told("flags") or _told("Features")
+    return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def levels() -> list[str]:
@@ -82,7 +82,7 @@ def hidden_above() -> str | None:
 
 
 @functools.cache
-def _told(field: str) -> str:
+def _cpuinfo(field: str) -> str:
     """A field of the first processor in /proc/cpuinfo; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -66,10 +66,10 @@ def _stored_for(
         (scale,) = _values(model, stored, made_by, [node.input[1]])
         yield node.input[1], onnx.numpy_helper.from_array(scale, node.input[1])
     if node.op_type == "QuantizeLinear" and set(filter(None, node.input)) <= known:
-        kind = _kind(stored, made_by, node)
+        kind = _integer_type(stored, made_by, node)
         if kind in INTEGER_RANGES:
             x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
-            limits, axis, block = INTEGER_RANGES[kind], _given(node, "axis", 1), _given(node, "block_size", 0)
+            limits, axis, block = INTEGER_RANGES[kind], _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
             whole = Quantiser(scale, zero if zero.size else None, limits, axis, block).quantised(x)
             held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
             yield node.output[0], ir.to_proto(ir.tensor(whole.astype(held), dtype=kind, name=node.output[0]))
@@ -122,7 +122,7 @@ def _makers(made_by: Makers, names: list[str]) -> tuple[list[onnx.NodeProto], se
     return [found[place] for place in sorted(found)], read
 
 
-def _given(node: onnx.NodeProto, name: str, default: int) -> int:
+def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((a.i for a in node.attribute if a.name == name), default)
 
 
@@ -130,7 +130,7 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
     return made_by[name][1] if name in made_by else None
 
 
-def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
+def _integer_type(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
     """The element type of the integers that a QuantizeLinear gives."""
     point = node.input[2] if len(node.input) > 2 else ""
     made = _maker(made_by, point)
@@ -138,4 +138,4 @@ def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType
         return ir.DataType(stored[point].data_type)
     if made is not None and made.op_type == "Constant":
         return ir.DataType(made.attribute[0].t.data_type)
-    return ir.DataType(_given(node, "output_dtype", 0) or onnx.TensorProto.UINT8)
+    return ir.DataType(_int_attribute(node, "output_dtype", 0) or onnx.TensorProto.UINT8)

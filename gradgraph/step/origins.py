@@ -181,11 +181,11 @@ def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) 
     read = next((name for name in names if name in weights and "." in name), None)
     if read is not None:
         return parent_of(read)
-    told = _told(node)
+    told = _module_from_exporter(node)
     return ".".join(node.name.strip("/").split("/")[:-1]) if told is None else told
 
 
-def _told(node: onnx.NodeProto) -> str | None:
+def _module_from_exporter(node: onnx.NodeProto) -> str | None:
     """The module that PyTorch's exporter gives: ``: Net/body.0: torch.nn.ReLU/relu: aten.relu.default``."""
     told = next((p.value for p in node.metadata_props if p.key == "namespace"), "")
     modules = [part.partition(": ")[0] for part in told.split("/")[:-1] if ": " in part]

@@ -192,7 +192,7 @@ def test_a_key_that_is_known_is_the_one_that_would_be_found_anew(monkeypatch: py
     def compared(node: ir.Node, keys: cse.Keys, sizes_are_fixed: bool) -> object:
         before = keys.get(node)
         key = known(node, keys, sizes_are_fixed)
-        assert key == cse._key(node, sizes_are_fixed)
+        assert key == cse._node_key(node, sizes_are_fixed)
         read.append(before is not None and before[1] is key)
         return key
 

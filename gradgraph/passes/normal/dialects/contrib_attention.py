@@ -102,7 +102,7 @@ def multi_head_attention(
     k, v = present = new_k, new_v
     if past_key is not None and past_value is not None and past_length is not None:
         offset = held = op.Reshape(op.cast(past_length, _INT64), [1])
-        present = _put(op, past_key, k, held), _put(op, past_value, v, held)
+        present = _put_from(op, past_key, k, held), _put_from(op, past_value, v, held)
         k, v = (op.Slice(x, [0], op.dim(q, 2) + held, [2]) for x in present)
         k, v = _of_beams(op, node, k, v, q, held, beams)
     elif past_key is not None and past_value is not None:
@@ -161,10 +161,10 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
     allowed = visible(op, q, k, offset, right=0)
     if q.dim(2) is not None and q.dim(2) == new.dim(2):
         return allowed
-    return allowed | op.Unsqueeze(op.Equal(_count(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
+    return allowed | op.Unsqueeze(op.Equal(_numbers_below(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
 
 
-def _count(op: Builder, length: Var) -> Var:
+def _numbers_below(op: Builder, length: Var) -> Var:
     """The numbers 0 to ``length`` − 1; ``length`` is [1]."""
     return op.Range(0, op.Squeeze(length, [0]), 1)
 
@@ -180,11 +180,11 @@ def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, bea
         return k, v
     if new != 1:
         raise refuse(node, "looks up beams for an unknown number of tokens")
-    own = _count(op, op.dim(q, 0))
+    own = _numbers_below(op, op.dim(q, 0))
     width = op.dim(beams, 1)
     source = op.Reshape(op.cast(beams, _INT64), op.Concat([-1], op.dim(beams, 2), axis=0))
     source = op.Slice(source, [0], past + 1, [1]) + op.Unsqueeze(op.Div(own, width) * width, [1])
-    rows = op.Where(op.Less(_count(op, past + 1), past), source, op.Unsqueeze(own, [1]))
+    rows = op.Where(op.Less(_numbers_below(op, past + 1), past), source, op.Unsqueeze(own, [1]))
     rows = op.Unsqueeze(rows, [1, 3])
     k, v = (op.GatherElements(x, op.Expand(rows, op.shape(x)), axis=0) for x in (k, v))
     return k, v
@@ -237,7 +237,7 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     batch, length = q.dim(0), ends.dim(0)
-    key = _count(op, op.dim(k, 2))
+    key = _numbers_below(op, op.dim(k, 2))
     last = op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
     if length is not None and length == batch:
         return key < last
@@ -273,7 +273,7 @@ def rotary_embedding(
     """One position: that of the first token of every sample. Without a number of heads, the tables tell it."""
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
-        positions = op.Unsqueeze(positions + _count(op, length), [0])
+        positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
     axis = 2 if x.rank == 3 else 1
     cos, sin = (op.Unsqueeze(op.Gather(table, positions), [axis]) for table in (cos, sin))
@@ -332,57 +332,33 @@ def group_query_attention(
     first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # is this a first prompt?
     lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
     earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
-    steps = op.Unsqueeze(_count(op, op.dim(q, 1)), [0])
+    steps = op.Unsqueeze(_numbers_below(op, op.dim(q, 1)), [0])
     places = steps if past_key is None else steps + op.Unsqueeze(earlier, [1])  # [batch or 1, new tokens]
     if do_rotary and cos is not None and sin is not None:
-        turned = places if positions is None else _turned_to(op, positions, first, steps)
+        turned = places if positions is None else _turning_places(op, positions, first, steps)
         angles = [op.Unsqueeze(op.Gather(t, turned), [2]) for t in (cos, sin)]
         half = cos.dim(-1)
         size = 2 * half if isinstance(half, int) else 0
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
     if sliding_window_cache:
-        caches = _sliding(op, node, past_key, past_value, earlier, lengths, local_window_size)
-        (k, v), present, masks = _slide(caches, k, v, places, attention_bias)
+        if past_key is None or past_value is None or local_window_size <= 0:
+            raise refuse(node, "has a cache that slides, and no cache or no window")
+        cache = SlidingCache(op, op.dim(past_key, 2), local_window_size, earlier, lengths)
+        (k, v), present, masks = cache.slide((past_key, past_value), (k, v), places, attention_bias)
     else:
         if past_key is not None and past_value is not None:
-            k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
+            k, v = (_appended(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
         present = k, v
         masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
-    before, behind = _sink(op, q, head_sink, smooth_softmax == 1)
+    before, behind = _sink_changes(op, q, head_sink, smooth_softmax == 1)
     result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
     if sliding_window_cache and reads_output(node, 3):
         raise refuse(node, "shows the scores of a cache that slides")
     return merge_heads(op, result.y), *present, _grouped_scores(op, node, result, masks, qk_output)
 
 
-def _sliding(
-    op: Builder,
-    node: ir.Node,
-    past_key: Var | None,
-    past_value: Var | None,
-    earlier: Var,
-    lengths: Var,
-    window: int,
-) -> tuple[SlidingCache, Var, Var]:
-    if past_key is None or past_value is None or window <= 0:
-        raise refuse(node, "has a cache that slides, and no cache or no window")
-    return SlidingCache(op, op.dim(past_key, 2), window, earlier, lengths), past_key, past_value
-
-
-def _slide(
-    caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
-) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
-    """Return keys and values with those of the past, what the caches hold next, and what is seen."""
-    cache, past_key, past_value = caches
-    positions = cache.positions(k)
-    k, v = cache.join(past_key, k), cache.join(past_value, v)
-    seen = cache.seen(positions, places)
-    masks = Masks(None if bias is None else cache.bias(bias, positions), seen, empty_rows=True)
-    return (k, v), (cache.present(k), cache.present(v)), masks
-
-
-def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
+def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
     """The places to which queries and keys are turned; a first prompt counts on from the first of ``positions``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
@@ -409,7 +385,7 @@ def _grouped_masks(
     return Masks(bias, allowed & shorter_than(op, k, lengths), empty_rows=window > 0)
 
 
-def _sink(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
+def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
     """Two changes that give every query one more key, with a score of its head (or 0) and no value, in the softmax."""
     if head_sink is None and not smooth:
         return None, None
@@ -440,19 +416,19 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
     return list(op.Split(packed, lengths, axis=-1, outputs=3))
 
 
-def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
+def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
     """Put ``new`` [batch, heads, tokens, size] at its places in a cache that is made to hold all tokens."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
-    return _write(op, cache, new, places)
+    return _put_at(op, cache, new, places)
 
 
-def _put(op: Builder, cache: Var, new: Var, start: Var) -> Var:
+def _put_from(op: Builder, cache: Var, new: Var, start: Var) -> Var:
     """Put ``new`` into ``cache`` from place ``start`` [1] on."""
-    return _write(op, cache, new, op.Unsqueeze(_count(op, op.dim(new, 2)) + start, [0]))
+    return _put_at(op, cache, new, op.Unsqueeze(_numbers_below(op, op.dim(new, 2)) + start, [0]))
 
 
-def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:
+def _put_at(op: Builder, cache: Var, new: Var, places: Var) -> Var:
     """Put ``new`` into ``cache`` [batch, heads, length, size] at its places [batch or 1, tokens]."""
     where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
     return op.ScatterElements(cache, where, new, axis=2)

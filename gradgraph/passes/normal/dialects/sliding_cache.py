@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.opsets.attention_formula import Masks
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,19 @@ class SlidingCache:
     earlier: Var
     lengths: Var
 
-    def join(self, past: Var, new: Var) -> Var:
-        return self.op.Concat(past, new, axis=2)
+    def slide(
+        self, past: tuple[Var, Var], new: tuple[Var, Var], places: Var, bias: Var | None
+    ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
+        """Return keys and values with those of the past, what the caches hold next, and what queries see.
+
+        Args:
+            past, new: keys and values of the cache, and of the new tokens at ``places`` [batch, tokens].
+        """
+        positions = self.positions(new[0])
+        k, v = (self.op.Concat(a, b, axis=2) for a, b in zip(past, new, strict=True))
+        seen = self.seen(positions, places)
+        masks = Masks(None if bias is None else self.bias(bias, positions), seen, empty_rows=True)
+        return (k, v), (self.present(k), self.present(v)), masks
 
     def positions(self, new: Var) -> Var:
         """The position of every joined row [batch, 1, 1, C + tokens]; −1 where a row holds anything."""

@@ -84,7 +84,7 @@ def attend(
         score_mod, prob_mod: applied to the input and the output of the softmax, in that type.
     """
     groups = _Groups.of(op, q, k)
-    q, k = _scaled(op, q, k, scale)
+    q, k = _scaled_factors(op, q, k, scale)
     raw = groups.join(groups.split(q) @ op.Transpose(k, perm=[0, 1, 3, 2]))
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
     # far below any score, yet finite: a softmax over nothing but hidden keys is then no 0/0
@@ -99,7 +99,7 @@ def attend(
     return Attended(y, raw, capped, masked, probabilities)
 
 
-def _scaled(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
+def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
     """Scale q alone; in narrow types both, by the root, as the specification has it: products could overflow."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
@@ -147,8 +147,8 @@ class _Groups:
 
 def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, right: int = -1) -> Var:
     """Query i at position p = i + offset sees keys p − left … p + right; −1 leaves a side open."""
-    position = op.Unsqueeze(_range(op, q), [1]) + offset
-    key = op.Unsqueeze(_range(op, k), [0])
+    position = op.Unsqueeze(_positions(op, q), [1]) + offset
+    key = op.Unsqueeze(_positions(op, k), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
     sides += [key >= (position - left if left else position)] if left >= 0 else []
     return _all_of(*sides)
@@ -156,11 +156,11 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
     """Is a key among the first ``lengths[batch]``? [batch, 1, 1, keys]"""
-    key = _range(op, k)
+    key = _positions(op, k)
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
 
 
-def _range(op: Builder, x: Var) -> Var:
+def _positions(op: Builder, x: Var) -> Var:
     return op.Range(0, op.Squeeze(op.dim(x, 2), [0]), 1)
 
 
@@ -257,7 +257,7 @@ def attention(
     result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, precision=precision)
     y = merge_heads(op, result.y) if packed else result.y
     wanted = len(node.outputs) > 3 and is_wanted(node.outputs[3])
-    return y, k, v, _stage(op, result, masks, qk_matmul_output_mode) if wanted else None
+    return y, k, v, _asked_scores(op, result, masks, qk_matmul_output_mode) if wanted else None
 
 
 def _masks(
@@ -286,7 +286,7 @@ def _masks(
     return Masks(bias, _all_of(*conditions) if conditions else None, empty)
 
 
-def _stage(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
+def _asked_scores(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
     """The optional output: 0 raw scores, 1 behind the soft cap, 2 masked, 3 probabilities."""
     if mode == 2:
         return masks.apply(op, result.capped, -_INF)
@@ -332,10 +332,10 @@ def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool
     if size and size != known:
         x, rest = op.Split(x, op.Concat([size], op.dim(x, -1) - size, axis=0), axis=-1, outputs=2)
     if interleaved:
-        turned = _turn(op, _in_pairs(op, x), op.Unsqueeze(cos, [-1]), op.Unsqueeze(sin, [-1]))
+        turned = _rotated(op, _in_pairs(op, x), op.Unsqueeze(cos, [-1]), op.Unsqueeze(sin, [-1]))
         turned = op.Reshape(turned, op.shape(x))
     else:
-        turned = _turn(op, x, cos, sin)
+        turned = _rotated(op, x, cos, sin)
     return turned if rest is None else op.Concat(turned, rest, axis=-1)
 
 
@@ -344,7 +344,7 @@ def _in_pairs(op: Builder, x: Var) -> Var:
     return op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
 
 
-def _turn(op: Builder, x: Var, cos: Var, sin: Var) -> Var:
+def _rotated(op: Builder, x: Var, cos: Var, sin: Var) -> Var:
     """Turn x = (a, b), halves along its last axis, into (a cos − b sin, a sin + b cos)."""
     a, b = op.Split(x, axis=-1, num_outputs=2, outputs=2)
     return op.Concat(a * cos - b * sin, a * sin + b * cos, axis=-1)

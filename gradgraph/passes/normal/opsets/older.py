@@ -88,7 +88,7 @@ def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
     while _expanded(editor, [n for n in nodes_of(model) if _is_newer(n, opset)]):
         pass
     for node in [n for n in nodes_of(model) if n.domain == ""]:
-        if (why := _written(node, opset)) is not None:
+        if (why := _problem_of_writing(node, opset)) is not None:
             yield Finding(describe(node), why, remedy=f"build at opset {OPSET}, or write that part otherwise")
 
 
@@ -110,7 +110,7 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
     return done
 
 
-def _written(node: ir.Node, opset: int) -> str | None:
+def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
     """Bring ``node`` to its older form, in place; return the reason if that cannot be done."""
     old = signature(node.op_type, opset)
     if old is None:
@@ -118,10 +118,10 @@ def _written(node: ir.Node, opset: int) -> str | None:
     for first, change in _CHANGES.get(node.op_type, ()):
         if opset < first and (why := change(node)) is not None:
             return why
-    return None if old == signature(node.op_type, OPSET) else _fitted(node, old, opset)
+    return None if old == signature(node.op_type, OPSET) else _misfit(node, old, opset)
 
 
-def _fitted(node: ir.Node, old: Signature, opset: int) -> str | None:
+def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
     """Drop attributes that only say what the older operator does; return the reason if ``node`` does not fit it."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):

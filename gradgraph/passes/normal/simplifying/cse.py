@@ -112,26 +112,26 @@ def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
     """The key of ``node``, found anew if its inputs are others; that of a Shape depends on sizes, too."""
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
-        key = _key(node, sizes_are_fixed)
+        key = _node_key(node, sizes_are_fixed)
         keys[node] = node.inputs, key
     return key
 
 
-def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
+def _node_key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     if node.op_type == "Shape" and sizes_are_fixed and (dims := _named_sizes(node)) is not None:
         return "Shape", dims
     inputs = tuple([_operand_key(v) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
-    attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
+    attributes = frozenset(map(_attribute_key, node.attributes.values())) if node.attributes else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
     if role := precision_role(node.op_type, node.metadata_props):
         kind = kind, role  # a Cast that the model has itself is none of these
     return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 
-def _attribute(attribute: ir.Attr) -> Hashable:
+def _attribute_key(attribute: ir.Attr) -> Hashable:
     if attribute.type == ir.AttributeType.TENSOR:
-        return attribute.name, _numbers(attribute.as_tensor())
+        return attribute.name, _tensor_key(attribute.as_tensor())
     if attribute.type not in _PLAIN or attribute.is_ref():
         return attribute.name, id(attribute)
     return attribute.name, repr(attribute.value)  # 0.0 equals -0.0, but does not read the same
@@ -140,10 +140,10 @@ def _attribute(attribute: ir.Attr) -> Hashable:
 def _operand_key(value: ir.Value | None) -> Hashable:
     """The numbers of a small constant; any other value itself."""
     tensor = None if value is None else value.const_value
-    return value if value is None or tensor is None or not is_marked_constant(value) else _numbers(tensor)
+    return value if value is None or tensor is None or not is_marked_constant(value) else _tensor_key(tensor)
 
 
-def _numbers(tensor: ir.TensorProtocol) -> Hashable:
+def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
     if tensor.size > _MOST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
         return id(tensor)
     return int(tensor.dtype), tuple(tensor.shape.numpy()), tensor.tobytes()

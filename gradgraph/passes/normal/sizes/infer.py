@@ -60,9 +60,9 @@ def _infer(model: ir.Model) -> bool:
     for value in _values(model):
         _forget(value, generated=value not in ends)
     known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
-    proto = _message(model)
+    proto = _without_weights(model)
     try:
-        inferred = _inferred(proto, _room(model))
+        inferred = _inferred(proto, _bytes_allowed(model))
     except shapes.FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     if settled := settle_windows(model, inferred):
@@ -106,7 +106,7 @@ def _forget_all(model: ir.Model) -> None:
 def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
     """Let ONNX infer, but hide operators whose rules err; changes ``proto``."""
     while True:
-        inferred = _asked(proto, room)
+        inferred = _inferred_in_room(proto, room)
         opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
         if not _hide_misjudged(proto.graph, inferred.graph, opset, _Scope({}, {})):
             return inferred
@@ -114,7 +114,7 @@ def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
             proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
 
 
-def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
+def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
     """Let ONNX infer, without data if these do not fit into memory; return ``proto`` if types do not fit either."""
     room += _COPIES * proto.ByteSize()
     found = proto
@@ -134,7 +134,7 @@ def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension
             yield from info.type.tensor_type.shape.dim
 
 
-def _room(model: ir.Model) -> int:
+def _bytes_allowed(model: ir.Model) -> int:
     """Bytes that an inference of ``model`` may take, which writes vectors out, element by element."""
     stored = (v.const_value for v in model.graph.initializers.values())
     elements = sum(t.size for t in stored if t is not None and len(t.shape) == 1)
@@ -170,7 +170,7 @@ def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: in
             right = corrected(node, types, scope.constants, opset)
             if right is not None:
                 node.domain = _HIDDEN
-                _described(graph, node.output[0]).CopyFrom(right)
+                _type_entry(graph, node.output[0]).CopyFrom(right)
                 return True  # what was inferred of those behind it rests on this one
         sizes = ([shapes.shape_of_type(types.get(name)) or () for name in names] for names in (node.output, node.input))
         empty = (any(0 in each for each in every) for every in sizes)
@@ -188,10 +188,10 @@ def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto])
             if dim.dim_value == 0:
                 dim.ClearField("dim_value")
     for name, kind in types.items():
-        _described(graph, name).CopyFrom(kind)
+        _type_entry(graph, name).CopyFrom(kind)
 
 
-def _described(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
+def _type_entry(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
     """The entry of ``graph`` that says which type ``name`` has."""
     known = next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
     return (known or graph.value_info.add(name=name)).type
@@ -220,7 +220,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
 
     Values in bodies have them, too. Recorded shapes of other domains' outputs are believed.
     """
-    proto = _message(model)
+    proto = _without_weights(model)
     own = {name for node in proto.graph.node if node.domain for name in node.output}
     kept = [info for info in proto.graph.value_info if info.name in own]
     del proto.graph.value_info[:]
@@ -229,7 +229,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
     for body in [*proto_graphs(proto)][1:]:
         _forget_shapes((*body.value_info, *body.output))
     try:
-        proto = _inferred(proto, _room(model))
+        proto = _inferred(proto, _bytes_allowed(model))
     except shapes.FAILURES:
         return {}
     derived: dict[str, shapes.Shape] = {}
@@ -294,13 +294,13 @@ def _is_lie(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_ran
 def objection(model: ir.Model) -> str | None:
     """The fault that ONNX's strict inference finds in ``model``, if any; the inference is wrong now and then."""
     try:
-        _asked(_message(model), _room(model), strict=True)
+        _inferred_in_room(_without_weights(model), _bytes_allowed(model), strict=True)
     except shapes.FAILURES as error:
         return escaped(" ".join(re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error)).split())[:300])
     return None
 
 
-def _message(model: ir.Model) -> onnx.ModelProto:
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
     """The model without weights; if sizes are huge, with names for them and a mark."""
     proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())

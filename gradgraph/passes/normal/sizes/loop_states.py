@@ -89,7 +89,7 @@ class _Proofs:
             if self._left == 0:
                 break
             self._left -= 1
-            found = [_agreed(a, b) for a, b in zip(assumed, self._after(body, assumed), strict=True)]
+            found = [_common_shape(a, b) for a, b in zip(assumed, self._after(body, assumed), strict=True)]
             if found == assumed:
                 return found
             assumed = found
@@ -100,7 +100,9 @@ class _Proofs:
         if initial is None or not isinstance(initial.type, ir.TensorType | ir.SequenceType):
             return None
         before = self._known_of(initial)
-        return _EMPTY if before == _EMPTY else _named(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
+        if before == _EMPTY:
+            return _EMPTY
+        return _with_names(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
 
     def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
         """The shapes of the states after an iteration that starts with ``states``."""
@@ -118,7 +120,7 @@ class _Proofs:
         if is_standard(node, "Loop"):
             found = self.of(node)
         elif is_standard(node, "If"):
-            found = [_agreed(*results) for results in zip(*map(self._branch, subgraphs(node)), strict=True)]
+            found = [_common_shape(*results) for results in zip(*map(self._branch, subgraphs(node)), strict=True)]
         elif node.op_type in ("Identity", "SequenceInsert") and self._known_of(node.inputs[0]) == _EMPTY:
             found = [self._known_of(node.inputs[-1 if node.op_type == "Identity" else 1])]
         elif not any(subgraphs(node)):
@@ -163,7 +165,7 @@ def _captured(body: ir.Graph) -> list[ir.Value]:
     return list(dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inside))
 
 
-def _named(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
+def _with_names(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
     """The shape before the loop, completed by the one inside, with names for sizes that are open."""
     if before is None or inside is None or len(before) != len(inside):
         before = inside = before or inside
@@ -173,6 +175,6 @@ def _named(before: Shape | None, inside: Shape | None, name: str) -> Shape | Non
     return tuple(f"{name}.{i}" if _is_open(d) else d for i, d in enumerate(dims))
 
 
-def _agreed(a: Shape | None, b: Shape | None) -> Shape | None:
+def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """The shape that holds for both."""
     return shapes.common(a, b) if _EMPTY not in (a, b) else a if b == _EMPTY else b

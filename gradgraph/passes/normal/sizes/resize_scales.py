@@ -70,7 +70,7 @@ def settle_scales(model: ir.Model) -> bool:
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if n.op_type == "Resize" and not n.domain]
-    found = [(n, x, sizes) for n in resizes if (x := n.inputs[0]) is not None and (sizes := _sizes(n))]
+    found = [(n, x, sizes) for n in resizes if (x := n.inputs[0]) is not None and (sizes := _resized_sizes(n))]
     editor = Editor(model)
     for node, x, sizes in found:
         given = _all_sizes(editor.op, Var(editor.op, x), sizes)
@@ -96,7 +96,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
     return op.Where(resized, np.array([known.get(a, 0) for a in range(x.rank)], np.int64), op.Shape(x))
 
 
-def _sizes(node: ir.Node) -> dict[int, int] | None:
+def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
     """The output size of every axis that is resized, if ONNX miscounts one and all scales are ratios of whole sizes."""
     dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))

@@ -79,7 +79,7 @@ def _window(node: ir.Node) -> tuple[list[int], list[int]]:
     return shapes.windows_of(node)[:2]
 
 
-def _sizes(node: ir.Node) -> list[shapes.Dim]:
+def _spatial_sizes(node: ir.Node) -> list[shapes.Dim]:
     shape = shapes.shape_of(node.inputs[0])
     return list(shape[2:]) if shape is not None else [None] * _rank(node)
 
@@ -96,7 +96,7 @@ def _halves(totals: Sequence[int], upper: bool) -> list[int]:
 
 def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     reach, strides = _window(node)
-    totals = [_same_total(n, r, s) for n, r, s in zip(_sizes(node), reach, strides, strict=True)]
+    totals = [_total_of_pads(n, r, s) for n, r, s in zip(_spatial_sizes(node), reach, strides, strict=True)]
     pads = _halves([t for t in totals if t is not None], upper)
     if None in totals or _too_large(node, pads):
         _pad_before(editor, node, reach, strides, upper)
@@ -118,7 +118,7 @@ def _too_large(node: ir.Node, pads: list[int]) -> bool:
     return found
 
 
-def _same_total(size: shapes.Dim, reach: int, stride: int) -> int | None:
+def _total_of_pads(size: shapes.Dim, reach: int, stride: int) -> int | None:
     """(ceil(size / stride) - 1) · stride + reach - size, at least 0; no size is needed for stride 1."""
     if stride == 1:
         return reach - 1
@@ -135,7 +135,7 @@ def _pad_before(editor: Editor, node: ir.Node, reach: list[int], strides: list[i
     op = editor.op
     x, *rest = (editor.op.wrap(v) for v in node.inputs)
     assert x is not None
-    known = tuple(_sizes(node))
+    known = tuple(_spatial_sizes(node))
     size = op.const(np.array(known, np.int64)) if shapes.is_static(known) else op.Shape(x, start=2)
     outputs = op.Div(op.Add(size, [s - 1 for s in strides]), strides)
     totals = op.Max(op.Sub(op.Add(op.Mul(op.Sub(outputs, [1]), strides), reach), size), [0])
@@ -205,7 +205,7 @@ def _transposed_totals(
     """Stride · (size - 1) + output_padding + reach - output size, where SAME asks for an output of size · stride."""
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
-    sizes = shapes.known_sizes(_sizes(node))
+    sizes = shapes.known_sizes(_spatial_sizes(node))
     wanted = output_shape[-len(reach) :]
     if len(sizes) < len(reach):
         raise ModelError(

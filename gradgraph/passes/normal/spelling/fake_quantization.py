@@ -42,7 +42,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
     straight = QUANTISED in model.metadata_props
     if not _wanted and not straight:
         return False
-    learned = _behind([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
+    learned = _computed_from([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
     editor, changed = Editor(model), False
     for node in calls_of(model, "DequantizeLinear"):
         before = node.inputs[0].producer() if node.inputs[0] else None
@@ -50,20 +50,20 @@ def write_fake_quantization(model: ir.Model) -> bool:
         if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
             x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
         elif straight and before is not None:
-            x, limits = _bias(node, before), None
+            x, limits = _rounded_bias(node, before), None
         if x is None or node.inputs[1] is None:
             continue
         number, scale, zero = (editor.op.wrap(v) for v in (x, *[*node.inputs, None][1:3]))
         assert number is not None and scale is not None
         if straight:
-            of_all = limits is not None and node.inputs[1] in learned
-            scale = _gentle(editor.op, scale, number, limits) if of_all and limits else _detached(editor.op, scale)
+            weighed = limits if node.inputs[1] in learned else None
+            scale = _with_weighed_slope(editor.op, scale, number, weighed) if weighed else _detached(editor.op, scale)
         editor.replace(node, _arithmetic(editor.op, number, scale, zero, limits, straight, **_blocks(node)))
         changed = True
     return changed
 
 
-def _behind(values: Iterable[ir.Value | None]) -> set[ir.Value]:
+def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
     """The values that are computed from trained numbers on the way to a scale, and these."""
     waiting, found = [v for v in values if v is not None], set[ir.Value]()
     while waiting:
@@ -75,15 +75,15 @@ def _behind(values: Iterable[ir.Value | None]) -> set[ir.Value]:
     return found
 
 
-def _bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
+def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
     """Return the bias b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
     if before.op_type != "Cast" or before.outputs[0].dtype != ir.DataType.INT32:
         return None
     part = made_by(source_of(before.inputs[0], "Round"), "Div")
-    return part.inputs[0] if part is not None and _same(part.inputs[1], node.inputs[1]) else None
+    return part.inputs[0] if part is not None and _are_equal(part.inputs[1], node.inputs[1]) else None
 
 
-def _gentle(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
+def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
     """Weigh the gradient of ``scale`` by 1/(√(n·Q)·s²): one s belongs to ds/dr, one to the quotient."""
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
@@ -98,7 +98,7 @@ def _undoes(node: ir.Node, before: ir.Node) -> bool:
     return (
         before.outputs[0].dtype in INTEGER_RANGES
         and _blocks(node) == _blocks(before)
-        and all(_same(a, b) for a, b in pairs)
+        and all(_are_equal(a, b) for a, b in pairs)
     )
 
 
@@ -107,7 +107,7 @@ def _blocks(node: ir.Node) -> dict[str, int]:
     return {"axis": int(given.get("axis", 1)), "block": int(given.get("block_size", 0))}
 
 
-def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
+def _are_equal(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Are they one value, or equal constants? Two parameters may part in training, however equal they are now."""
     if a is b or a is None or b is None:
         return a is b
@@ -127,7 +127,7 @@ def _arithmetic(
     axis: int,
     block: int,
 ) -> Var:
-    step = _spread(op, scale, x, axis, block)
+    step = _broadcastable(op, scale, x, axis, block)
     part = x / step
     whole = op.Round(part)
     if straight:  # exact: a number and its next whole one differ by a number that floats hold, and add up to it
@@ -136,7 +136,7 @@ def _arithmetic(
         return whole * step
     if zero is None:
         return op.Clip(whole, *map(float, limits)) * step
-    z = _spread(op, op.cast(zero, x.dtype), x, axis, block)
+    z = _broadcastable(op, op.cast(zero, x.dtype), x, axis, block)
     return (op.Clip(whole + z, *map(float, limits)) - z) * step
 
 
@@ -148,7 +148,7 @@ def _detached(op: Builder, value: Var) -> Var:
     return kept
 
 
-def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
+def _broadcastable(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
     """Reshape scales or zero points so that they broadcast against ``x``."""
     if v.rank == 0:
         return v

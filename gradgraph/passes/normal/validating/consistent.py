@@ -63,7 +63,7 @@ def _type_findings(model: ir.Model) -> Iterator[Finding]:
     fine: set[tuple[object, ...]] = set()
     for node, opset in _standard_nodes(model):
         reads, writes = [None if v is None else v.type for v in node.inputs], [v.type for v in node.outputs]
-        types = (node.op_type, opset, *map(_kind, reads), "->", *map(_kind, writes))
+        types = (node.op_type, opset, *map(_type_key, reads), "->", *map(_type_key, writes))
         if types not in fine:
             schema = signature(node.op_type, opset)
             found = [] if schema is None else [*_typed_wrongly(node, schema)]
@@ -82,27 +82,27 @@ def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
     return ((node, node.version or opset) for node in nodes_of(model) if node.domain == "")
 
 
-def _kind(kind: ir.TypeProtocol | None) -> object:
+def _type_key(kind: ir.TypeProtocol | None) -> object:
     """A key that tells the type from others, and costs little."""
-    return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text(kind)
+    return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text_in_schemas(kind)
 
 
 # --- types in words ---------------------------------------------------------------------------------------
 
 
-def _text(kind: ir.TypeProtocol) -> str:
+def _text_in_schemas(kind: ir.TypeProtocol) -> str:
     """``kind`` as schemas write it: ``seq(tensor(float))``."""
     if isinstance(kind, ir.TensorType):
         return f"tensor({kind.dtype.name.lower()})"
     wrapper = _WRAPPERS.get(type(kind), ("sparse_tensor",))[0]
-    return f"{wrapper}({_text(_element(kind))})"
+    return f"{wrapper}({_text_in_schemas(_element(kind))})"
 
 
-def _words(kind: ir.TypeProtocol) -> str:
+def _type_words(kind: ir.TypeProtocol) -> str:
     if isinstance(kind, ir.TensorType):
         return _NAMES.get(kind.dtype.name, kind.dtype.name.lower())
     wrapper = _WRAPPERS.get(type(kind), ("a sparse",))[-1]
-    return f"{wrapper} {_words(_element(kind))}"
+    return f"{wrapper} {_type_words(_element(kind))}"
 
 
 def _element(kind: ir.TypeProtocol) -> ir.TypeProtocol:
@@ -127,19 +127,19 @@ def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
         if value is None or value.type is None:
             continue
         formal = schema.formal(i, of_output)
-        if _text(value.type) not in formal.allowed | latest.formal(i, of_output).allowed:
+        if _text_in_schemas(value.type) not in formal.allowed | latest.formal(i, of_output).allowed:
             yield _of_another_type(node, value, value.type, formal, of_output)
             return
         if formal.variable is not None:
             first, kind = bound.setdefault(formal.variable, (value, value.type))
-            if _kind(kind) != _kind(value.type):
+            if _type_key(kind) != _type_key(value.type):
                 yield _mixture(node, first, kind, value, value.type, of_output)
                 return
 
 
 def _of_another_type(node: ir.Node, value: ir.Value, kind: ir.TypeProtocol, formal: Formal, of_output: bool) -> Finding:
     does, remedy = ("gives", "correct its declared type") if of_output else ("reads", "put a Cast before it")
-    words = f"{does} '{shown(value.name)}' of type {_words(kind)} as its {formal.name}, which must be one of "
+    words = f"{does} '{shown(value.name)}' of type {_type_words(kind)} as its {formal.name}, which must be one of "
     return Finding(describe(node), words + _listed(formal.allowed), "", remedy)
 
 
@@ -149,15 +149,15 @@ def _mixture(
     if of_output:
         return Finding(
             describe(node),
-            f"gives '{shown(value.name)}', declared as {_words(other)}, from '{shown(first.name)}' of type "
-            f"{_words(kind)}",
+            f"gives '{shown(value.name)}', declared as {_type_words(other)}, from '{shown(first.name)}' of type "
+            f"{_type_words(kind)}",
             "both must have one type",
             "correct what is declared, or put a Cast between them",
         )
     return Finding(
         describe(node),
-        f"reads '{shown(first.name)}' of type {_words(kind)} and '{shown(value.name)}' of type {_words(other)}, which "
-        "must have one type",
+        f"reads '{shown(first.name)}' of type {_type_words(kind)} and '{shown(value.name)}' of type "
+        f"{_type_words(other)}, which must have one type",
         "",
         "put a Cast before one of them",
     )
@@ -165,11 +165,11 @@ def _mixture(
 
 def _cast_differs(node: ir.Node) -> Iterator[Finding]:
     to, kind = ir.TensorType(ir.DataType(node.attributes["to"].as_int())), node.outputs[0].type
-    if kind is not None and _kind(kind) != _kind(to):
+    if kind is not None and _type_key(kind) != _type_key(to):
         yield Finding(
             describe(node),
-            f"casts to {_words(to)}",
-            f"its output '{shown(node.outputs[0].name)}' is declared as {_words(kind)}",
+            f"casts to {_type_words(to)}",
+            f"its output '{shown(node.outputs[0].name)}' is declared as {_type_words(kind)}",
             "correct either",
         )
 
@@ -177,11 +177,11 @@ def _cast_differs(node: ir.Node) -> Iterator[Finding]:
 def _branches_differ(node: ir.Node) -> Iterator[Finding]:
     then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
     for a, b in zip(then, other, strict=False):
-        if a.type is not None and b.type is not None and _kind(a.type) != _kind(b.type):
+        if a.type is not None and b.type is not None and _type_key(a.type) != _type_key(b.type):
             yield Finding(
                 describe(node),
-                f"gives '{shown(a.name)}' of type {_words(a.type)} in one branch and '{shown(b.name)}' of type "
-                f"{_words(b.type)} in the other",
+                f"gives '{shown(a.name)}' of type {_type_words(a.type)} in one branch and '{shown(b.name)}' of type "
+                f"{_type_words(b.type)} in the other",
                 "",
                 "put a Cast at the end of one of them",
             )
@@ -195,8 +195,8 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
         elif isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
             yield Finding(
                 f"initializer '{shown(name)}'",
-                f"holds {_words(ir.TensorType(tensor.dtype))}",
-                f"is declared as {_words(value.type)}",
+                f"holds {_type_words(ir.TensorType(tensor.dtype))}",
+                f"is declared as {_type_words(value.type)}",
                 "correct what is declared, or convert its data",
             )
 

@@ -54,18 +54,18 @@ def find_copies(
     by_order: dict[Hashable, list[_View]] = defaultdict(list)
     by_width: dict[int, list[_Probe]] = defaultdict(list)
     for view in (view for w in weights if w in held for view in _views(w, held[w], group(w))):
-        if (key := _order(view.array)) is not None:
+        if (key := _order_key(view.array)) is not None:
             by_order[key].append(view)
             if view.array.ndim <= 2 or not view.is_turned:
-                by_width[_width(view.array.shape)].append(_probe(view))
+                by_width[_row_length(view.array.shape)].append(_probe(view))
     lookup = {width: (probes, np.array([p.key for p in probes], np.uint64)) for width, probes in by_width.items()}
     sizes = {view.array.size for views in by_order.values() for view in views}
     found = []
     for tensor in tensors:
         if tensor in held:
             subject = _View(tensor, held[tensor], group(tensor))
-            whole = _whole(subject, by_order) if subject.array.size in sizes else None
-            copy = whole or _part(subject, lookup)
+            whole = _copy_of_whole(subject, by_order) if subject.array.size in sizes else None
+            copy = whole or _copy_of_part(subject, lookup)
             found += [] if copy is None else [copy]
     return found
 
@@ -118,7 +118,7 @@ def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
     """The pairs (numbers in a row, rows) of a tensor as it lies and turned; (size, 0) if ``whole``."""
     if whole:
         return [(math.prod(dims), 0)]
-    return [(_width(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_width(dims), dims[0])]
+    return [(_row_length(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_row_length(dims), dims[0])]
 
 
 def _is_comparable(value: ir.Value) -> bool:
@@ -154,7 +154,7 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 # --- a function of the whole weight -----------------------------------------------------------------------
 
 
-def _order(array: Array) -> Hashable | None:
+def _order_key(array: Array) -> Hashable | None:
     """Return the size and the order of a few numbers, which every monotone function keeps or turns round."""
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
@@ -174,16 +174,16 @@ _FUNCTIONS: Sequence[tuple[str, Callable[[Array], Array]]] = (
 )
 
 
-def _whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) -> Copy | None:
-    key = _order(tensor.array)
+def _copy_of_whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) -> Copy | None:
+    key = _order_key(tensor.array)
     views = [] if key is None else [v for v in by_order.get(key, ()) if v.group != tensor.group]
     for view in views[:_TRIES]:
-        if (words := _function(*_spread(view.array, tensor.array))) is not None:
+        if (words := _function(*_samples(view.array, tensor.array))) is not None:
             return Copy(tensor.value, view.value, f"is {words.format(_TURNED[view.is_turned])}")
     return None
 
 
-def _spread(x: Array, y: Array) -> tuple[Array, Array]:
+def _samples(x: Array, y: Array) -> tuple[Array, Array]:
     """Take numbers of ``x`` and ``y`` at the same places, in float64: all, or as many as are compared."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
@@ -212,11 +212,11 @@ def _is_close(a: Array, b: Array) -> bool:
 # --- a weight among others ----------------------------------------------------------------------------------
 
 
-def _part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
+def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
     """Find a weight that was joined with others along the first axis, or along the second."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
-        every, keys = lookup.get(_width(whole.shape), ((), np.array([], np.uint64)))
+        every, keys = lookup.get(_row_length(whole.shape), ((), np.array([], np.uint64)))
         near = [i for i, probe in enumerate(every) if len(probe.view.array) * _PARTS >= len(whole)]
         probes, known = [every[i] for i in near], keys[near]
         if not len(known) or len(whole) < _PROBE:
@@ -231,7 +231,7 @@ def _part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -
     return None
 
 
-def _width(dims: Sequence[int]) -> int:
+def _row_length(dims: Sequence[int]) -> int:
     """Numbers in a row; 0 for vectors, whose rows are short windows that overlap."""
     return math.prod(dims[1:]) if len(dims) > 1 else 0
 
@@ -255,4 +255,4 @@ def _probe(view: _View) -> _Probe:
 def _holds(whole: Array, part: Array, start: int) -> bool:
     if len(part) >= len(whole) or start < 0 or start + len(part) > len(whole) or whole.shape[1:] != part.shape[1:]:
         return False
-    return np.array_equal(*_spread(part, whole[start : start + len(part)]))
+    return np.array_equal(*_samples(part, whole[start : start + len(part)]))

@@ -87,7 +87,7 @@ def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
 
 def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
     """Does the file say that this is a parameter or buffer itself, and not computed from others?"""
-    return bool(_said(value)) or (
+    return bool(_word_of_exporter(value)) or (
         graph.meta.get(_EXPORTER) == _OLDER_TORCH and bool(_STATE_OF_TORCH.match(value.name or ""))
     )
 
@@ -104,10 +104,10 @@ def without_folding(graph: ir.Graph) -> str:
 
 def is_buffer(value: ir.Value) -> bool:
     """Does the frontend or PyTorch call it a buffer: part of the model, as a table of positions is, and not trained?"""
-    return _said(value) == "buffer"
+    return _word_of_exporter(value) == "buffer"
 
 
-def _said(value: ir.Value) -> str:
+def _word_of_exporter(value: ir.Value) -> str:
     """The exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if it has none."""
     role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
     kind = value.metadata_props.get(_KIND, "")
@@ -163,17 +163,17 @@ class _Judge:
             return Verdict(False, "it stands in the file as a Constant node")
         if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
             return Verdict(False, "its name says that it is a number in a formula")
-        if said := _said(value):
+        if said := _word_of_exporter(value):
             words = "its parameter is frozen" if said == _FROZEN else f"it is a {said}"
             return Verdict(said == "parameter", f"the file says that {words}")
         if _is_folded(value, self._computed):
             return Verdict(False, "the exporter folded it from numbers and shapes alone")
-        if _hides(value):
+        if _is_mask(value):
             return Verdict(False, "it holds numbers that are not finite")
         uses = self._uses.get(value, {})
         if not uses or value.dtype is None or not value.dtype.is_floating_point():
             return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")
-        return self._of_one(name, uses) if is_single(value) else _of_many(value, uses)
+        return self._of_one(name, uses) if is_single(value) else _of_tensor(value, uses)
 
     def _of_one(self, name: str, uses: Uses) -> Verdict:
         is_generated = bool(_EXPORTERS_OWN.match(name))
@@ -194,7 +194,7 @@ class _Judge:
         return Verdict(False, f"{reason}, which the file does not tell from a learned one", doubtful=True)
 
 
-def _of_many(value: ir.Value, uses: Uses) -> Verdict:
+def _of_tensor(value: ir.Value, uses: Uses) -> Verdict:
     if set(uses) == {Role.SETTING}:
         return Verdict(False, str(uses[Role.SETTING]))
     if Role.STATE in uses and value.const_value is not None and not value.const_value.numpy().any():
@@ -210,7 +210,7 @@ def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
     )
 
 
-def _hides(value: ir.Value) -> bool:
+def _is_mask(value: ir.Value) -> bool:
     tensor = value.const_value
     if tensor is None or tensor.dtype not in _FLOATS or tensor.size > _LARGEST_MASK:
         return False
