@@ -69,7 +69,8 @@ def _stored_for(
         kind = _integer_type(stored, made_by, node)
         if kind in INTEGER_RANGES:
             x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
-            limits, axis, block = INTEGER_RANGES[kind], _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
+            axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
+            limits = INTEGER_RANGES[kind]
             whole = Quantiser(scale, zero if zero.size else None, limits, axis, block).quantised(x)
             held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
             yield node.output[0], ir.to_proto(ir.tensor(whole.astype(held), dtype=kind, name=node.output[0]))
