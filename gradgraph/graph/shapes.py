@@ -226,7 +226,7 @@ def _infer_by_schema(node: ir.Node) -> None:
         return
     given = [recorded_shape(v) for v in node.inputs]
     try:
-        found = types_by_schema(node, given, OPSET)
+        found = types_by_schema(node, given, OPSET, _known_data)
     except FAILURES:
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
@@ -246,8 +246,16 @@ FAILURES = (  # of ONNX's rules, where they do not know, or object
 )
 
 
-def types_by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) -> dict[str, onnx.TypeProto]:
-    """The types that ONNX's rules give to outputs of ``node``, with inputs of these shapes; their errors pass."""
+def types_by_schema(
+    node: ir.Node,
+    given: Sequence[Shape | None],
+    opset: int,
+    data: Callable[[ir.Node], dict[str, onnx.TensorProto]],
+) -> dict[str, onnx.TypeProto]:
+    """The types that ONNX's rules give to outputs of ``node``, with inputs of these shapes; their errors pass.
+
+    ``data`` tells the numbers of inputs that may steer shapes.
+    """
     schema = schema_of(node.op_type, opset, node.domain)
     vectors = [s[0] for s in given if s is not None and len(s) == 1]
     if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # taken for sizes, they take for ever
@@ -257,7 +265,7 @@ def types_by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) ->
         schema,
         ir.serde.serialize_node(node),
         {v.name or "": _type_proto(v, s) for v, s in read},
-        _known_data(node),
+        data(node),
         opset_imports=[onnx.helper.make_opsetid("", opset)],
         ir_version=IR_VERSION,
     )
@@ -269,7 +277,7 @@ def objects(node: ir.Node, given: Sequence[Shape | None], opset: int) -> bool:
     if any(v is not None and not isinstance(v.type, ir.TensorType) for v in node.inputs):
         return False
     try:
-        types_by_schema(node, given, opset)
+        types_by_schema(node, given, opset, _known_data)
     except FAILURES:
         return True
     return False

@@ -102,7 +102,7 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
         if node.domain or not typed or schema_of(node.op_type, opset) is None:
             continue
         try:
-            found = types_by_schema(node, [recorded_shape(v) for v in node.inputs], opset)
+            found = types_by_schema(node, [recorded_shape(v) for v in node.inputs], opset, _stored_data)
         except FAILURES:
             continue
         for value in node.outputs:
@@ -113,3 +113,9 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
                     new = tuple(better(a, b) for a, b in zip(old, new, strict=True))
                 record_shape(value, new)
         infer_beyond_onnx(node)
+
+
+def _stored_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
+    """Small initializers among the inputs; those of Constant nodes keep their names, as nobody reads them here."""
+    stored = [(v.name or "", v.const_value) for v in inputs_of(node)]
+    return {name: ir.to_proto(tensor) for name, tensor in stored if tensor is not None and tensor.size <= 64}
