@@ -1,4 +1,4 @@
-"""What a user says of recomputation, and what becomes of it: cuts of the forward pass."""
+"""Recomputation as users ask for it, and the cuts of the forward pass that follow from it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ KEEP = Kind(
 
 
 def as_recompute(given: Keep) -> Recompute | None:
-    """``given``, or what it says."""
+    """Read what a user gave for ``recompute``."""
     return given if given is None or isinstance(given, Recompute) else Recompute(given)
 
 

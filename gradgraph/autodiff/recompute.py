@@ -131,11 +131,8 @@ def _is_fed(x: ir.Value) -> bool:
 def is_pure(node: ir.Node) -> bool:
     """Does it give the same whenever it is given the same, as far as anybody knows?"""
     nodes = [node, *(n for graph in subgraphs(node) for n in graph.all_nodes())]
-    return not any(n.domain not in _DOMAINS or n.op_type in DRAWING or _drops(n) for n in nodes)
-
-
-def _drops(node: ir.Node) -> bool:
-    return node.op_type == "Dropout" and len(node.inputs) > 2
+    drops = any(n.op_type == "Dropout" and len(n.inputs) > 2 for n in nodes)
+    return not drops and not any(n.domain not in _DOMAINS or n.op_type in DRAWING for n in nodes)
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ def compute_again(op: Builder, segments: Segments) -> None:
 
 
 def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Let the readers of ``values`` in the forward pass be told from what makes these, where there is one alone."""
+    """Put an ``After`` before each of ``values`` that has one reader, which lies in the forward pass: so they stay apart."""
     fed = next((x for read in p.reads for x in read if _is_fed(x) and _has_elements(x)), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
     ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]
@@ -264,7 +261,7 @@ def _has_elements(x: ir.Value) -> bool:
 
 
 def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
-    """What is computed once all is there that the backward pass from ``begin`` to ``end`` computes for others."""
+    """Return a value that is computed after all results of the backward pass from ``begin`` to ``end``."""
     alive = p.needed[bisect.bisect_left(p.needed, begin) : bisect.bisect_left(p.needed, end)]
     inside = p.dead.union(p.backward[i] for i in alive)
     given = [
@@ -276,7 +273,7 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 
 
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
-    """Let copies wait for what is made of a gradient alone, and not for the gradient itself, in place.
+    """Make copies wait for the update that a gradient is made into, not for the gradient itself, in place.
 
     A product of which nobody else reads the result becomes one with the sum behind it: ``w + xᵀ·dy``.
     """
@@ -316,7 +313,7 @@ class _Late(dict[ir.Value, ir.Value]):
 
 
 def _read_late(p: Differentiated, part: range, late: _Late) -> None:
-    """Let a part of the backward pass read late what is kept: masks and the like of it would be computed at once."""
+    """Make a part of the backward pass read kept values through ``After``: else masks of them are computed at once."""
     for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
         node = p.backward[i]
         for at, x in enumerate(node.inputs):
@@ -336,12 +333,8 @@ def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], late: _Late)
                 read[x] = late[x]
     copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), read)
     op.nodes += copies
-    readers = _with_bodies(p.backward)
+    readers = {*p.backward, *(n for node in p.backward for graph in subgraphs(node) for n in graph.all_nodes())}
     for old, new in values.items():
         for use in [use for use in old.uses() if use.node in readers]:
             use.node.replace_input_with(use.idx, new)
     return list(values)
-
-
-def _with_bodies(nodes: Sequence[ir.Node]) -> set[ir.Node]:
-    return {*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())}

@@ -18,10 +18,6 @@ from gradgraph.rules.rounding import wide
 FAR, NAN = [100.0, -100.0, -200.0], math.nan
 
 
-def _indicator(op: Builder, condition: Var, like: Var) -> Var:
-    return op.cast(condition, like.dtype)
-
-
 # --- piecewise linear --------------------------------------------------------------------------------------
 
 
@@ -38,7 +34,7 @@ def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 
 @named_operator("ReluGrad", case(real(2, 3), real(2, 3)), case(real(), real()), case(real(0), real(0)), like=[1])
 def relu_gradient(op: Builder, dy: Var, y: Var) -> Var:
-    return dy * _indicator(op, y > 0.0, dy)
+    return dy * op.cast(y > 0.0, dy.dtype)
 
 
 @vjp(
@@ -55,7 +51,7 @@ def relu_gradient(op: Builder, dy: Var, y: Var) -> Var:
 def leaky_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
     above = (y if alpha >= 0.0 else x) > 0.0
     if 0.0 <= alpha <= 1.0:
-        return (dy * op.Clip(_indicator(op, above, dy), alpha),)  # faster than Where
+        return (dy * op.Clip(op.cast(above, dy.dtype), alpha),)  # faster than Where
     return (op.Where(above, dy, dy * alpha),)
 
 
@@ -85,7 +81,7 @@ def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
     point([0.0, -1.0, -2.0], gives=[[1.0, 0.0, 0.0]], alpha=-1.0),
 )
 def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
-    return (dy * _indicator(op, wide(op, x) > alpha, dy),)  # alpha is float32, and may lie between numbers of x's type
+    return (dy * op.cast(wide(op, x) > alpha, dy.dtype),)  # alpha is float32, and may lie between numbers of x's type
 
 
 @vjp(
@@ -99,7 +95,7 @@ def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> G
     point([0.0, 0.5, -0.5, 0.6, -0.6, NAN], gives=[[0.0, 0.0, 0.0, 1.0, 1.0, 0.0]]),
 )
 def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -> Gradients:
-    return (dy * _indicator(op, op.Abs(wide(op, x)) > lambd, dy),)  # lambd is float32, as above
+    return (dy * op.cast(op.Abs(wide(op, x)) > lambd, dy.dtype),)  # lambd is float32, as above
 
 
 @vjp(
@@ -116,15 +112,12 @@ def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -
     point([0.0, -1.0, 1.0, *FAR, NAN], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
 )
 def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float) -> Gradients:
-    if _is_erf(x) and abs(alpha) <= min(beta, 1.0 - beta):
+    producer = x.value.producer()
+    is_erf = producer is not None and key_of(producer) == ("", "Erf")
+    if is_erf and abs(alpha) <= min(beta, 1.0 - beta):
         return (dy * alpha,)  # it never leaves the ramp
     y = op.HardSigmoid(wide(op, x), alpha=alpha, beta=beta)
-    return (dy * _indicator(op, y > y * y, dy) * alpha,)  # 0 < y < 1
-
-
-def _is_erf(x: Var) -> bool:
-    producer = x.value.producer()
-    return producer is not None and key_of(producer) == ("", "Erf")
+    return (dy * op.cast(y > y * y, dy.dtype) * alpha,)  # 0 < y < 1
 
 
 @vjp(
@@ -138,7 +131,7 @@ def _is_erf(x: Var) -> bool:
 )
 def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     u = x * (1.0 / 6.0)
-    inside = _indicator(op, op.Abs(x) < 3.0, dy)  # next to the Clip's own bounds, rounded or not
+    inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # next to the Clip's own bounds, rounded or not
     return (dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside),)  # one Where costs as much as four of these nodes
 
 
@@ -232,13 +225,10 @@ def gelu(op: Builder, dy: Var, y: Var, x: Var, *, approximate: str) -> Gradients
     like=[1],
 )
 def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
-    return dy * (_tanh_gelu_slope(op, x) if approximate == "tanh" else _gelu_slope(op, x))
-
-
-def _gelu_slope(op: Builder, x: Var) -> Var:
-    """Φ(x) + x·φ(x), with the constant factor of φ inside the exponential; written in s = x/√2."""
-    s = x * math.sqrt(0.5)
-    return s * op.Exp(-0.5 * math.log(math.pi) - s * s) + normal_cdf(op, x)
+    if approximate == "tanh":
+        return dy * _tanh_gelu_slope(op, x)
+    s = x * math.sqrt(0.5)  # Φ(x) + x·φ(x), with the constant factor of φ inside the exponential
+    return dy * (s * op.Exp(-0.5 * math.log(math.pi) - s * s) + normal_cdf(op, x))
 
 
 def normal_cdf(op: Builder, x: Var) -> Var:

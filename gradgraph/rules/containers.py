@@ -54,14 +54,15 @@ def empty(op: Builder, like: Var) -> Var:
     return sequence
 
 
+def counters(number: str) -> list[ir.Value]:
+    """The first inputs of a Loop's body: the iteration's number, under this name, and whether it goes on."""
+    return [ir.Value(name=number, type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
+
+
 def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -> Var:
     """The sequence ``start`` with ``write(place)`` behind it for each of ``count`` places."""
-    inputs = [
-        ir.Value(name="place", type=INT64, shape=ir.Shape([])),
-        ir.Value(name="go", type=BOOL, shape=ir.Shape([])),
-    ]
     body = op.graph(
-        [*inputs, ir.Value(name="done", type=start.value.type)],
+        [*counters("place"), ir.Value(name="done", type=start.value.type)],
         lambda place, go, done: [go, inserted(op, done, write(place))],
         "extend",
     )
@@ -90,12 +91,8 @@ def joined(op: Builder, sequence: Var, axis: int, new_axis: bool) -> Var:
 
 def sizes(op: Builder, sequence: Var, axis: int) -> Var:
     """The size of every element of a sequence along ``axis``, as an int64 vector."""
-    inputs = [
-        ir.Value(name="place", type=INT64, shape=ir.Shape([])),
-        ir.Value(name="go", type=BOOL, shape=ir.Shape([])),
-    ]
     body = op.graph(
-        inputs,
+        counters("place"),
         lambda place, go: [go, op.Gather(op.Shape(element(op, sequence, place)), axis)],
         "sizes",
     )

@@ -18,7 +18,7 @@ from gradgraph.errors import UnsupportedOperatorError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.prune import prune_graph
-from gradgraph.rules.containers import BOOL, INT64, is_sequence
+from gradgraph.rules.containers import counters, is_sequence
 from gradgraph.rules.iteration import Backward, changes, described, inlined, replayed, saved, total, twin
 from gradgraph.rules.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
 
@@ -360,7 +360,8 @@ def loop(
     needed = [k for k in back.used if 2 <= k < len(body.inputs)]
     moving = [k for k in needed if changes(body.inputs[k], body.outputs[k - 1])]
     rows |= {k: saved(op, ys[0], body, body.inputs[k], len(states)) for k in needed if k not in moving}
-    trips = _trips(op, next(iter(rows.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states)))
+    counted = next(iter(rows.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states))
+    trips = op.Squeeze(op.dim(counted, 0), [0])  # each iteration made a row
     read: dict[int, Callable[[Var], Var]] = {k: functools.partial(op.Gather, x) for k, x in rows.items()}
     if moving:
         read |= replayed(op, trips, states, body, moving)
@@ -370,20 +371,10 @@ def loop(
         given = {k: row(at) for k, row in read.items()} | {0: at, 1: op.const(True)}
         return [go, *inlined(op, back.step, [*entering, *(given.get(k) for k in range(len(back.slices)))])]
 
-    lead = [ir.Value(name="number", type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
-    graph = op.graph([*lead, *map(twin, back.entering)], write, "backward")
+    graph = op.graph([*counters("number"), *map(twin, back.entering)], write, "backward")
     prune_graph(graph)
     results = op.Loop(trips, True, *back.initial, body=graph, outputs=len(back.initial) + back.row_count)
-    return [*[None] * (_input_count(ys) - len(states)), *back.gradients(results, states)]
-
-
-def _trips(op: Builder, rows: Var) -> Var:
-    """How many iterations were made: as many as a scan output has rows."""
-    return op.Squeeze(op.dim(rows, 0), [0])
-
-
-def _input_count(ys: Sequence[Var]) -> int:
-    """Without states, the condition may be left out altogether."""
     node = ys[0].value.producer()
     assert node is not None
-    return len(node.inputs)
+    before = len(node.inputs) - len(states)  # without states, the condition may be left out altogether
+    return [*[None] * before, *back.gradients(results, states)]

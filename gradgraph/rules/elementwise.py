@@ -183,17 +183,14 @@ def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
     """The gradient of the base: dz * e * x**(e - 1)."""
     if known is not None and known.size == 1:
-        return _scalar_power_slope(op, dz, x, float(known.item()))
+        c = float(known.item())
+        if c in (0.0, 1.0):
+            return dz if c == 1.0 else op.zeros_like(dz)
+        return dz * (x if c == 2.0 else x ** (c - 1.0)) * c
     down = e - 1.0
     if known is None or not known.all():
         down += op.cast(op.Equal(x, 0.0) & op.Equal(e, 0.0), x.dtype)  # 0 * 0**-1 is NaN, 0 * 0**0 is not
     return dz * e * x**down
-
-
-def _scalar_power_slope(op: Builder, dz: Var, x: Var, c: float) -> Var:
-    if c in (0.0, 1.0):
-        return dz if c == 1.0 else op.zeros_like(dz)
-    return dz * (x if c == 2.0 else x ** (c - 1.0)) * c
 
 
 @vjp("Exp", case(real(2, 3)), case(real()), case(real(0)), point([0.0, -200.0], gives=[[1.0, math.exp(-200.0)]]))

@@ -35,7 +35,7 @@ _SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passe
 
 @dataclass(frozen=True)
 class NamedOperator:
-    """Its portable form and how its nodes look.
+    """A named operator: its portable form, and how its nodes look.
 
     Attributes:
         name: in the domain ``gradgraph``.

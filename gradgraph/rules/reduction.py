@@ -46,36 +46,31 @@ def _empty_axes(axes: Var | None) -> bool:
     return axes is None or (axes.const is not None and axes.const.size == 0)
 
 
-def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int) -> Var:
+def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int, **_: int) -> Var:
     """``y`` with its reduced axes of size 1; a scalar, where all were reduced, broadcasts as it is."""
     return y if keepdims or axes is None or _empty_axes(axes) else op.Unsqueeze(y, axes)
 
 
-def _spread(op: Builder, dy: Var, x: Var, axes: Var | None, keepdims: int, noop: int) -> Var:
+def _spread(op: Builder, dy: Var, x: Var, axes: Var | None, keepdims: int, noop_with_empty_axes: int) -> Var:
     """``dy`` repeated along the reduced axes."""
-    return dy if noop and _empty_axes(axes) else op.Expand(_kept(op, dy, axes, keepdims), op.shape(x))
+    return dy if noop_with_empty_axes and _empty_axes(axes) else op.Expand(_kept(op, dy, axes, keepdims), op.shape(x))
 
 
-def _total(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
-    return op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
+def _total(op: Builder, x: Var, axes: Var | None, noop_with_empty_axes: int, **_: int) -> Var:
+    return op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
 
 
 # --- sums ------------------------------------------------------------------------------------------------
 
 
 @vjp("ReduceSum", *_calls(real), case(real(2, 0, 3), [1]))
-def reduce_sum(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
-) -> Gradients:
-    return (_spread(op, dy, x, axes, keepdims, noop_with_empty_axes),)
+def reduce_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return (_spread(op, dy, x, axes, **how),)
 
 
 @vjp("ReduceMean", *_calls(real), point([[1.0, 2.0, 4.0]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]))
-def reduce_mean(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
-) -> Gradients:
-    share = dy * _weight(op, y, x, axes, noop_with_empty_axes)
-    return (_spread(op, share, x, axes, keepdims, noop_with_empty_axes),)
+def reduce_mean(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return (_spread(op, dy * _weight(op, y, x, axes, how["noop_with_empty_axes"]), x, axes, **how),)
 
 
 def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
@@ -97,10 +92,8 @@ def _sizes(x: Var, axes: Var) -> shapes.Shape | None:
 
 
 @vjp("ReduceSumSquare", *_calls(real))
-def reduce_sum_square(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
-) -> Gradients:
-    return (x * (_kept(op, dy, axes, keepdims) * 2.0),)
+def reduce_sum_square(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return (x * (_kept(op, dy, axes, **how) * 2.0),)
 
 
 @vjp(
@@ -108,11 +101,9 @@ def reduce_sum_square(
     *_calls(positive),
     point([[1.0, 3.0], [0.0, 0.0]], [1], gives=[[[0.25, 0.25], [math.inf, math.inf]], None], keepdims=0),
 )
-def reduce_log_sum(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
-) -> Gradients:
-    share = _kept(op, dy, axes, keepdims) / _total(op, x, axes, noop_with_empty_axes)
-    return (_spread(op, share, x, axes, 1, noop_with_empty_axes),)
+def reduce_log_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    share = _kept(op, dy, axes, **how) / _total(op, x, axes, **how)
+    return (_spread(op, share, x, axes, **how | {"keepdims": 1}),)
 
 
 @vjp(
@@ -126,12 +117,10 @@ def reduce_log_sum(
     point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
     point([[math.inf, 0.0]], [-1], gives=[[[math.nan, 0.0]], None]),
 )
-def reduce_log_sum_exp(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
-) -> Gradients:
+def reduce_log_sum_exp(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     level = wide(op, y)
     finite = op.cast(op.Where(op.IsInf(level, detect_positive=0), 0.0, level), x.dtype)  # -inf - -inf is NaN
-    return (op.Exp(x - _kept(op, finite, axes, keepdims)) * _kept(op, dy, axes, keepdims),)
+    return (op.Exp(x - _kept(op, finite, axes, **how)) * _kept(op, dy, axes, **how),)
 
 
 # --- norms -----------------------------------------------------------------------------------------------
@@ -140,8 +129,8 @@ def reduce_log_sum_exp(
 @vjp(
     "ReduceL1", *_calls(real), point([[0.0, -0.0], [math.nan, -3.0]], [1], gives=[[[0.0, 0.0], [math.nan, -1.0]], None])
 )
-def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
-    return (op.Sign(x) * _kept(op, dy, axes, keepdims),)
+def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return (op.Sign(x) * _kept(op, dy, axes, **how),)
 
 
 @vjp(
@@ -149,10 +138,10 @@ def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, 
     *_calls(real),
     point([[0.0, -0.0], [3.0, -4.0]], [1], gives=[[[0.0, 0.0], [0.6, -0.8]], None], keepdims=0),
 )
-def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
+def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     wide_dy, wide_x, norm = all_wide(op, dy, x, y)
     scale = wide_dy / op.Where(op.Equal(norm, 0.0), 1.0, norm)  # x is 0 there: 0 / 1 is 0
-    return (op.cast(wide_x * _kept(op, scale, axes, keepdims), x.dtype),)
+    return (op.cast(wide_x * _kept(op, scale, axes, **how), x.dtype),)
 
 
 # --- extrema and products ----------------------------------------------------------------------------------
@@ -165,8 +154,8 @@ def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, 
     point([[-math.inf, -math.inf], [math.inf, 0.0]], [1], gives=[[[0.5, 0.5], [1.0, 0.0]], None]),
     point([[math.nan, 1.0], [2.0, 2.0]], [1], gives=[[[math.nan, math.nan], [0.5, 0.5]], None]),
 )
-def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
-    return _extremum(op, dy, x, axes, op.ReduceMax, **attrs)
+def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return _extremum(op, dy, x, axes, op.ReduceMax, **how)
 
 
 @vjp(
@@ -175,17 +164,15 @@ def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **
     point([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.5, 0.0, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
     point([[math.nan, 1.0], [2.0, 2.0]], [1], gives=[[[math.nan, math.nan], [0.5, 0.5]], None]),
 )
-def reduce_min(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
-    return _extremum(op, dy, x, axes, op.ReduceMin, **attrs)
+def reduce_min(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
+    return _extremum(op, dy, x, axes, op.ReduceMin, **how)
 
 
-def _extremum(
-    op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[..., Var], keepdims: int, noop_with_empty_axes: int
-) -> Gradients:
+def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[..., Var], **how: int) -> Gradients:
     wide_dy, same = all_wide(op, dy, x)
-    y = choose(same, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
-    chosen = op.cast(op.Equal(same, _kept(op, y, axes, keepdims)), same.dtype)
-    share = _kept(op, wide_dy, axes, keepdims) / _total(op, chosen, axes, noop_with_empty_axes)
+    y = choose(same, axes, **how)
+    chosen = op.cast(op.Equal(same, _kept(op, y, axes, **how)), same.dtype)
+    share = _kept(op, wide_dy, axes, **how) / _total(op, chosen, axes, **how)
     return (op.cast(chosen * share, x.dtype),)
 
 
@@ -208,11 +195,9 @@ def _extremum(
     ),
     point([0.0], gives=[[1.0]], keepdims=0),
 )
-def reduce_prod(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
-) -> Gradients:
+def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     wide_dy, wide_x = all_wide(op, dy, x)
-    dx = _kept(op, wide_dy, axes, keepdims) * _others(op, wide_x, axes, noop_with_empty_axes)
+    dx = _kept(op, wide_dy, axes, **how) * _others(op, wide_x, axes, how["noop_with_empty_axes"])
     return (op.cast(dx, x.dtype),)
 
 

@@ -272,8 +272,5 @@ def attributes(node: ir.Node) -> dict[str, Any]:
     """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay)."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults = {} if known is None else known.defaults
-    return defaults | {a.name: _plain(a.value) for a in node.attributes.values()} if node.attributes else {**defaults}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    own = {a.name: list(a.value) if isinstance(a.value, tuple) else a.value for a in node.attributes.values()}
+    return defaults | own

@@ -67,7 +67,7 @@ class Windows:
         return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
 
     def spatial(self, x: Var) -> Sequence[Dim]:
-        """Its sizes where windows move, as many as a window has axes even if nothing is known of ``x``."""
+        """The sizes of ``x`` along which windows move, one for each axis of a window even if ``x`` is unknown."""
         return (x.shape or ())[2:] or (None,) * self.rank
 
     def rest(self, x: Var, y: Var) -> list[int | None]:

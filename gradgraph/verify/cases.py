@@ -47,15 +47,6 @@ def draw(spec: Draw, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(0, 2, spec.shape).astype(bool)
 
 
-def _typed(array: np.ndarray, dtype: type[np.floating[Any]]) -> np.ndarray:
-    return np.asarray(array, dtype) if array.dtype.kind == "f" else np.asarray(array)
-
-
-def _literal(value: Any, type_str: str) -> np.ndarray:
-    array = np.asarray(value)
-    return array.astype(np.int64) if array.size == 0 and "int" in type_str else array
-
-
 def trial(
     rule: Rule,
     case: Case,
@@ -85,11 +76,17 @@ def trial(
         random = isinstance(spec, Draw)
         # float32 whatever the others are: Resize's scales, but not the one input of Celu
         single = i > 0 and _type_of(rule, i) == "tensor(float)"
-        numbers = draw(spec, rng) if random else _literal(spec, _type_of(rule, i))
-        array = _typed(numbers, np.float32 if single else dtype)
+        array = np.asarray(draw(spec, rng) if isinstance(spec, Draw) else spec)
+        if not random and array.size == 0 and "int" in _type_of(rule, i):  # an empty list has no type
+            array = array.astype(np.int64)
+        elif array.dtype.kind == "f":
+            array = array.astype(np.float32 if single else dtype)
         if random or fed:
             feeds[name] = array
-            shape = [f"{name}_{a}" if _is_open(unknown, i + a) else size for a, size in enumerate(array.shape)]
+            shape = [
+                f"{name}_{a}" if unknown is True or (unknown and (i + a) % 2 == (unknown == "odd")) else size
+                for a, size in enumerate(array.shape)
+            ]
             inputs.append(
                 onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), shape)
             )
@@ -104,10 +101,6 @@ def trial(
         else [onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **case.attrs)]
     )
     return _assemble(rule, nodes, ys, case.read, inputs, initializers, feeds, wrt)
-
-
-def _is_open(unknown: Unknown, place: int) -> bool:
-    return unknown if isinstance(unknown, bool) else place % 2 == (unknown == "odd")
 
 
 def _type_of(rule: Rule, i: int) -> str:
@@ -156,8 +149,8 @@ def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
     """⟨u, Jᵀc⟩ against the central difference of ⟨c, f⟩ for every differentiable input."""
     rng = np.random.default_rng(seed)
     f, g = Oracle(t.model), Oracle(_vjp(t.model, t.read, t.wrt))
-    cotangents = {y: np.asarray(rng.uniform(-1, 1, f(t.feeds)[y].shape)) for y in t.read}
-    results = g({**t.feeds, **{f"{y}.cotangent": c for y, c in cotangents.items()}})
+    cotangents = _cotangents(t, rng)
+    results = g({**t.feeds, **cotangents})
     # the last outputs, in order: at second order the names "x0.grad" are taken
     gradients = dict(zip(t.wrt, list(results.values())[-len(t.wrt) :], strict=True))
 
@@ -171,10 +164,15 @@ def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
 def second_order(t: Trial, seed: int = 0) -> Trial:
     """The trial whose operator is the gradient of ``t``: inputs and cotangents in, gradients out."""
     rng = np.random.default_rng(seed)
-    ys = Oracle(t.model)(t.feeds)
-    cotangents = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape)) for y in t.read}
+    cotangents = _cotangents(t, rng)
     model = _vjp(t.model, t.read, t.wrt)
     return Trial(model, {**t.feeds, **cotangents}, [*t.wrt, *cotangents], [f"{x}.grad" for x in t.wrt])
+
+
+def _cotangents(t: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A random cotangent for each output that is read, by the name of its input."""
+    ys = Oracle(t.model)(t.feeds)
+    return {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
 
 
 def _vjp(model: onnx.ModelProto, outputs: list[str], wrt: list[str]) -> onnx.ModelProto:
@@ -187,9 +185,7 @@ def run_gradient(
     t: Trial, run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], Sequence[Any]], seed: int = 0
 ) -> list[np.ndarray]:
     """The gradients that ``run(model, feeds)`` computes for one random cotangent, in the order of ``t.wrt``."""
-    rng = np.random.default_rng(seed)
-    ys = Oracle(t.model)(t.feeds)
-    cotangents = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
+    cotangents = _cotangents(t, np.random.default_rng(seed))
     return [np.asarray(g) for g in run(_vjp(t.model, t.read, t.wrt), {**t.feeds, **cotangents})[-len(t.wrt) :]]
 
 

@@ -88,7 +88,7 @@ class BackendReport:
 
 @checked(backend=TEXT)
 def check_backend(model: Source | Step, backend: str) -> BackendReport:
-    """What the runtime of ``backend`` would refuse in a model or a step, compute elsewhere, or compute wrong.
+    """Find what the runtime of ``backend`` would refuse in a model or a step, compute elsewhere, or compute wrong.
 
     Nothing is run: each node is looked up in the table of what that runtime can do. A model for another opset than 21
     is judged as it would be written at 21, and calls of functions by what they consist of.

@@ -7,19 +7,18 @@ SequenceMap sees no outer values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference.op_run import OpRun
 
 from gradgraph.graph.shapes import shape_of_type, sizes_or
+from gradgraph.verify.kernel import Kernel
 
 Arrays = list[Any]  # arrays, and lists of arrays for sequences
 
 
-class _WithBody(OpRun):  # type: ignore[misc]
+class _WithBody(Kernel):
     def need_context(self) -> bool:
         return True
 
@@ -39,8 +38,6 @@ class _WithBody(OpRun):  # type: ignore[misc]
 
 
 class Loop(_WithBody):
-    op_domain = ""
-
     def _run(
         self,
         limit: np.ndarray | None = None,
@@ -63,8 +60,6 @@ class Loop(_WithBody):
 
 
 class Scan(_WithBody):
-    op_domain = ""
-
     def _run(
         self,
         *inputs: Any,
@@ -96,8 +91,6 @@ class Scan(_WithBody):
 
 
 class SequenceMap(_WithBody):
-    op_domain = ""
-
     def _run(
         self, first: Arrays, *others: Any, context: Any = None, attributes: Any = None, **_: Any
     ) -> tuple[Arrays, ...]:
@@ -109,25 +102,19 @@ class SequenceMap(_WithBody):
         return tuple(results)
 
 
-class SequenceInsert(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class SequenceInsert(Kernel):
     def _run(self, sequence: Arrays, tensor: np.ndarray, position: np.ndarray | None = None) -> tuple[Arrays]:
         place = len(sequence) if position is None else int(np.asarray(position).item())
         place += len(sequence) if place < 0 else 0
         return ([*sequence[:place], tensor, *sequence[place:]],)
 
 
-class SequenceAt(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class SequenceAt(Kernel):
     def _run(self, sequence: Arrays, position: np.ndarray) -> tuple[np.ndarray]:
         return (sequence[int(np.asarray(position).item())],)
 
 
-class SplitToSequence(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class SplitToSequence(Kernel):
     def _run(self, x: np.ndarray, split: np.ndarray | None = None, axis: int = 0, keepdims: int = 1) -> tuple[Arrays]:
         if split is None:
             rows = np.split(x, x.shape[axis], axis) if x.shape[axis] else []
@@ -136,13 +123,8 @@ class SplitToSequence(OpRun):  # type: ignore[misc]
         return (np.split(x, ends, axis),)
 
 
-class Optional(OpRun):  # type: ignore[misc]
+class Optional(Kernel):
     """An optional is its element, or ``None``."""
-
-    op_domain = ""
 
     def _run(self, x: Any = None, type: Any = None) -> tuple[Any]:
         return (x,)
-
-
-KERNELS: Sequence[type[OpRun]] = (Loop, Scan, SequenceAt, SequenceInsert, SequenceMap, SplitToSequence, Optional)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
+
+from gradgraph.verify.kernel import Kernel
 
 Ints = Sequence[int]
 WHOLE = slice(None)
@@ -64,16 +66,9 @@ class Windows:
             yield tap, tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in rows)
 
 
-def _windows(
-    x: np.ndarray,
-    kernel: Ints | None,
-    strides: Ints | None,
-    pads: Ints | None,
-    dilations: Ints | None,
-    auto_pad: str | None,
-) -> Windows:
-    rank = x.ndim - 2
-    kernel, strides, dilations = kernel or [1] * rank, strides or [1] * rank, dilations or [1] * rank
+def _windows(x: np.ndarray, kernel: Ints | None, attrs: Mapping[str, Any]) -> Windows:
+    rank, auto_pad, pads = x.ndim - 2, attrs.get("auto_pad"), attrs.get("pads")
+    kernel, strides, dilations = (v or [1] * rank for v in (kernel, attrs.get("strides"), attrs.get("dilations")))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         rows = zip(x.shape[2:], kernel, strides, dilations, strict=True)
         pads = _same([max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in rows], auto_pad)
@@ -90,23 +85,12 @@ def _same(totals: Ints, auto_pad: str) -> list[int]:
 # --- convolution ---------------------------------------------------------------------------------------
 
 
-class Conv(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Conv(Kernel):
     def _run(
-        self,
-        x: np.ndarray,
-        w: np.ndarray,
-        b: np.ndarray | None = None,
-        auto_pad: str | None = None,
-        dilations: Ints | None = None,
-        group: int | None = 1,
-        kernel_shape: Ints | None = None,
-        pads: Ints | None = None,
-        strides: Ints | None = None,
+        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, group: int | None = 1, **attrs: Any
     ) -> tuple[np.ndarray]:
         g, batch = group or 1, x.shape[0]
-        geometry = _windows(x, w.shape[2:], strides, pads, dilations, auto_pad)
+        geometry = _windows(x, w.shape[2:], attrs)
         counts = geometry.counts(x.shape[2:])
         places = math.prod(counts)
         seen = geometry.of(x, counts).reshape(batch, g, x.shape[1] // g, places, math.prod(w.shape[2:]))
@@ -116,28 +100,15 @@ class Conv(OpRun):  # type: ignore[misc]
         return (y if b is None else y + b.reshape(-1, *[1] * len(counts)),)
 
 
-class ConvTranspose(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class ConvTranspose(Kernel):
     def _run(
-        self,
-        x: np.ndarray,
-        w: np.ndarray,
-        b: np.ndarray | None = None,
-        auto_pad: str | None = None,
-        dilations: Ints | None = None,
-        group: int | None = 1,
-        kernel_shape: Ints | None = None,
-        output_padding: Ints | None = None,
-        output_shape: Ints | None = None,
-        pads: Ints | None = None,
-        strides: Ints | None = None,
+        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, group: int | None = 1, **attrs: Any
     ) -> tuple[np.ndarray]:
-        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        if attrs.get("output_shape") or attrs.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
             raise NotImplementedError("ConvTranspose with automatic pads: normalise the model first")
         g, batch, counts = group or 1, x.shape[0], x.shape[2:]
-        geometry = _windows(x, w.shape[2:], strides, pads, dilations, auto_pad)
-        more = list(output_padding or [0] * len(counts))
+        geometry = _windows(x, w.shape[2:], attrs)
+        more = list(attrs.get("output_padding") or [0] * len(counts))
         places, channels = math.prod(counts), w.shape[1] * g
         thrown = w.reshape(g, w.shape[0] // g, -1).transpose(0, 2, 1) @ x.reshape(batch, g, -1, places)
         thrown = thrown.reshape(batch, channels, *w.shape[2:], *counts)
@@ -153,21 +124,11 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
 # --- pooling -------------------------------------------------------------------------------------------
 
 
-class MaxPool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class MaxPool(Kernel):
     def _run(
-        self,
-        x: np.ndarray,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = 0,
-        dilations: Ints | None = None,
-        kernel_shape: Ints | None = None,
-        pads: Ints | None = None,
-        storage_order: int | None = 0,
-        strides: Ints | None = None,
+        self, x: np.ndarray, kernel_shape: Ints, ceil_mode: int | None = 0, storage_order: int | None = 0, **attrs: Any
     ) -> tuple[np.ndarray, ...]:
-        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
+        geometry = _windows(x, kernel_shape, attrs)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         seen = geometry.of(x, counts, -np.inf).reshape(*x.shape[:2], *counts, -1)
         if len(self.output) == 1:
@@ -182,21 +143,16 @@ class MaxPool(OpRun):  # type: ignore[misc]
         return np.take_along_axis(seen, winner, -1)[..., 0], place + planes * places.size
 
 
-class AveragePool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class AveragePool(Kernel):
     def _run(
         self,
         x: np.ndarray,
-        auto_pad: str | None = None,
+        kernel_shape: Ints,
         ceil_mode: int | None = 0,
         count_include_pad: int | None = 0,
-        dilations: Ints | None = None,
-        kernel_shape: Ints | None = None,
-        pads: Ints | None = None,
-        strides: Ints | None = None,
+        **attrs: Any,
     ) -> tuple[np.ndarray]:
-        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
+        geometry = _windows(x, kernel_shape, attrs)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         taps = tuple(range(-len(counts), 0))
         counted = np.ones((1, 1, *x.shape[2:]))
@@ -209,69 +165,35 @@ class AveragePool(OpRun):  # type: ignore[misc]
         return ((geometry.of(x, counts).sum(taps) / divisor).astype(x.dtype),)
 
 
-class LpPool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class LpPool(Kernel):
     def _run(
-        self,
-        x: np.ndarray,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = 0,
-        dilations: Ints | None = None,
-        kernel_shape: Ints | None = None,
-        p: int | None = 2,
-        pads: Ints | None = None,
-        strides: Ints | None = None,
+        self, x: np.ndarray, kernel_shape: Ints, ceil_mode: int | None = 0, p: int | None = 2, **attrs: Any
     ) -> tuple[np.ndarray]:
         power = 2 if p is None else p
-        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
+        geometry = _windows(x, kernel_shape, attrs)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         total = geometry.of(np.abs(x) ** power, counts).sum(tuple(range(-len(counts), 0)))
         return (total ** (1 / power),)
 
 
-class GlobalMaxPool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class GlobalMaxPool(Kernel):
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
-class GlobalLpPool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class GlobalLpPool(Kernel):
     def _run(self, x: np.ndarray, p: int | None = 2) -> tuple[np.ndarray]:
         power = 2 if p is None else p
         return ((np.abs(x) ** power).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / power),)
 
 
-class MaxUnpool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class MaxUnpool(Kernel):
     def _run(
-        self,
-        x: np.ndarray,
-        indices: np.ndarray,
-        output_shape: np.ndarray | None = None,
-        kernel_shape: Ints | None = None,
-        pads: Ints | None = None,
-        strides: Ints | None = None,
+        self, x: np.ndarray, indices: np.ndarray, output_shape: np.ndarray | None = None, **attrs: Any
     ) -> tuple[np.ndarray]:
-        geometry = _windows(x, kernel_shape, strides, pads, None, None)
+        geometry = _windows(x, attrs["kernel_shape"], attrs)
         rows = zip(x.shape[2:], geometry.kernel, geometry.strides, geometry.begins, geometry.ends, strict=True)
         shape = (*x.shape[:2], *[(n - 1) * s + k - b - e for n, k, s, b, e in rows])
         y = np.zeros(shape if output_shape is None else tuple(output_shape), x.dtype)
         y.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)  # indices count in the output, as in onnxruntime
         return (y,)
-
-
-KERNELS: Sequence[type[OpRun]] = (
-    Conv,
-    ConvTranspose,
-    MaxPool,
-    AveragePool,
-    LpPool,
-    GlobalMaxPool,
-    GlobalLpPool,
-    MaxUnpool,
-)

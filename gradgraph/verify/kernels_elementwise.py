@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
-from onnx.reference.op_run import OpRun
+
+from gradgraph.verify.kernel import Kernel
 
 
-class Mean(OpRun):  # type: ignore[misc]
+class Mean(Kernel):
     """The reference adds into its first operand, so it refuses a first operand that broadcasts."""
-
-    op_domain = ""
 
     def _run(self, *xs: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(functools.reduce(np.add, xs) / len(xs), xs[0].dtype),)
 
 
-class Celu(OpRun):  # type: ignore[misc]
-    """Its schema knows float32 only, so the reference refuses float64."""
-
-    op_domain = ""
+class Celu(Kernel):
+    """The schema knows float32 only, so the reference refuses float64."""
 
     def _run(self, x: np.ndarray, alpha: float) -> tuple[np.ndarray]:
         return (np.asarray(np.maximum(x, 0) + np.minimum(alpha * np.expm1(x / alpha), 0), x.dtype),)
 
 
-class Softsign(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Softsign(Kernel):
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(x / (1 + np.abs(x)), x.dtype),)
 
 
-class ReduceLogSumExp(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class ReduceLogSumExp(Kernel):
     def _run(
         self, x: np.ndarray, axes: np.ndarray | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> tuple[np.ndarray]:
@@ -49,6 +41,3 @@ class ReduceLogSumExp(OpRun):  # type: ignore[misc]
         top = np.where(np.isfinite(top), top, 0)
         y = np.log(np.sum(np.exp(x - top), axis=over, keepdims=True)) + top
         return (np.asarray(y if keepdims else np.squeeze(y, over), x.dtype),)
-
-
-KERNELS: Sequence[type[OpRun]] = (Mean, Celu, Softsign, ReduceLogSumExp)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
+
+from gradgraph.verify.kernel import Kernel
 
 
-class Pad(OpRun):  # type: ignore[misc]
+class Pad(Kernel):
     """With negative pads, which crop (after what is positive has been padded)."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -32,10 +30,8 @@ class Pad(OpRun):  # type: ignore[misc]
         return (np.pad(data[crop], np.maximum(width, 0), mode=mode, **more).astype(data.dtype),)
 
 
-class OneHot(OpRun):  # type: ignore[misc]
+class OneHot(Kernel):
     """With ``depth`` of shape [1]; an index out of [-depth, depth) gives a row of ``off``."""
-
-    op_domain = ""
 
     def _run(self, indices: np.ndarray, depth: np.ndarray, values: np.ndarray, axis: int = -1) -> tuple[np.ndarray]:
         count = int(np.asarray(depth).item())
@@ -45,10 +41,8 @@ class OneHot(OpRun):  # type: ignore[misc]
         return (np.where(hot, values[1], values[0]).astype(values.dtype),)
 
 
-class GatherElements(OpRun):  # type: ignore[misc]
+class GatherElements(Kernel):
     """With indices that are smaller than the data along other axes."""
-
-    op_domain = ""
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
         place: list[Any] = list(np.indices(indices.shape))
@@ -56,10 +50,8 @@ class GatherElements(OpRun):  # type: ignore[misc]
         return (data[tuple(place)],)
 
 
-class Slice(OpRun):  # type: ignore[misc]
+class Slice(Kernel):
     """With starts clamped as specified: going backwards, a start before the axis is its first element."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -81,6 +73,3 @@ def _chosen(start: int, stop: int, step: int, size: int) -> np.ndarray:
     if step > 0:
         return np.arange(min(max(start, 0), size), min(max(stop, 0), size), step)
     return np.arange(min(max(start, 0), size - 1), min(max(stop, -1), size - 1), step)
-
-
-KERNELS: Sequence[type[OpRun]] = (GatherElements, OneHot, Pad, Slice)

@@ -11,31 +11,26 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_negative_log_likelihood_loss import _compute_negative_log_likelihood_loss as nll
+
+from gradgraph.verify.kernel import Kernel
 
 Result = tuple[np.ndarray, ...]
 
 
-class Flatten(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Flatten(Kernel):
     def _run(self, x: np.ndarray, axis: int = 1) -> Result:
         axis = axis + x.ndim if axis < 0 else axis
         return (x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])),)
 
 
-class LpNormalization(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class LpNormalization(Kernel):
     def _run(self, x: np.ndarray, axis: int = -1, p: int = 2) -> Result:
         norm = np.sum(np.abs(x) ** p, axis=axis, keepdims=True) ** (1.0 / p)
         return (np.where(norm == 0, 0, x / norm).astype(x.dtype),)
 
 
-class LRN(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class LRN(Kernel):
     def _run(self, x: np.ndarray, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1) -> Result:
         before, after = (size - 1) // 2, size // 2
         padded = np.pad(x**2, [(0, 0), (before, after)] + [(0, 0)] * (x.ndim - 2))
@@ -43,9 +38,7 @@ class LRN(OpRun):  # type: ignore[misc]
         return ((x / (bias + alpha / size * sums) ** beta).astype(x.dtype),)
 
 
-class GroupNormalization(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class GroupNormalization(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -62,17 +55,13 @@ class GroupNormalization(OpRun):  # type: ignore[misc]
         return ((y * scale.reshape(per_channel) + bias.reshape(per_channel)).astype(x.dtype),)
 
 
-class MeanVarianceNormalization(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class MeanVarianceNormalization(Kernel):
     def _run(self, x: np.ndarray, axes: Sequence[int] = (0, 2, 3)) -> Result:
         over = tuple(axes)
         return ((x - x.mean(axis=over, keepdims=True)) / (x.std(axis=over, keepdims=True) + 1e-9),)
 
 
-class Dropout(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Dropout(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -88,9 +77,7 @@ class Dropout(OpRun):  # type: ignore[misc]
         return (y, mask)[: len(self.onnx_node.output)]
 
 
-class SoftmaxCrossEntropyLoss(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class SoftmaxCrossEntropyLoss(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -103,14 +90,3 @@ class SoftmaxCrossEntropyLoss(OpRun):  # type: ignore[misc]
         log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         (loss,) = nll(log_prob, target, weight, reduction, ignore_index)
         return (loss, log_prob)[: len(self.onnx_node.output)]
-
-
-KERNELS: Sequence[type[OpRun]] = (
-    Flatten,
-    LpNormalization,
-    LRN,
-    GroupNormalization,
-    MeanVarianceNormalization,
-    Dropout,
-    SoftmaxCrossEntropyLoss,
-)

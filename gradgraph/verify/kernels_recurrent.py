@@ -17,7 +17,8 @@ from math import nan
 from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
+
+from gradgraph.verify.kernel import Kernel
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array], Array]
@@ -67,8 +68,7 @@ def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[
     return found
 
 
-class _Recurrent(OpRun):  # type: ignore[misc]
-    op_domain = ""
+class _Recurrent(Kernel):
     gates: int
     states = 1
     activations: tuple[str, ...]
@@ -159,6 +159,3 @@ class LSTM(_Recurrent):
         forget = 1 - i if self.input_forget else w.gate(0, af + pf * c)
         new = forget * c + i * w.gate(1, ag)
         return w.gate(0, ao + po * new) * w.act[2](new), new
-
-
-KERNELS: Sequence[type[OpRun]] = (RNN, GRU, LSTM)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
+
+from gradgraph.verify.kernel import Kernel
 
 Ints = Sequence[int]
 WHOLE = slice(None)
@@ -74,9 +75,7 @@ def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> 
     return np.clip(i, 0, size - 1).astype(np.int64), valid
 
 
-class GridSample(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class GridSample(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -90,9 +89,7 @@ class GridSample(OpRun):  # type: ignore[misc]
         return (sample(x, u, mode or "linear", padding_mode or "zeros", bool(align_corners)),)
 
 
-class AffineGrid(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class AffineGrid(Kernel):
     def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int | None = 0) -> tuple[np.ndarray]:
         sizes = [int(n) for n in size[2:]]
         axes = [_ticks(n, bool(align_corners)) for n in sizes]
@@ -105,9 +102,7 @@ def _ticks(n: int, aligned: bool) -> np.ndarray:
     return np.linspace(1, -1, n)[::-1] if aligned else (2 * np.arange(n) + 1) / n - 1
 
 
-class DeformConv(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class DeformConv(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -140,10 +135,8 @@ class DeformConv(OpRun):  # type: ignore[misc]
 # --- regions of interest -------------------------------------------------------------------------------
 
 
-class RoiAlign(OpRun):  # type: ignore[misc]
+class RoiAlign(Kernel):
     """With the maximum over single weighted pixels, as onnx's kernel and onnxruntime have it."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -193,9 +186,7 @@ def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np
     return np.asarray(products.max((2, 4)))
 
 
-class MaxRoiPool(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class MaxRoiPool(Kernel):
     def _run(
         self, x: np.ndarray, rois: np.ndarray, pooled_shape: Ints, spatial_scale: float | None = 1.0
     ) -> tuple[np.ndarray]:
@@ -221,9 +212,7 @@ def _bins(size: int, first: int, last: int, count: int) -> list[slice]:
 # --- columns and spectra -------------------------------------------------------------------------------
 
 
-class Col2Im(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Col2Im(Kernel):
     def _run(
         self,
         x: np.ndarray,
@@ -246,6 +235,3 @@ class Col2Im(OpRun):  # type: ignore[misc]
             at: tuple[Any, ...] = (WHOLE, WHOLE, *tap)
             padded[(WHOLE, WHOLE, *where)] += columns[at]
         return (padded[(WHOLE, WHOLE, *(slice(b, b + n) for b, n in zip(begins, image, strict=True)))],)
-
-
-KERNELS: Sequence[type[OpRun]] = (GridSample, AffineGrid, DeformConv, RoiAlign, MaxRoiPool, Col2Im)

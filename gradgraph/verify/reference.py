@@ -7,7 +7,7 @@ Some reference kernels compute in float32 inside and return float64 without a wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from gradgraph.verify import (
+from gradgraph.verify import (  # noqa: F401  (they fill the list of kernels)
     kernels_control,
     kernels_conv,
     kernels_elementwise,
@@ -24,18 +24,15 @@ from gradgraph.verify import (
     kernels_recurrent,
     kernels_spatial,
 )
+from gradgraph.verify.kernel import KERNELS, Kernel
 
 
-class Erf(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Erf(Kernel):
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
-class Gelu(OpRun):  # type: ignore[misc]
-    op_domain = ""
-
+class Gelu(Kernel):
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
         if approximate == "tanh":
             y = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -43,18 +40,6 @@ class Gelu(OpRun):  # type: ignore[misc]
             y = 0.5 * x * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2)))
         return (y.astype(x.dtype),)
 
-
-REPAIRED: Sequence[type[OpRun]] = (
-    Erf,
-    Gelu,
-    *kernels_control.KERNELS,
-    *kernels_conv.KERNELS,
-    *kernels_elementwise.KERNELS,
-    *kernels_indexing.KERNELS,
-    *kernels_norm.KERNELS,
-    *kernels_recurrent.KERNELS,
-    *kernels_spatial.KERNELS,
-)
 
 _ADDED: dict[tuple[str, str], type[OpRun]] = {}
 
@@ -72,19 +57,13 @@ class Oracle:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.outputs = [o.name for o in model.graph.output]
-        self._run = ReferenceEvaluator(_all_named(model), new_ops=[*REPAIRED, *_ADDED.values()])
+        self._run = ReferenceEvaluator(_all_named(model), new_ops=[*KERNELS, *_ADDED.values()])
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         with np.errstate(all="ignore"):
             results = self._run.run(None, dict(feeds))
-        return {name: _result(r) for name, r in zip(self.outputs, results, strict=True)}
-
-
-def _result(value: Any) -> Any:
-    """An array, a list of arrays (a sequence), or None (an optional that is empty)."""
-    if value is None or isinstance(value, list):
-        return value
-    return np.asarray(value)
+        rows = zip(self.outputs, results, strict=True)
+        return {name: y if y is None or isinstance(y, list) else np.asarray(y) for name, y in rows}
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:

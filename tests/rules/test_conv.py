@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from gradgraph.errors import ModelError
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.transforms import vjp
-from gradgraph.verify.kernels_conv import KERNELS
+from gradgraph.verify.reference import KERNELS
 
 Shape = tuple[int | str, ...]
 

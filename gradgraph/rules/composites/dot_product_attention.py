@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """What ``p`` is where it is a number: PyTorch puts zeros in the place of rows that are masked as a whole, 0/0."""
+    """Return ``p`` before PyTorch put zeros in the place of rows that are masked as a whole (0/0 is no number)."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p

@@ -58,7 +58,8 @@ def find_gelu(walk: Walk) -> Found:
         x = _erf_argument(walk, curve) if curve.op_type == "Erf" else _tanh_argument(walk, curve)
         need_one_rank(walk, x)
         number, others = _factors(walk, walk.last, x)
-        need(_is_half(number * half, x) and sorted(map(id, others)) == sorted(map(id, (x, gate.outputs[0]))))
+        is_half = number * half == 0.5 and x.dtype is not None and x.dtype.is_floating_point()
+        need(is_half and sorted(map(id, others)) == sorted(map(id, (x, gate.outputs[0]))))
         return Found((x,), (), {"approximate": "none" if curve.op_type == "Erf" else "tanh"})
 
     return walk.first(gelu_by, _sums_below(walk.last))
@@ -142,10 +143,6 @@ def _factors(walk: Walk, last: ir.Node, x: ir.Value) -> tuple[float, list[ir.Val
                 level += [some(factor)] if c is None else []
     need(not level)
     return number, others
-
-
-def _is_half(number: float, x: ir.Value) -> bool:
-    return number == 0.5 and x.dtype is not None and x.dtype.is_floating_point()
 
 
 _ERF = "one = Constant<value = real {1.0}>()  half = Constant<value = real {0.5}>()"
