@@ -235,7 +235,7 @@ def compute_again(op: Builder, segments: Segments) -> None:
 
 
 def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Put an ``After`` before each of ``values`` that has one reader, which lies in the forward pass: so they stay apart."""
+    """Put an ``After`` between each of ``values`` and its reader in the forward pass, if it has no other reader."""
     fed = next((x for read in p.reads for x in read if _is_fed(x) and _has_elements(x)), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
     ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]

@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made
+from gradgraph.optim.recipe_parts import PAIR, RATE, check_adam, check_range, decay_links, made
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, zeros
 from gradgraph.optim.updates import adam_update, moments
 from gradgraph.optim.weight_groups import Grouping, recipe
@@ -66,13 +65,8 @@ def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, 
         return p, {"exp_avg": m, "exp_avg_sq": v}
 
     slots_from = zeros("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else []))
-    arguments = {"betas": list(betas), "eps": eps, **_if_set(amsgrad)}
+    arguments = {"betas": list(betas), "eps": eps, **({"amsgrad": True} if amsgrad else {})}
     return Transform("scale_by_adam", update, slots_from, arguments, apply=None if amsgrad else apply)
-
-
-def _if_set(amsgrad: bool) -> dict[str, bool]:
-    """For the manifest, which says nothing of what is left at its default."""
-    return {"amsgrad": True} if amsgrad else {}
 
 
 @recipe
@@ -87,8 +81,7 @@ def adam(
 ) -> Optimizer:
     """Adam with L2 regularisation, as ``torch.optim.Adam``."""
     check_adam(lr, betas, eps, weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, **_if_set(amsgrad)}
-    return made("adam", lr, [*decay_links(weight_decay), scale_by_adam(betas, eps, amsgrad)], arguments)
+    return made(lr, [*decay_links(weight_decay), scale_by_adam(betas, eps, amsgrad)])
 
 
 @recipe
@@ -103,5 +96,4 @@ def adamw(
 ) -> Optimizer:
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
     check_adam(lr, betas, eps, weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, **_if_set(amsgrad)}
-    return made("adamw", lr, [scale_by_adam(betas, eps, amsgrad), *decay_links(weight_decay)], arguments)
+    return made(lr, [scale_by_adam(betas, eps, amsgrad), *decay_links(weight_decay)])

@@ -11,9 +11,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
-from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import PAIR, RATE, check_adam, check_range, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.updates import moments
 from gradgraph.optim.weight_groups import Grouping, recipe
@@ -66,9 +65,7 @@ def nadam(
     check_adam(lr, betas, eps, weight_decay)
     not_negative(momentum_decay=momentum_decay)
     scaled, decay = _scale_by_nadam(betas, eps, momentum_decay), decay_links(weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
-                 "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
-    return made("nadam", lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled], arguments)
+    return made(lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled])
 
 
 def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
@@ -113,9 +110,7 @@ def radam(
     """Adam that starts as descent with momentum, until its variances can be trusted, as ``torch.optim.RAdam``."""
     check_adam(lr, betas, eps, weight_decay)
     scaled, decay = _scale_by_radam(betas, eps), decay_links(weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay,
-                 "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
-    return made("radam", lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled], arguments)
+    return made(lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled])
 
 
 def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
@@ -146,5 +141,4 @@ def adamax(
 ) -> Optimizer:
     """Adam with the largest gradient in place of the root of the mean square, as ``torch.optim.Adamax``."""
     check_adam(lr, betas, eps, weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay}
-    return made("adamax", lr, [*decay_links(weight_decay), _scale_by_adamax(betas, eps)], arguments)
+    return made(lr, [*decay_links(weight_decay), _scale_by_adamax(betas, eps)])

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import check_betas, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import PAIR, RATE, check_betas, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.updates import momentum_update
 from gradgraph.optim.weight_groups import Grouping, recipe
@@ -59,8 +58,7 @@ def sgd(
     if nesterov and (momentum <= 0 or dampening != 0):
         raise BuildError("Nesterov momentum needs a momentum above zero and no dampening")
     links = [*decay_links(weight_decay), *momentum_links(momentum, dampening, nesterov)]
-    arguments = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
-    return made("sgd", lr, links, arguments)
+    return made(lr, links)
 
 
 def momentum_links(decay: float, dampening: float = 0.0, nesterov: bool = False) -> list[Transform]:
@@ -89,8 +87,7 @@ def lion(
     """Steps of one size along the sign of a mean gradient, with decoupled decay (Chen et al., arXiv 2302.06675)."""
     not_negative(lr=lr, weight_decay=weight_decay)
     check_betas(betas)
-    arguments = {"betas": list(betas), "weight_decay": weight_decay}
-    return made("lion", lr, [_scale_by_lion(betas), *decay_links(weight_decay)], arguments)
+    return made(lr, [_scale_by_lion(betas), *decay_links(weight_decay)])
 
 
 def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
@@ -126,5 +123,4 @@ def rprop(
     not_negative(lr=lr)
     if not 0.0 < etas[0] < 1.0 < etas[1]:
         raise BuildError(f"etas must be a number in (0, 1) and one above 1, not {etas}")
-    arguments = {"etas": list(etas), "step_sizes": list(step_sizes)}
-    return made("rprop", lr, [_rprop_steps(lr, etas, step_sizes)], arguments, scaled=False)
+    return made(lr, [_rprop_steps(lr, etas, step_sizes)], scaled=False)

@@ -12,9 +12,8 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, Kind, checked
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import check_range, made, not_negative
+from gradgraph.optim.recipe_parts import RATE, check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise
 from gradgraph.optim.trust import norm
 from gradgraph.optim.weight_groups import Grouping, recipe
@@ -100,5 +99,4 @@ def adafactor(
     not_negative(lr=lr, weight_decay=weight_decay, **{f"eps[{i}]": e for i, e in enumerate(eps) if e is not None})
     if beta2_decay > 0.0 or d < 1.0:
         raise BuildError(f"beta2_decay must not be above zero and d not below one, but they are {beta2_decay} and {d}")
-    arguments = {"beta2_decay": beta2_decay, "eps": list(eps), "d": d, "weight_decay": weight_decay}
-    return made("adafactor", lr, [_factored_steps(lr, beta2_decay, eps, d, weight_decay)], arguments, scaled=False)
+    return made(lr, [_factored_steps(lr, beta2_decay, eps, d, weight_decay)], scaled=False)

@@ -11,9 +11,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import below_one, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import RATE, below_one, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.trust import norm
 from gradgraph.optim.weight_groups import Grouping, recipe
@@ -97,5 +96,4 @@ def muon(
     if not 0 < ns_steps < 100:
         raise BuildError(f"ns_steps must be between 1 and 99, but is {ns_steps}")
     steps = _orthogonal_momentum(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn)
-    arguments = {"weight_decay": weight_decay, **steps.arguments}
-    return made("muon", lr, [steps, *decay_links(weight_decay)], arguments)
+    return made(lr, [steps, *decay_links(weight_decay)])

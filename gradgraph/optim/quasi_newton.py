@@ -11,9 +11,8 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import check_range, made, not_negative
+from gradgraph.optim.recipe_parts import RATE, check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars
 from gradgraph.optim.weight_groups import Grouping, recipe
 
@@ -138,4 +137,4 @@ def lbfgs(
     if not 1 <= history_size <= 1000:
         raise BuildError(f"history_size must lie between 1 and 1000, but is {history_size}")
     steps = _quasi_newton_steps(lr, int(history_size), tolerance_grad, tolerance_change)
-    return made("lbfgs", lr, [steps], dict(steps.arguments), scaled=False)
+    return made(lr, [steps], scaled=False)

@@ -1,23 +1,32 @@
-"""Recipes share this: how an optimizer is put together, and what its numbers may be."""
+"""Recipes share this: the kinds of their arguments, how an optimizer is put together, and what its numbers may be."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph.arguments import NUMBER, Kind
 from gradgraph.errors import BuildError
 from gradgraph.optim.modifiers import Rate, add_decayed_weights, scale_by_learning_rate
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Optimizer, Transform, Vars
 
+RATE = Kind("a number, or a schedule such as gradgraph.optim.cosine(1e-3, 1000)",
+            lambda value: isinstance(value, Schedule) or NUMBER.fits(value))  # fmt: skip
+PAIR = Kind(
+    "two numbers, such as (0.9, 0.999)",
+    lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(NUMBER.fits, value)),
+)
 
-def made(name: str, lr: Rate, links: list[Transform], arguments: dict[str, Any], scaled: bool = True) -> Optimizer:
-    """The optimizer of a recipe; ``scaled``: what its links give is still to be multiplied by ``−lr``."""
-    rate = lr.describe() if isinstance(lr, Schedule) else lr
-    last = [scale_by_learning_rate(lr)] if scaled else []
-    return Optimizer(name, (*links, *last), {"lr": rate, **arguments})
+
+def made(lr: Rate, links: list[Transform], scaled: bool = True) -> Optimizer:
+    """An optimizer to which ``recipe`` gives its name and arguments.
+
+    Args:
+        scaled: what ``links`` give is still to be multiplied by ``−lr``.
+    """
+    return Optimizer("", (*links, *([scale_by_learning_rate(lr)] if scaled else [])))
 
 
 def decay_links(weight_decay: float) -> list[Transform]:

@@ -10,9 +10,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
-from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import below_one, check_range, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import RATE, below_one, check_range, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Init, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.weight_groups import Grouping, recipe
 
@@ -54,8 +53,7 @@ def rmsprop(
     """RMSprop, as ``torch.optim.RMSprop``."""
     not_negative(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
     links = [*decay_links(weight_decay), scale_by_rms(alpha, eps, centered), *momentum_links(momentum)]
-    arguments = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
-    return made("rmsprop", lr, links, arguments)
+    return made(lr, links)
 
 
 # --- Adagrad ---------------------------------------------------------------------------------------------
@@ -96,9 +94,7 @@ def adagrad(
     not_negative(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps,
                  initial_accumulator_value=initial_accumulator_value)  # fmt: skip
     links = [*decay_links(weight_decay), _scale_by_sums(lr_decay, initial_accumulator_value, eps)]
-    arguments = {"lr_decay": lr_decay, "weight_decay": weight_decay,
-                 "initial_accumulator_value": initial_accumulator_value, "eps": eps}  # fmt: skip
-    return made("adagrad", lr, links, arguments)
+    return made(lr, links)
 
 
 # --- Adadelta --------------------------------------------------------------------------------------------
@@ -127,5 +123,4 @@ def adadelta(
     """Steps as large as those before them, as ``torch.optim.Adadelta``."""
     not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     below_one(rho=rho)
-    arguments = {"rho": rho, "eps": eps, "weight_decay": weight_decay}
-    return made("adadelta", lr, [*decay_links(weight_decay), _scale_by_deltas(rho, eps)], arguments)
+    return made(lr, [*decay_links(weight_decay), _scale_by_deltas(rho, eps)])

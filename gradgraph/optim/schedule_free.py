@@ -14,9 +14,8 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
-from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import below_one, check_adam, check_range, made, not_negative
+from gradgraph.optim.recipe_parts import PAIR, RATE, below_one, check_adam, check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies, parameterwise
 from gradgraph.optim.weight_groups import Grouping, recipe
 
@@ -92,10 +91,8 @@ def schedule_free_adamw(
     """AdamW that needs no schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
     check_adam(lr, betas, eps, weight_decay)
     not_negative(warmup_steps=warmup_steps)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, "warmup_steps": warmup_steps, "r": r,
-                 "weight_lr_power": weight_lr_power}  # fmt: skip
     steps = _averaged_steps(lr, betas, eps, weight_decay, warmup_steps, r, weight_lr_power)
-    return made("schedule_free_adamw", lr, [steps], arguments, scaled=False)
+    return made(lr, [steps], scaled=False)
 
 
 @recipe
@@ -112,7 +109,5 @@ def schedule_free_sgd(
     """SGD that needs no schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
     not_negative(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
     below_one(momentum=momentum)
-    arguments = {"momentum": momentum, "weight_decay": weight_decay, "warmup_steps": warmup_steps, "r": r,
-                 "weight_lr_power": weight_lr_power}  # fmt: skip
     steps = _averaged_steps(lr, [momentum], 0.0, weight_decay, warmup_steps, r, weight_lr_power)
-    return made("schedule_free_sgd", lr, [steps], arguments, scaled=False)
+    return made(lr, [steps], scaled=False)

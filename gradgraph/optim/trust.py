@@ -11,9 +11,8 @@ from gradgraph.arguments import NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import scale_by_adam
 from gradgraph.optim.descent import momentum_links
-from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, scale_by_learning_rate
-from gradgraph.optim.recipe_parts import below_one, check_adam, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import PAIR, RATE, below_one, check_adam, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise
 from gradgraph.optim.weight_groups import Grouping, recipe
 
@@ -52,9 +51,8 @@ def lamb(
 ) -> Optimizer:
     """Adam's direction with decoupled decay, times ``‖p‖/‖direction‖`` (You et al., arXiv 1904.00962)."""
     check_adam(lr, betas, eps, weight_decay)
-    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay}
     links = [scale_by_adam(betas, eps), *decay_links(weight_decay), scale_by_trust_ratio()]
-    return made("lamb", lr, links, arguments)
+    return made(lr, links)
 
 
 def _layer_rates(trust_coefficient: float, weight_decay: float, eps: float) -> Transform:
@@ -86,7 +84,6 @@ def lars(
     not_negative(lr=lr, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)
     below_one(momentum=momentum)
     layer_rates = _layer_rates(trust_coefficient, weight_decay, eps)
-    arguments = {"momentum": momentum, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}
     # the rate comes before the momentum, as the paper has it
     links = [layer_rates, scale_by_learning_rate(lr), *momentum_links(momentum)]
-    return made("lars", lr, links, arguments, scaled=False)
+    return made(lr, links, scaled=False)

@@ -50,11 +50,12 @@ _KINDS = {
 }  # fmt: skip
 
 
+_LATER = ("amsgrad",)  # came after the first manifests
 RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)")
 
 
 def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
-    """Let a recipe take ``Grouping``, and put it into the table."""
+    """Let a recipe take ``Grouping``, describe its optimizer for the manifest, and put the recipe into the table."""
     own = inspect.signature(make)
     names = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _KINDS]
@@ -63,18 +64,27 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
     def call(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
         grouping = {name: kwargs.pop(name) for name in _KINDS if name in kwargs}
         grouping = {name: value for name, value in grouping.items() if value is not None}
-        base = make(*args, **kwargs)
+        made = make(*args, **kwargs)
+        arguments = {p.name: p.default for p in names} | own.bind(*args, **kwargs).arguments
+        base = replace(made, name=make.__name__, arguments=_described(arguments))
         if not grouping:
             return base
         for name, value in grouping.items():
             _KINDS[name].check(name, value)
-        given = own.bind(*args, **kwargs).arguments
-        defaults = {p.name: p.default for p in names}
-        return _grouped(base, make, {**defaults, **given}, grouping)
+        return _grouped(base, make, arguments, grouping)
 
     call.__signature__ = own.replace(parameters=[*names, *extra])  # type: ignore[attr-defined]
     RECIPES.add(make.__name__, call)
     return call
+
+
+def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an optimizer as the manifest has them; flags of ``_LATER`` only where they are set."""
+    shown = {name: value for name, value in arguments.items() if value or name not in _LATER}
+    return {
+        name: value.describe() if isinstance(value, Schedule) else list(value) if isinstance(value, tuple) else value
+        for name, value in shown.items()
+    }
 
 
 @dataclass(frozen=True)
