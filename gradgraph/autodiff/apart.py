@@ -42,7 +42,7 @@ def keep_memory_apart(model: ir.Model) -> ir.Model:
 
 
 def _origin(turn: ir.Value) -> ir.Value:
-    """The turn itself, where it was written to the rank of what waits for it."""
+    """The turn itself, before it was expanded to the rank of what waits for it."""
     node = turn.producer()
     return node.inputs[0] if node is not None and node.op_type == "Expand" and node.inputs[0] is not None else turn
 

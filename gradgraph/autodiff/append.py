@@ -60,8 +60,6 @@ def append_vjp(
     targets = path.targets
     op = builder_for(work, named_operators)
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
-    for y, seed in seeds.items():
-        seed.value.type = content_type(y)
     written = written_backward(op, path, seeds, graph)
     new = named(op, chosen, written.gradients, "grad", allow_unused)
     op.finish(graph)
@@ -70,7 +68,7 @@ def append_vjp(
 
 
 def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recompute | None) -> ir.Model:
-    """``work`` with values that are computed again, if that is asked for, cleaned up."""
+    """Clean up ``work``, in which values are computed again if ``recompute`` says so."""
     if recompute is None:
         return clean_up(work)
     fed = [*work.graph.inputs, *work.graph.initializers.values(), *work.graph.outputs]
@@ -88,13 +86,14 @@ def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
 
 
 def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
-    value = ir.Value(name=op.fresh(name), type=like.type, shape=like.shape)
+    """A new input of ``graph`` for the cotangent or tangent of ``like``."""
+    value = ir.Value(name=op.fresh(name), type=content_type(like), shape=like.shape)
     graph.inputs.append(value)
     return op.wrap(value)
 
 
 def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """The type of its gradient: that of the value itself, or of what an optional holds."""
+    """The type of a value's gradient: that of the value, or of what an optional holds."""
     return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 

@@ -30,7 +30,7 @@ def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir
                 products, between = after
                 ends.update(place[product] + 1 for product in products)
                 for maker in between:
-                    made.update(_below(maker, place))
+                    made.update(_makers(maker, place))
     return sorted(ends), made
 
 
@@ -48,8 +48,8 @@ def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[lis
     return (products, list(between)) if products else None
 
 
-def _below(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """``node``, and what makes as many numbers for it, down to products and what joins these."""
+def _makers(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
+    """``node`` and the nodes before it that make as many numbers, down to products and nodes fused with these."""
     seen, waiting = {node}, [(node, False)]
     while waiting:
         node, is_under_product = waiting.pop()
@@ -59,7 +59,7 @@ def _below(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
             maker = None if x is None else x.producer()
             if maker is None or maker in seen or maker not in place or maker.domain:
                 continue
-            if _joins(maker) if is_under_product else _leads(maker, node):
+            if _fuses_with_product(maker) if is_under_product else _makes_as_many(maker, node):
                 seen.add(maker)
                 waiting.append((maker, is_under_product))
 
@@ -68,14 +68,14 @@ def _is_product(node: ir.Node) -> bool:
     return node.op_type == "MatMul" and node.domain == ""
 
 
-def _joins(node: ir.Node) -> bool:
-    """Do runtimes compute it together with a product that reads it? Then without it a copy of that rounds otherwise."""
+def _fuses_with_product(node: ir.Node) -> bool:
+    """Do runtimes fuse it with a product that reads it? A copy of the product without it would round otherwise."""
     factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
     is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
     return node.domain == "" and (node.op_type == "Transpose" or is_scale)
 
 
-def _leads(maker: ir.Node, node: ir.Node) -> bool:
+def _makes_as_many(maker: ir.Node, node: ir.Node) -> bool:
     """Do the numbers of ``node`` come from as many of ``maker``?"""
     makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
     return makes and _as_large(maker.outputs[0], node.outputs[0])

@@ -20,14 +20,14 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """Takes the place of ``old``: the values of its outputs, and the tangents of those outputs that move."""
+    """A node in place of ``old``: its outputs' values, and the tangents of those outputs that move."""
 
     old: ir.Node
     values: Sequence[ir.Value]
     tangents: Mapping[ir.Value, Var]
 
     def take_place(self) -> None:
-        """To be called when nothing more is pushed; the graph must be sorted after it."""
+        """Replace ``old``, once nothing more is pushed; the graph must be sorted afterwards."""
         for y, new in zip(self.old.outputs, self.values, strict=True):
             new.name, y.name = y.name, None
             y.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -28,7 +28,7 @@ def _begin(cuts: Sequence[int]) -> float:
 
 
 class Course:
-    """How the memory of a step goes, by the places of its cuts.
+    """The memory of a step as a function of the places of its cuts.
 
     Args:
         passes: what is cut.
@@ -67,13 +67,13 @@ class Course:
         return min(peaks.values()), self._shorter(max(good, key=_begin), bytes_) if good else None
 
     def _tried(self) -> dict[tuple[int, ...], int]:
-        """The peaks of some cuts, which are none and more and more."""
+        """The peak of memory for no cuts, for few, and for more and more."""
         total = int(self.saved.sum())
         found = {(): None} | {tuple(self.within(int(total / step))): None for step in np.geomspace(1.5, 150, _LIMITS)}
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """Without the last ones, as far as the peak allows: the nodes behind the last cut are not computed again."""
+        """``cuts`` without the last ones, as far as the peak allows: nodes behind the last one are computed once."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]

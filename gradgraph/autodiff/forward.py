@@ -51,8 +51,6 @@ def add_tangents(
     """
     op = builder_for(model, named_operators)
     tangents = {x: new_input(op, model.graph, f"{x.name}.tangent", x) for x in path.wrt}
-    for x, tangent in tangents.items():
-        tangent.value.type = content_type(x)
     write_tangents(model, op, path, tangents, likes, suffix)
     return clean_up(model)
 
@@ -60,7 +58,7 @@ def add_tangents(
 def write_tangents(
     model: ir.Model, op: Builder, path: Path, tangents: dict[ir.Value, Var], likes: Sequence[ir.Value], suffix: str
 ) -> list[ir.Value]:
-    """Likewise for ``tangents`` that there are, of inputs or computed; the new outputs, which are left unsimplified."""
+    """``add_tangents`` for given ``tangents``; return the new outputs, and leave the model unsimplified."""
     graph = model.graph
     forward = _Forward(op, path, tangents)
     found = {like: tangents[y] for like, y in zip(likes, path.targets, strict=True) if y in tangents}
@@ -114,7 +112,7 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """The shape of what was computed from a stand-in is that of a tensor needed anyway, if both are known."""
+        """Read known shapes from tensors that are needed anyway, not from what was computed from a stand-in."""
         independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in kept]
@@ -130,18 +128,18 @@ class _Forward:
         if node.domain == "" and node.op_type in HAVE_BODIES:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
-        if (whole := self._through(node)) is not None:
+        if (whole := self._composite_tangent(node)) is not None:
             return whole
         inputs = [None if x is None else self.tangents.get(x) for x in node.inputs]
-        if (both := self._together(node, inputs)) is not None:
+        if (both := self._value_and_tangent(node, inputs)) is not None:
             return both
         push = PUSHES.get(node.op_type) if node.domain == "" and any(inputs) else None
         outputs = push(self.op, node, inputs) if push is not None else None
         if outputs is None:
-            return self._transposed(node)
+            return self._by_transposing(node)
         return dict(zip(node.outputs, outputs, strict=True))
 
-    def _through(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
+    def _composite_tangent(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
         """The tangent of an element-wise composite that ends with ``node``."""
         known = self._composites.get(node)
         x = known.found.inputs[0] if known is not None and known.composite.elementwise else None
@@ -151,8 +149,8 @@ class _Forward:
         (dy,) = known.gradients(self.op, self.tangents[x], self.op.wrap(y))
         return None if dy is None else {y: dy}
 
-    def _together(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
-        """A new value for that of ``node``, and the tangent, where they share work."""
+    def _value_and_tangent(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
+        """Write the value of ``node`` anew beside the tangent, where they share work."""
         write = TOGETHER.get(node.op_type) if node.domain == "" else None
         found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
         if found is None:
@@ -162,7 +160,7 @@ class _Forward:
         self._widened.append(Widened(node, [value.value], {y: dy}))
         return self._widened[-1].tangents
 
-    def _transposed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
+    def _by_transposing(self, node: ir.Node) -> Mapping[ir.Value, Var]:
         """Jᵀ·c by the rules, and its derivative by c; in standard nodes, as named operators have no rules."""
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]

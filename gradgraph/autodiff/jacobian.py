@@ -54,7 +54,7 @@ def append_jacobian(
         _check_rows(work.graph, path)
     op = builder_for(work, named_operators)
     if mode == "auto":
-        mode = "forward" if _is_less(chosen, path.targets[0]) else "reverse"
+        mode = "forward" if _have_fewer_elements(chosen, path.targets[0]) else "reverse"
     blocks = (_by_rows if mode == "reverse" else _by_columns)(work, op, path, int(per_sample))
     op.finish(work.graph)
     work.graph.outputs.extend(blocks)
@@ -73,7 +73,7 @@ def append_hessian(
     gradients = gradients_of(work, target, chosen, allow_unused)
     path = find_path(work, gradients, chosen, allow_unused=True)
     op = builder_for(work, named_operators)
-    basis, rows = _pushed(work, op, path, chosen, "hvp")
+    basis, rows = _tangent_rows(work, op, path, chosen, "hvp")
     blocks = []
     for a, row in zip(chosen, rows, strict=True):  # H is symmetric: block (b, a) has its rows by elements of b
         for b, part in zip(chosen, basis.split(op, row), strict=True):
@@ -102,7 +102,7 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
     for x, y in zip(path.wrt, scanned(op, work.graph, basis.slices, rows, basis.count), strict=True):
         if start:
             samples = op.Shape(op.wrap(x), start=0, end=1)
-            y = op.Reshape(y, op.Concat(_size(op, target, 1), samples, _size(op, x, 1), axis=0), allowzero=1)
+            y = op.Reshape(y, op.Concat(_count(op, target, 1), samples, _count(op, x, 1), axis=0), allowzero=1)
             y = op.Transpose(y, perm=[1, 0, 2])
         blocks.append(_block(op, y, target, x, start))
     return blocks
@@ -111,10 +111,10 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
 def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
     """Forward mode: a jvp for each element of what is differentiated by, or (``start`` 1) of a sample of it."""
     (target,) = path.targets
-    basis, (columns,) = _pushed(work, op, path, [target], "jvp", start)
+    basis, (columns,) = _tangent_rows(work, op, path, [target], "jvp", start)
     blocks = []
     for x, part in zip(path.wrt, basis.split(op, columns), strict=True):
-        flat = op.Reshape(part, op.Concat(_size(op, x, start), _size(op, target), axis=0), allowzero=1)
+        flat = op.Reshape(part, op.Concat(_count(op, x, start), _count(op, target), axis=0), allowzero=1)
         blocks.append(_block(op, op.Transpose(flat, perm=[1, 0]), target, x, start))
     return blocks
 
@@ -123,11 +123,11 @@ def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int)
     return reshaped(op, numbers, sizes_of(op, target), sizes_of(op, x, start), name=f"{x.name}.jacobian")
 
 
-def _pushed(
+def _tangent_rows(
     work: ir.Model, op: Builder, path: Path, likes: Sequence[ir.Value], suffix: str, start: int = 0
 ) -> tuple[_Basis, list[Var]]:
     """The tangents of ``path.targets`` along each unit vector, as rows."""
-    path = _apart(work, op, path)
+    path = _with_own_nodes(work, op, path)
     basis = _Basis(op, path.wrt, start)
     tangents = dict(zip(path.wrt, basis.vectors, strict=True))
     outputs = list(work.graph.outputs)
@@ -138,8 +138,8 @@ def _pushed(
     return basis, scanned(op, work.graph, basis.slices, rows, basis.count)
 
 
-def _apart(work: ir.Model, op: Builder, path: Path) -> Path:
-    """The path with nodes of its own, where some have bodies: those take tangents in, and outputs depend on none."""
+def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
+    """``path``, through copies of its nodes if some have bodies, since tangents are written into these."""
     if not any(node.op_type in HAVE_BODIES for node in path.nodes):
         return path
     nodes, copies = copied(path.nodes, op.fresh)
@@ -154,7 +154,7 @@ class _Basis:
     """
 
     def __init__(self, op: Builder, tensors: Sequence[ir.Value], start: int = 0) -> None:
-        self._sizes = [_size(op, x, start) for x in tensors]
+        self._sizes = [_count(op, x, start) for x in tensors]
         self.count = _elements(tensors, start)
         places = op.Range(0, op.ReduceSum(op.Concat(*self._sizes, axis=0), keepdims=0), 1)
         self.place = ir.Value(name=op.fresh("place"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
@@ -179,8 +179,8 @@ def _vector(op: Builder, x: ir.Value, part: Var, start: int) -> Var:
     return op.like(op.Expand(row, op.shape(op.wrap(x))) if start else row, op.wrap(x))
 
 
-def _size(op: Builder, x: ir.Value, start: int = 0) -> Var:
-    """How many elements it has, or each of its rows, as a vector of length 1."""
+def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
+    """The number of elements of ``x``, or of each of its rows (``start`` 1), as a vector of length 1."""
     known = _elements([x], start)
     return op.const([known]) if known is not None else op.ReduceProd(op.Shape(op.wrap(x), start=start), keepdims=1)
 
@@ -200,7 +200,7 @@ def _check_tensor(x: ir.Value) -> None:
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:
-    """Refuse what is no function of each sample by itself: rows of the target, of rows of inputs."""
+    """Raise an error unless each row of the target depends on that row of the inputs alone."""
     (target,) = path.targets
     batched = batched_inputs(graph)
     if other := [x for x in path.wrt if x not in batched]:
@@ -218,7 +218,7 @@ def _check_rows(graph: ir.Graph, path: Path) -> None:
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:
-    """How many elements they have together, or each of their rows, where that is known."""
+    """The number of elements of all ``tensors``, or of a row of each (``start`` 1); None if it is not known."""
     shapes = [_shape(x) for x in tensors]
     sizes = [None if s is None else all_sizes(s[start:]) for s in shapes]
     return None if any(s is None for s in sizes) else sum(math.prod(s or ()) for s in sizes)
@@ -228,8 +228,8 @@ def _shape(x: ir.Value) -> Shape | None:
     return Var(Builder(), x).shape
 
 
-def _is_less(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Are they known to have fewer elements together than another one, whatever its open sizes are?"""
+def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
+    """Are ``tensors`` known to have fewer elements together than ``than``, whatever its open sizes are?"""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

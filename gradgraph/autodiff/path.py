@@ -21,12 +21,12 @@ Edge = tuple[ir.Value | None, ir.Value]
 
 
 def carries(value: ir.Value | None) -> bool:
-    """Gradients flow through floating tensors (and sequences and optionals of them); other types stop them."""
+    """Does ``value`` carry gradients? Floating tensors do, and sequences and optionals of them."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
 def is_tensor(value: ir.Value) -> bool:
-    """A tensor, or of a type that is not known; no sequence and no optional."""
+    """Is ``value`` a tensor, or of an unknown type, and no sequence or optional?"""
     return value.type is None or isinstance(value.type, ir.TensorType)
 
 

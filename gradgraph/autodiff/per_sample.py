@@ -76,7 +76,7 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
 
 
 def _one_sample(op: Builder, work: ir.Model, batched: Sequence[ir.Value], size: str) -> Mapping[ir.Value, ir.Value]:
-    """Let the graph work on one row of each of ``batched``, a batch of one; the rows."""
+    """Make the graph work on one row of each of ``batched``, a batch of one; return the rows."""
     slices: dict[ir.Value, ir.Value] = {}
     values = [v for node in nodes_of(work) for v in node.outputs]
     for v in (*values, *work.graph.outputs):

@@ -57,7 +57,7 @@ class Recompute:
         self.keep, self.sizes = keep, sizes
 
     def apply(self, model: ir.Model, op: Builder, passes: Sequence[Written], beside: int) -> None:
-        """Let the backward passes in ``model`` compute again what is not kept, in place.
+        """Make the backward passes in ``model`` compute again what is not kept, in place.
 
         Args:
             op: names what is written; it has written nothing that is not in the graph yet.
@@ -87,10 +87,10 @@ class Recompute:
         if isinstance(self.keep, int):
             sizes = self._all_sizes(model)
             course = Course(passes, lambda value: bytes_of(value, sizes, 1))
-            return self._within(course, self.keep, beside)
+            return self._cuts_within(course, self.keep, beside)
         if self.keep == SQRT:
             return Course(passes, lambda value: bytes_of(value, _USUAL | self.sizes, _OTHER)).cheapest()
-        return _behind(model, passes, as_names(self.keep))
+        return _places_behind(model, passes, as_names(self.keep))
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
         """Raise BuildError unless there is a size for each open dimension of the inputs."""
@@ -118,7 +118,7 @@ class Recompute:
         return self.sizes
 
     @staticmethod
-    def _within(course: Course, budget: int, beside: int) -> list[int]:
+    def _cuts_within(course: Course, budget: int, beside: int) -> list[int]:
         least, cuts = course.least_again(budget - beside)
         if cuts is None:
             raise BuildError(
@@ -148,7 +148,7 @@ def _readable(size: int) -> str:
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
-    """The bytes of a tensor, for sizes of its open dimensions; ``other`` is that of one that has none."""
+    """The bytes of a tensor, given ``sizes`` of open dimensions; any other open dimension has the size ``other``."""
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
@@ -156,7 +156,7 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
     return math.ceil(math.prod(numbers) * value.dtype.itemsize)
 
 
-def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
+def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
     """The places behind the nodes that compute these values.
 
     Raises:
@@ -184,14 +184,14 @@ def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> li
             why = (
                 "is an input or a weight, which is there anyway; name a value that nodes compute"
                 if pattern in fed
-                else f"matches no value of the forward pass{suggestion(pattern, _of_the_model(model, passes, fed))}"
+                else f"matches no value of the forward pass{suggestion(pattern, _names_in_file(model, passes, fed))}"
             )
             raise UnknownNameError(f"'{shown(pattern)}' {why}")
         cuts.update(known[name] for name in found)
     return sorted(cuts - {len(passes.forward)})
 
 
-def _of_the_model(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
+def _names_in_file(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
     """The values that the model computes as its file has them. Where that is not known, as far as names tell: what is
     written for a loss, a metric or another value has the name of that in front.
     """

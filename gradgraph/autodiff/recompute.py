@@ -129,7 +129,7 @@ def _is_fed(x: ir.Value) -> bool:
 
 
 def is_pure(node: ir.Node) -> bool:
-    """Does it give the same whenever it is given the same, as far as anybody knows?"""
+    """Is ``node`` known to give equal outputs for equal inputs?"""
     nodes = [node, *(n for graph in subgraphs(node) for n in graph.all_nodes())]
     drops = any(n.op_type == "Dropout" and len(n.inputs) > 2 for n in nodes)
     return not drops and not any(n.domain not in _DOMAINS or n.op_type in DRAWING for n in nodes)
@@ -205,7 +205,7 @@ def _scratch(node: ir.Node) -> Collection[ir.Value]:
 
 
 def compute_again(op: Builder, segments: Segments) -> None:
-    """Put copies in front of the parts of the backward pass that read them, which now do, in place.
+    """Write copies of nodes before the parts of the backward pass that read their outputs, which then read the copies.
 
     Args:
         op: has written nothing that is not in the graph yet.
@@ -252,7 +252,7 @@ def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterabl
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """Do runtimes compute it together with what it reads? Products they do, whoever else reads that."""
+    """May runtimes fuse it with what it reads? (They fuse products in any case.)"""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 
@@ -300,7 +300,7 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
 
 
 class _Late(dict[ir.Value, ir.Value]):
-    """Values, and what they are after ``turn``."""
+    """Values, and the same values computed after ``turn``."""
 
     def __init__(self, op: Builder, turn: Var) -> None:
         self._op, self._turn = op, turn

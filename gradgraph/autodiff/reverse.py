@@ -47,7 +47,7 @@ def backward(
         if any(dy is not None for dy in dys):
             op.scope = scoped("grad", node.name or "")
             known = composites.get(node)
-            for x, dx in _vjp(op, path, node, dys) if known is None else _through(op, known, node, dys[0]):
+            for x, dx in _by_rule(op, path, node, dys) if known is None else _by_composite(op, known, node, dys[0]):
                 if x in path.active:
                     cotangents[x].append(dx)
     op.scope = scope
@@ -61,7 +61,7 @@ def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
     return op.like(op.sum_of(terms), op.wrap(value)) if terms else None
 
 
-def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
+def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
     """The rule's gradients, each with what it belongs to: inputs, and what bodies capture."""
     rule = registry.rule_of(node)
     assert rule is not None
@@ -78,28 +78,22 @@ def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> I
             continue
         if rule.broadcasts:
             dx = unbroadcast(op, dx, op.wrap(node.outputs[0]), op.wrap(x))
-        if isinstance(x.type, ir.SequenceType | ir.OptionalType):  # of these a gradient is a sequence, or a tensor
-            yield x, dx
-        else:
-            yield x, _like(op, node, x, dx)
+        # the gradient of a sequence is a sequence, that of an optional a tensor
+        yield x, dx if isinstance(x.type, ir.SequenceType | ir.OptionalType) else _fitting(op, node, x, dx)
 
 
-def _through(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:
-    """The gradients of what a composite reads whose last node is ``node``."""
+def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:
+    """The gradients of a composite's inputs. ``node`` is the composite's last node."""
     assert dy is not None
     gradients = composite.gradients(op, dy, op.wrap(node.outputs[0]))
     for x, dx in zip(composite.found.inputs, gradients, strict=True):
         if x is not None and dx is not None and carries(x):
-            yield x, _like(op, node, x, dx)
+            yield x, _fitting(op, node, x, dx)
 
 
-def _like(op: Builder, node: ir.Node, x: ir.Value, dx: Var) -> Var:
-    _agree(node, op.wrap(x), dx)
-    return op.like(dx, op.wrap(x))
-
-
-def _agree(node: ir.Node, x: Var, dx: Var) -> None:
-    """A gradient has its input's element type and shape; anything else is a bug in the rule, said so at once."""
+def _fitting(op: Builder, node: ir.Node, value: ir.Value, dx: Var) -> Var:
+    """``dx`` with the type and shape of its input; any other that it has is a bug in the rule, said so at once."""
+    x = op.wrap(value)
     known = dx.value.shape is not None and x.value.shape is not None
     wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))
     if dx.value.dtype not in (None, x.dtype) or wrong:
@@ -108,6 +102,7 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
             "a gradient must have its input's type and shape: either the model declares a shape that is wrong (export "
             "it again), or this rule is"
         )
+    return op.like(dx, x)
 
 
 def check_rules(path: Path) -> None:
@@ -122,17 +117,13 @@ def check_rules(path: Path) -> None:
             for kind, nodes in missing.items()
         )
         every = [node for nodes in missing.values() for node in nodes]
+        why = ("has no gradient rule", "lies between an input or weight and an output")
         raise UnsupportedOperatorError(
             f"no gradient rule for {kinds}",
-            findings=[_without_rule(node) for node in every[:FINDINGS_LIMIT]],
+            findings=[Finding(describe(node), *why, _registering(node)) for node in every[:FINDINGS_LIMIT]],
             remedy=_registering(every[0]),
             shell="freeze what lies before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
         )
-
-
-def _without_rule(node: ir.Node) -> Finding:
-    return Finding(describe(node), "has no gradient rule", "lies between an input or weight and an output",
-                   _registering(node))  # fmt: skip
 
 
 def _registering(node: ir.Node) -> str:

@@ -46,12 +46,12 @@ def review(
     """
     chosen = []
     if by_default:
-        chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained), *_frozen_norms(graph, trained)]
-    return [*chosen, *_folded(graph, trained), *_merged(graph, trained)]
+        chosen = [*_trains_little(graph, targets, trained), *_doubtful(graph, trained), *_frozen_norms(graph, trained)]
+    return [*chosen, *_computed_before(graph, trained), *_merged_weights(graph, trained)]
 
 
 def log_findings(findings: Sequence[Finding]) -> None:
-    """Say the first of them to the logger ``gradgraph``."""
+    """Log the first findings."""
     for finding in findings[:_SAID]:
         log.warning("%s", finding)
     if len(findings) > _SAID:
@@ -108,7 +108,7 @@ def _is_packed(value: ir.Value) -> bool:
 # --- findings -----------------------------------------------------------------------------------------------
 
 
-def _little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> list[Finding]:
+def _trains_little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> list[Finding]:
     if not trained or any(_is_matrix(graph.initializers[n]) for n in trained):
         return []
     others = [v for n, v in graph.initializers.items() if n not in trained and (carries(v) or _is_packed(v))]
@@ -150,7 +150,7 @@ def _doubtful(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
     ]
 
 
-def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
     """Stored tensors that were computed from one of the weights ``trained``, and will not follow it.
 
     Not what the file calls a parameter, running statistics, and tables that are looked up: these are originals.
@@ -167,7 +167,7 @@ def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
     return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
 
 
-def _merged(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+def _merged_weights(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
     found = find_merged([graph.initializers[n] for n in trained])
     if not found:
         return []
@@ -213,12 +213,12 @@ def _size(value: ir.Value) -> int:
 
 
 def _are_alike(copy: Copy) -> bool:
-    """Equal weights of equal layers: they begin as one and go their own ways."""
+    """Are they equal weights of equal layers, which begin alike and are trained apart?"""
     return copy.relation == "is {}" and not _readers(copy.tensor).isdisjoint(_readers(copy.weight))
 
 
 def _readers(value: ir.Value) -> frozenset[str]:
-    """The kinds of operators that read it; a product with it turned is a product."""
+    """The types of operators that read ``value``; a Gemm or Transpose counts as MatMul."""
     return frozenset("MatMul" if n.op_type in ("Gemm", "Transpose") else n.op_type for n in value.consumers())
 
 
@@ -229,5 +229,5 @@ def _finding(copy: Copy, is_trained: bool, remedy: str) -> Finding:
 
 
 def as_data(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """For JSON."""
+    """The findings as JSON holds them."""
     return [dataclasses.asdict(finding) for finding in findings]

@@ -124,7 +124,7 @@ def _with_open_batch(x: ir.Value) -> ir.Value:
 
 
 def name_batch(work: ir.Model, names: Names = None) -> str:
-    """One name for the number of samples, by which it is known throughout the graph; it is returned."""
+    """Give the number of samples one name throughout the graph, and return it."""
     batched = batched_inputs(work.graph, names)
     rows = {_rows(x) for x in batched}
     size = next((r for r in rows if isinstance(r, str)), _SAMPLES)
@@ -264,7 +264,7 @@ class _Node:
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """``only``, where the node works along another ``axis``."""
+        """``only``, if the node works along another ``axis``."""
         if axis % rank == self.only:
             raise _Mixed("works along the axis of the samples")
         return self.only
@@ -283,7 +283,7 @@ class _Node:
         return axis
 
     def _spreads(self, size: Dim) -> bool:
-        """May a tensor without samples have this size along them? One, or theirs, which is one for a single sample."""
+        """May a tensor without samples have this size along their axis: 1, or their number (1 for a single sample)?"""
         return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 

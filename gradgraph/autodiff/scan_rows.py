@@ -14,7 +14,7 @@ from gradgraph.graph.shapes import Dim, Shape, record_shape, shape_of
 def scanned(
     op: Builder, graph: ir.Graph, slices: Mapping[ir.Value, Var], results: Sequence[ir.Value], rows: Dim = None
 ) -> list[Var]:
-    """The rows of ``results`` over all slices, one Scan; what depends on no slice is computed once, outside.
+    """Stack ``results`` over all slices by one Scan; nodes that depend on no slice run once, outside.
 
     Args:
         op: receives the Scan; what it has written must be in the graph.

@@ -80,10 +80,10 @@ def running_statistics(graph: ir.Graph) -> set[ir.Value]:
     """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
     nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
     buffers = {v for v in graph.initializers.values() if is_buffer(v)}
-    return {_stored(v) for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
+    return {_before_cast(v) for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
 
 
-def _stored(value: ir.Value) -> ir.Value:
+def _before_cast(value: ir.Value) -> ir.Value:
     """The tensor that ``value`` is cast from, where it is stored in a narrower type."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None

@@ -62,7 +62,7 @@ class BodiesOnPath:
 
 
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """The backward pass computes a body again: numbers drawn inside would be others, and the gradient wrong."""
+    """Raise an error if a body draws random numbers: the backward pass computes it again, with other numbers."""
     inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
     drawn = next((n for n in inside if n.domain == "" and (n.op_type in DRAWING or _drops(n))), None)
     if drawn is not None:
@@ -73,7 +73,7 @@ def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
 
 
 def _drops(node: ir.Node) -> bool:
-    """A Dropout that is, or may be, in training mode."""
+    """Is it a Dropout that is, or may be, in training mode?"""
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
     known = shapes.constant_of(training)
     return training is not None and (known is None or bool(known.any()))

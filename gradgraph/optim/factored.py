@@ -80,7 +80,7 @@ def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) ->
 
 
 def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
-    """V of a matrix, from the means along its rows and its columns."""
+    """The second moments of a matrix, from the means along its rows and its columns."""
     mean = op.ReduceMean(rows, op.const(np.array([-2], np.int64)), keepdims=1)
     return rows * columns / op.Max(mean, floor)
 

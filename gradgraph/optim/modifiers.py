@@ -41,7 +41,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def global_norm(op: Builder, grads: Vars) -> Var:
-    """The 2-norm of all of them together, in float32."""
+    """The 2-norm of all gradients together, in float32."""
     # float16 ends at 65,504: with a norm of 256 the sum of squares would be infinite, and nothing would move
     wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
     squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]
@@ -69,7 +69,7 @@ def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
 
 
 def _axes_of_a_unit(p: Var) -> list[int]:
-    """The axes that a norm is taken over."""
+    """The axes of ``p`` over which the norm of one output unit is taken."""
     reads = [(node, i) for node, i in readers(p.value) if node.graph is not None]  # not the backward pass
     by_column = p.rank == 2 and any(
         i == 1 and (n.op_type == "MatMul" or (n.op_type == "Gemm" and not n.attributes.get_int("transB", 0)))

@@ -67,7 +67,7 @@ class Pruning:
         return fits
 
     def due(self, op: Builder, step: Var) -> Var:
-        """Whether the masks change behind the update of this number, from 0 on."""
+        """Do the masks change after the update with this number, counted from 0?"""
         if self.group or self.end <= self.begin:
             return op.Equal(step, np.int64(self.begin))
         passed = op.And(op.Not(op.Less(step, np.int64(self.begin))), op.Not(op.Greater(step, np.int64(self.end))))
@@ -132,7 +132,7 @@ def axis_of_inputs(weight: ir.Value) -> int | None:
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:
-    """1 where the ``count`` largest of a vector are; of equal ones the first."""
+    """A mask with 1 at the ``count`` largest numbers of a vector; of equal ones the first."""
     _, places = op.TopK(sizes, count, outputs=2)
     zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
     return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))

@@ -79,7 +79,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
 
 
 def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
-    """A step beyond an axis takes one element, as one of the axis' length does, which needs less room around it."""
+    """Steps no longer than their axes: a longer one takes one element, too, but needs more room around it."""
     sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
     return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 

@@ -199,7 +199,7 @@ def changes(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
-    """A scan output of the loop of ``states`` states that computes ``y``: what enters each iteration as ``value``."""
+    """Return a scan output, added to the loop that computes ``y``, with what enters each iteration as ``value``."""
     node = y.value.producer()
     assert node is not None
     if (stack := _already_saved(node, body, value, states)) is not None:
@@ -341,7 +341,7 @@ def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
 
 
 def inlined(op: Builder, graph: ir.Graph, given: Sequence[Var | None]) -> list[Var]:
-    """Move the nodes of ``graph`` here, its inputs replaced (``None``: one that nothing reads); its outputs."""
+    """Move the nodes of ``graph`` here, with ``given`` for its inputs (None: nothing reads it); return its outputs."""
     for x, replacement in zip(graph.inputs, given, strict=True):
         if replacement is not None:
             x.replace_all_uses_with(replacement.value)

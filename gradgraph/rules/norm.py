@@ -200,7 +200,7 @@ def batch_normalization_gradient(
 def unscaled_batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """u, a, dscale and db, where ``dx = a·u``: for those who have a cheaper place for the factor."""
+    """u, a, dscale and db, where ``dx = a·u``: for callers that can apply the factor more cheaply elsewhere."""
     return _unscaled(op, dy, x, scale, mean, var, epsilon)
 
 

@@ -83,7 +83,7 @@ def epsilon(dtype: ir.DataType) -> float:
 
 
 def with_number(node: ir.Node) -> tuple[ir.Value, float]:
-    """``x`` and ``c`` of a node that computes ``x·c``, ``c·x`` or ``x/c`` with a number ``c``; that of x/c as 1/c."""
+    """``x`` and the number ``c`` of a node that computes ``x·c`` or ``c·x``; of ``x/c``, ``x`` and ``1/c``."""
     x, c = node.inputs
     if is_standard(node, "Mul") and number_of(c) is None:
         x, c = c, x
@@ -93,5 +93,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """The output has as many axes as ``x``: a number in a formula may have more, and adds them."""
+    """Raise MismatchError unless the output has as many axes as ``x``: a number in a formula may add some."""
     need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))

@@ -69,7 +69,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
 
 
 def few_places(x: Var, axis: int) -> int:
-    """How many places there are, where they are so few, and slices vectors, that adding up is a product; else 0."""
+    """The number of places along ``axis`` if they are so few that a product of matrices adds up fastest; else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
     return size if isinstance(size, int) and size <= MOST_PLACES else 0
 

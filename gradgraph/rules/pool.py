@@ -32,7 +32,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
-    """Where ONNX's rules count one that runtimes drop, and ``normal.ceil_mode`` has no form without it."""
+    """Raise ModelError if ONNX's rules count a window that runtimes drop, and the normal form could not remove it."""
     for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
@@ -97,7 +97,7 @@ def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Va
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:
-    """The windows are known to cover every element once: MaxUnpool then knows the size of its output."""
+    """Are the windows known to cover every element once? MaxUnpool then knows the size of its output."""
     return seen.side_by_side and not any(r is None or r for r in seen.rest(x, y))
 
 

@@ -42,7 +42,7 @@ def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
 def _inputs(
     gates: int, states: int, directions: int, lengths: np.ndarray | None = None
 ) -> list[Draw | np.ndarray | None]:
-    """All of them: 5 steps of 4 sequences of 3 features, 2 units."""
+    """All inputs of a node: 5 steps of 4 sequences of 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
     return [real(5, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
 
@@ -333,7 +333,7 @@ def _lstm(op: Builder, s: Direction, coupled: bool) -> tuple[Var, ...]:
 
 
 class _CellState:
-    """The cell state c of all steps, and what changes it: i = f(ai + pi c), o = f(ao + po c'), …"""
+    """The cell state c before and after each step, and its gates: i = f(ai + pi c), o = f(ao + po c'), …"""
 
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
         self.op, self.s, self.coupled = op, s, coupled

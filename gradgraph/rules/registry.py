@@ -65,7 +65,7 @@ def positive(*shape: int) -> Draw:
 
 
 def uniform(low: float, high: float, *shape: int) -> Draw:
-    """Points drawn evenly between two bounds."""
+    """Uniform on [low, high]."""
     return Draw("uniform", shape, low, high)
 
 
@@ -80,7 +80,7 @@ def integers(low: int, high: int, *shape: int) -> Draw:
 
 
 def boolean(*shape: int) -> Draw:
-    """Points of booleans."""
+    """Booleans, both as likely."""
     return Draw("boolean", shape)
 
 
@@ -155,7 +155,7 @@ class Bodies(Protocol):
         """The values that the subgraphs read from outside and whose gradients are wanted."""
 
     def active(self, value: ir.Value) -> bool:
-        """Does ``value``, of the node or inside, lie between what is differentiated and what by?"""
+        """Does ``value``, of the node or inside, lie on the path of gradients?"""
 
     def readers(self, value: Var) -> list[ir.Node]:
         """The nodes inside, in bodies of bodies too, through which the gradient of a captured value flows."""
@@ -249,7 +249,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 
 
 def is_own(node: ir.Node) -> bool:
-    """Is its rule the package's own, and no user's?"""
+    """Is the rule of ``node`` part of the package, not a user's?"""
     rule = rule_of(node)
     return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
 

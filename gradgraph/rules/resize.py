@@ -176,7 +176,7 @@ def resize(
 
 
 def _given(x: Var | None) -> Var | None:
-    """``None`` also for the empty tensor, by which old exporters leave an input out."""
+    """``x``, or None if it is empty: so old exporters leave an input out."""
     return None if x is None or (x.const is not None and x.const.size == 0) else x
 
 

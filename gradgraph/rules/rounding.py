@@ -33,7 +33,7 @@ def wide(op: Builder, x: Var) -> Var:
 
 
 def all_wide(op: Builder, *xs: Var | None) -> list[Any]:
-    """Each of them in at least float32; what is absent stays so."""
+    """Every tensor in at least float32; None stays None."""
     return [x if x is None else wide(op, x) for x in xs]
 
 

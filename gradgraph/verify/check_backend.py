@@ -109,8 +109,8 @@ def check_backend(model: Source | Step, backend: str) -> BackendReport:
     count, notes, findings = 0, list[str](), list[NodeVerdict]()
     for name, source, folder in _models(model):
         work = load_model(source, folder)
-        findings += [NodeVerdict(name, "the model", "", "refused", reason) for reason in _of_file(work, table)]
-        notes += [f"{name + ': ' if name else ''}{note}" for note in _opened(work)]
+        findings += [NodeVerdict(name, "the model", "", "refused", reason) for reason in _refusals(work, table)]
+        notes += [f"{name + ': ' if name else ''}{note}" for note in _prepared(work)]
         count += sum(1 for _ in nodes_of(work))
         findings += [
             NodeVerdict(name, describe(node), node.op_type, v.kind, v.reason) for node, v in verdicts(work, chosen)
@@ -119,7 +119,7 @@ def check_backend(model: Source | Step, backend: str) -> BackendReport:
 
 
 def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
-    """File, model and the folder of its external data; a step folder and a Step have several."""
+    """The name of each file, its model, and the folder of its external data; a step has several files."""
     if isinstance(source, str | os.PathLike) and _is_step_folder(Path(source)):
         source = Step.load(source)
     if not isinstance(source, Step):
@@ -137,8 +137,8 @@ def _is_step_folder(path: Path) -> bool:
     return False
 
 
-def _of_file(model: ir.Model, table: Table) -> Iterator[str]:
-    """Why the runtime would not open the file, whatever its nodes are."""
+def _refusals(model: ir.Model, table: Table) -> Iterator[str]:
+    """Give the reasons why the runtime would not open the file, whatever its nodes are."""
     opset, (oldest, newest) = model.opset_imports.get("", OPSET), table.opsets
     if not oldest <= opset <= newest:
         yield f"it is written at opset {opset}, and {table.title} takes {oldest} to {newest}"
@@ -149,8 +149,8 @@ def _of_file(model: ir.Model, table: Table) -> Iterator[str]:
         yield f"it calls {len(model.functions)} functions, and {table.title} takes none"
 
 
-def _opened(model: ir.Model) -> Iterator[str]:
-    """Write ``model`` as tables have it, in place; say what was changed."""
+def _prepared(model: ir.Model) -> Iterator[str]:
+    """Rewrite ``model`` in place for the lookup of its nodes; give a note on each change."""
     write_one_domain(model)
     make_names_unique(model)
     functions = len(model.functions)

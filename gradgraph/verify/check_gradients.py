@@ -160,7 +160,7 @@ def check_gradients(
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
-    """Differences go through a detached value, and gradients do not."""
+    """Raise DataError if a value on the path is detached: differences go through it, and gradients do not."""
     if not any(is_detached(node) for node in nodes_of(model)):
         return
     plain = model.clone()
@@ -210,7 +210,7 @@ def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[s
 
 @dataclass(frozen=True)
 class _Subject:
-    """The model in normal form, and what is differentiated by what."""
+    """The model in normal form, the outputs to differentiate, and the tensors to differentiate by."""
 
     model: ir.Model
     outputs: list[str]
@@ -324,7 +324,7 @@ class _Check:
             )
 
     def _slopes(self, g: Run, feeds: Feeds, cotangents: Feeds) -> dict[str, Array]:
-        """The gradients: the last outputs, in the order of the names."""
+        """The gradients by name, from the last outputs."""
         results = list(g({**feeds, **cotangents}).values())
         return dict(zip(self.subject.names, results[-len(self.subject.names) :], strict=True))
 

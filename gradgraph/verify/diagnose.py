@@ -30,7 +30,7 @@ _NODE = re.compile(r"(?:node|the node that gives) '[^']*' \([^)]*\)")
 
 
 def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
-    """All that keeps the gradients of ``model`` from being computed; nothing if there are no such things.
+    """Find all that keeps the gradients of ``model`` from being computed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -65,7 +65,7 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
 
 def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
-    """A message of our own, and where its external data lie."""
+    """A copy of the model's message, and the folder of its external data."""
     if isinstance(model, ir.Model):
         return ir.to_proto(model), None
     if not isinstance(model, onnx.ModelProto):
@@ -76,7 +76,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """As the normal form will, so that what it says of a node leads back to it; nameless ones go by their outputs."""
+    """Name nodes as the normal form will, so that its findings lead back to them; nameless nodes stay so."""
     taken: set[str] = set()
     for node in proto_nodes(model.graph.node):
         name = stem = node.name or node.op_type
@@ -94,7 +94,7 @@ def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 
 
 def _named(finding: Finding, nodes: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The node that a finding is about: the first that it names."""
+    """The node that a finding names first."""
     names = _NODE.findall(finding.subject) or _NODE.findall(str(finding))[:1]
     return [nodes[name] for name in names if name in nodes]
 

@@ -113,7 +113,7 @@ def _bound(node: ir.Node, position: int) -> list[int]:
 
 
 def _sizes(inputs: Iterable[ir.Value], size: int) -> dict[str | None, int]:
-    """Sizes of the named dimensions: those that lead an input are batches."""
+    """The size of each named dimension: a batch if it leads an input, else ``size``."""
     sizes: dict[str | None, int] = {}
     for value in inputs:
         for axis, dim in enumerate(value.shape or ()):

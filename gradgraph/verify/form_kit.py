@@ -89,7 +89,7 @@ def portable(model: ir.Model) -> onnx.ModelProto:
 
 
 def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelProto | None:
-    """With ``form`` wherever it can serve; ``None`` if that is nowhere."""
+    """``model`` lowered with ``form`` wherever it can serve; None if it serves nowhere."""
     key = (form.domain, form.op_type)
     served: list[bool] = []
 

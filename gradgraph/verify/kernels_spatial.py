@@ -24,7 +24,7 @@ CUBIC = -0.75  # Keys' coefficient
 
 
 def _reflected(u: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Mirrored at ``low`` and ``high`` until it lies between them."""
+    """``u`` mirrored at ``low`` and ``high`` until it lies between them."""
     span = high - low
     if span == 0:
         return np.full_like(u, low)

@@ -57,17 +57,17 @@ def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> lis
 
 
 def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: bool = False) -> list[str]:
-    """With shapes known or ``unknown``, literals constant or ``fed`` at run time."""
+    """Problems with shapes known or ``unknown``, and literals constant or ``fed`` at run time."""
     return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """With every other axis known, and then the others: what is open for one operand may be known for another."""
+    """Problems with every other axis known, and then the others: operands may differ in what is known."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
-    """The gradient's own gradient."""
+    """Problems of the gradient's own gradient."""
     return _differences(cases.second_order(cases.trial(rule, case)))
 
 

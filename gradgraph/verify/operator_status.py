@@ -73,7 +73,7 @@ def status(key: Key) -> str:
 
 
 def _reason(key: Key) -> str:
-    """Why it has no gradient; a fused operator of the name of a standard one shares its reason."""
+    """The reason why it has no gradient, if there is one; a fused operator shares that of its standard namesake."""
     return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
 
 
@@ -96,7 +96,7 @@ def _any_floating(parameters: Any) -> bool:
 
 
 def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Can it hold floating numbers (as a sequence or an optional of tensors, too)?"""
+    """Can a parameter hold floating numbers, in a tensor, a sequence or an optional?"""
     return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
 
 

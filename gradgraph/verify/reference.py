@@ -129,7 +129,7 @@ def _convert_graph(graph: onnx.GraphProto, precision: int) -> None:
 
 
 def _convert_type(kind: onnx.TypeProto, precision: int) -> None:
-    """Write another floating type: of a tensor, or of the tensors in a sequence or optional."""
+    """Change the floating type of a tensor, or of the tensors in a sequence or optional."""
     while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, held).elem_type
     if held == "tensor_type" and kind.tensor_type.elem_type in _FLOATS:

@@ -54,7 +54,7 @@ EQUIVALENT: dict[str, str] = {
     "elementwise.pow: all_wide(": _ALIKE,
     "elementwise._ordered: a <= b  ->  a < b": _SPEED,
     "elementwise._power_slope: op.Equal(x, 0.0) & op.Equal(e, 0.0)  ->  op.Equal(e, 0.0)": "it is multiplied by e = 0",
-    "dot_product_attention._condition: 1  ->  2": "any number but 0 says yes",
+    "dot_product_attention._split_where: 1  ->  2": "any number but 0 says yes",
     "dot_product_attention.weights_gradient: isinstance(keys, int)": _SPEED,
     "dot_product_attention.weights_gradient: not longer": _SPEED,
     "dot_product_attention.weights_gradient: None if p.shape is None": _SPEED,

@@ -40,12 +40,12 @@ def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
 
 
 def find_attention(walk: Walk) -> Found:
-    """From the scores S back to Q·Kᵀ: perhaps a Where, then what is added, then factors."""
+    """softmax(mask(c·Q·Kᵀ))·V: back from the scores there may be a Where, then sums, then factors, then Q·Kᵀ."""
     weighed = find_weighed(walk)
     (scores, v), (p,) = weighed.inputs, weighed.kept
-    condition, kept, scores = _condition(walk, some(scores))
-    masks, scores = _masks(walk, scores)
-    scale, scores = _scale(walk, scores)
+    condition, kept, scores = _split_where(walk, some(scores))
+    masks, scores = _split_masks(walk, scores)
+    scale, scores = _split_scale(walk, scores)
     product = walk.to(scores, "MatMul")
     q, k = (some(x) for x in product.inputs)
     ranks = {len(some(shape_of(x))) for x in (q, k, scores, some(p))}
@@ -53,8 +53,8 @@ def find_attention(walk: Walk) -> Found:
     return Found((q, k, v, *masks), (p, scores, condition), {"scale": scale, "kept": kept, "masks": len(masks)})
 
 
-def _condition(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """The condition of a Where that puts a number in the place of scores, and where it leaves them."""
+def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
+    """The condition of a Where that replaces scores by a number, whether it keeps them if true, and the scores."""
     node = scores.producer()
     if node is None or not is_standard(node, "Where"):
         return None, 1, scores
@@ -65,17 +65,17 @@ def _condition(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.V
     return condition, kept, some(a if kept else b)
 
 
-def _masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value]:
+def _split_masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value]:
     masks = []
     while (node := scores.producer()) is not None and is_standard(node, "Add"):
         walk.passed.append(node)
-        scores, mask = _of_product(node)
+        scores, mask = _split_sum(node)
         masks.append(mask)
     return masks, scores
 
 
-def _of_product(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Which operand of an Add is made of the product, and the other one."""
+def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """The operands of an Add: the one that is made of the product of Q and K, then the mask."""
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask
@@ -83,7 +83,7 @@ def _of_product(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _has_product(scores: ir.Value) -> bool:
-    """Is it a product of matrices, behind sums and factors?"""
+    """Is ``scores`` a product of matrices, apart from sums and factors?"""
     waiting: list[ir.Value | None] = [scores]
     for _ in range(MOST_STEPS):
         node = None if not waiting or (x := waiting.pop()) is None else x.producer()
@@ -94,7 +94,7 @@ def _has_product(scores: ir.Value) -> bool:
     return False
 
 
-def _scale(walk: Walk, scores: ir.Value) -> tuple[float, ir.Value]:
+def _split_scale(walk: Walk, scores: ir.Value) -> tuple[float, ir.Value]:
     scale = 1.0
     while (node := scores.producer()) is not None and is_standard(node, "Mul", "Div"):
         walk.passed.append(node)

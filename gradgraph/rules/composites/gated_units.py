@@ -126,7 +126,7 @@ def _is_cube(walk: Walk, cube: ir.Value, x: ir.Value) -> bool:
 
 
 def _factors(walk: Walk, last: ir.Node, x: ir.Value) -> tuple[float, list[ir.Value]]:
-    """The number in a product, and what it has besides; ``x`` is not taken apart."""
+    """The number in a product, and its other factors; ``x`` counts as one factor."""
     number, others = 1.0, []
     level = [last.outputs[0]]
     for _ in range(MOST_FACTORS + 1):
