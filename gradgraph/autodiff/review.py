@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -108,46 +108,42 @@ def _is_packed(value: ir.Value) -> bool:
 # --- findings -----------------------------------------------------------------------------------------------
 
 
-def _trains_little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> list[Finding]:
+def _trains_little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> Iterator[Finding]:
     if not trained or any(_is_matrix(graph.initializers[n]) for n in trained):
-        return []
+        return
     others = [v for n, v in graph.initializers.items() if n not in trained and (carries(v) or _is_packed(v))]
     sizes = [_size(graph.initializers[n]) for n in trained]
     single = max(sizes) == 1
     if not others or not (single or any(map(_is_matrix, others))):
-        return []
+        return
     size = sum(sizes)
-    return [
-        Finding(
-            "the step",
-            f"trains {size:,} {'number' if size == 1 else 'numbers'} in {len(trained)} "
-            f"{'tensor' if len(trained) == 1 else 'tensors'} and no matrix",
-            f"leaves out {left_out(graph, targets, trained)}",
-            f"{_TO_TRAIN}; what was quantized is trained before it is quantized",
-            "warning",
-        )
-    ]
+    yield Finding(
+        "the step",
+        f"trains {size:,} {'number' if size == 1 else 'numbers'} in {len(trained)} "
+        f"{'tensor' if len(trained) == 1 else 'tensors'} and no matrix",
+        f"leaves out {left_out(graph, targets, trained)}",
+        f"{_TO_TRAIN}; what was quantized is trained before it is quantized",
+        "warning",
+    )
 
 
 def _is_matrix(value: ir.Value) -> bool:
     return value.const_value is not None and len(value.const_value.shape) > 1 and value.const_value.size > 1
 
 
-def _doubtful(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+def _doubtful(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
     names = [n for n, verdict in verdicts(graph).items() if verdict.doubtful and n not in trained]
     if not names:
-        return []
+        return
     one = len(names) == 1
-    return [
-        Finding(
-            f"the {'number' if one else 'numbers'} {listed(names, _NAMED)}",
-            f"{'is' if one else 'are'} not trained",
-            f"the file does not tell whether {'it was' if one else 'they were'} learned",
-            f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
-            f"(--train '*' --train {shown(names[0])})",
-            "warning",
-        )
-    ]
+    yield Finding(
+        f"the {'number' if one else 'numbers'} {listed(names, _NAMED)}",
+        f"{'is' if one else 'are'} not trained",
+        f"the file does not tell whether {'it was' if one else 'they were'} learned",
+        f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
+        f"(--train '*' --train {shown(names[0])})",
+        "warning",
+    )
 
 
 def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
@@ -167,39 +163,35 @@ def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]
     return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
 
 
-def _merged_weights(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+def _merged_weights(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
     found = find_merged([graph.initializers[n] for n in trained])
     if not found:
-        return []
+        return
     one, most = len(found) == 1, max(len(modules_of(v)) for v in found)
-    return [
-        Finding(
-            f"the {'weight' if one else 'weights'} {listed([v.name or '' for v in found], _NAMED)}",
-            f"{'trains' if one else 'each train'} as one, though {most if one else f'up to {most}'} modules read "
-            f"{'it' if one else 'them'}",
-            "exporters store once what begins alike in a network that was not trained",
-            "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
-            "warning",
-        )
-    ]
+    yield Finding(
+        f"the {'weight' if one else 'weights'} {listed([v.name or '' for v in found], _NAMED)}",
+        f"{'trains' if one else 'each train'} as one, though {most if one else f'up to {most}'} modules read "
+        f"{'it' if one else 'them'}",
+        "exporters store once what begins alike in a network that was not trained",
+        "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
+        "warning",
+    )
 
 
-def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
     weights = [graph.initializers[n] for n in trained]
     pairs = find_frozen_norms(v for v in weights if not is_named_state(graph, v))
     names = sorted(v.name or "" for pair in pairs for v in pair)
     if not names:
-        return []
-    return [
-        Finding(
-            f"the tensors {listed(names, _NAMED)}",
-            "are trained",
-            "they scale and shift channels of convolutions, as a norm with fixed statistics does (FrozenBatchNorm), "
-            "which PyTorch does not train",
-            f"if they are such norms, {without_folding(graph)}, or name them to freeze",
-            "warning",
-        )
-    ]
+        return
+    yield Finding(
+        f"the tensors {listed(names, _NAMED)}",
+        "are trained",
+        "they scale and shift channels of convolutions, as a norm with fixed statistics does (FrozenBatchNorm), "
+        "which PyTorch does not train",
+        f"if they are such norms, {without_folding(graph)}, or name them to freeze",
+        "warning",
+    )
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:

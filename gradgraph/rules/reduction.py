@@ -170,7 +170,7 @@ def reduce_min(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **
 
 def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[..., Var], **how: int) -> Gradients:
     wide_dy, same = all_wide(op, dy, x)
-    y = choose(same, axes, **how)
+    y = choose(same, axes, keepdims=how["keepdims"], noop_with_empty_axes=how["noop_with_empty_axes"])
     chosen = op.cast(op.Equal(same, _kept(op, y, axes, **how)), same.dtype)
     share = _kept(op, wide_dy, axes, **how) / _total(op, chosen, axes, **how)
     return (op.cast(chosen * share, x.dtype),)
