@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gradgraph.backends.forms import Form, Forms
     from gradgraph.passes.rewrites import Rewrite
 
-TABLES = Path(__file__).parent / "tables"
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -119,7 +117,7 @@ class Backend:
     @property
     def has_table(self) -> bool:
         """Is anything known of what the runtime can do?"""
-        return self.for_all or (TABLES / f"{self.name}.toml").exists()
+        return self.for_all or (Path(__file__).parent / "tables" / f"{self.name}.toml").exists()
 
     @property
     def table(self) -> Table | None:

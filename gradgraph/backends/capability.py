@@ -16,11 +16,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import onnx_ir as ir
 
-from gradgraph.backends.backend import TABLES
 from gradgraph.backends.facts import Facts, facts_of
 from gradgraph.backends.forms import Call
 from gradgraph.rules.registry import key_of
@@ -30,6 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+TABLES = Path(__file__).parent / "tables"
 ALWAYS = "*"
 
 Kind = Literal["right", "untried", "falls back", "refused", "wrong"]  # from good to bad

@@ -27,8 +27,7 @@ import onnx
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from gradgraph.backends.backend import TABLES
-from gradgraph.backends.capability import tomllib
+from gradgraph.backends.capability import TABLES, tomllib
 from runtimes import browsing
 from runtimes.condensed import Outcome, rows_of, written
 from runtimes.outcomes import Kept, outcomes_of

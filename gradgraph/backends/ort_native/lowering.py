@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from gradgraph.backends.backend import Backend, Layout, Lowering
+from gradgraph.backends.backend import Layout, Lowering
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.lowering import FEW_ROWS, HALVES, NORMS, NUMBERS, PACKED
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
-from gradgraph.backends.ort_native import ORT_NATIVE, native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
+from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_native.chains import fuse_chains
 from gradgraph.backends.ort_native.native_attention import fold_attentions
 from gradgraph.backends.ort_native.native_blocked import WITH_NATIVE
 from gradgraph.backends.ort_native.native_conv import fuse_activations
 from gradgraph.backends.ort_native.native_depthwise import fold_neighbours
 from gradgraph.backends.ort_native.native_norm import fold_activations
-from gradgraph.backends.ort_native.native_precision import HIGHEST, Precision, set_precision
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.passes.rewrites import Rewrite
@@ -47,11 +45,3 @@ LOWERING = Lowering(
     ),
     last=(Rewrite(fuse_chains, "element-wise nodes that are left and hang together become one kernel"),),
 )
-
-
-def at_precision(precision: Precision) -> Backend:
-    """Return the backend with products of that precision."""
-    if precision == HIGHEST:
-        return ORT_NATIVE
-    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles carries the choice")
-    return replace(ORT_NATIVE, load=lambda: replace(LOWERING, after=(*LOWERING.after, told)))

@@ -26,7 +26,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.lowering import packing
 from gradgraph.backends.ort_native import library
-from gradgraph.backends.ort_native.lowering import at_precision
+from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown

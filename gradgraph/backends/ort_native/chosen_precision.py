@@ -1,0 +1,20 @@
+"""The backend with native kernels, whose products by tiles have a precision that a user chooses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native.lowering import LOWERING
+from gradgraph.backends.ort_native.native_precision import HIGHEST, Precision, set_precision
+from gradgraph.passes.rewrites import Rewrite
+
+
+def at_precision(precision: Precision) -> Backend:
+    """Return the backend with products of that precision."""
+    if precision == HIGHEST:
+        return ORT_NATIVE
+    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles carries the choice")
+    return replace(ORT_NATIVE, load=lambda: replace(LOWERING, after=(*LOWERING.after, told)))
