@@ -28,7 +28,10 @@ def keep_memory_apart(model: ir.Model) -> ir.Model:
         own = (node.name or "").startswith(_LATE)
         turn = next((x for x in node.inputs[1:] if x is not None), None) if own else None
         if turn is not None:
-            at = turns.setdefault(_origin(turn), len(turns) + 1)
+            maker = turn.producer()  # of the turn at the rank of what waits for it
+            if maker is not None and maker.op_type == "Expand":
+                turn = maker.inputs[0] or turn
+            at = turns.setdefault(turn, len(turns) + 1)
         else:
             at = max((part[x] for x in node.inputs if x in part), default=0)
         for y in node.outputs if at else ():
@@ -39,12 +42,6 @@ def keep_memory_apart(model: ir.Model) -> ir.Model:
                 if name is not None:
                     y.shape = ir.Shape([f"{name}.{AGAIN}{at}", *others])
     return model
-
-
-def _origin(turn: ir.Value) -> ir.Value:
-    """The turn itself, before it was expanded to the rank of what waits for it."""
-    node = turn.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Expand" and node.inputs[0] is not None else turn
 
 
 def computes_again(model: onnx.ModelProto) -> bool:

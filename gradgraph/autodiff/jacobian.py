@@ -96,7 +96,9 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
     (target,) = path.targets
     basis = _Basis(op, [target], start)
     gradients = backward(op, path, {target: basis.vectors[0]})
-    rows = [_typed(gradients.get(x) or op.zeros_like(op.wrap(x)), x).value for x in path.wrt]
+    rows = [(gradients.get(x) or op.zeros_like(op.wrap(x))).value for x in path.wrt]
+    for x, row in zip(path.wrt, rows, strict=True):
+        row.type = content_type(x)
     op.finish(work.graph)
     blocks = []
     for x, y in zip(path.wrt, scanned(op, work.graph, basis.slices, rows, basis.count), strict=True):
@@ -183,11 +185,6 @@ def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
     """The number of elements of ``x``, or of each of its rows (``start`` 1), as a vector of length 1."""
     known = _elements([x], start)
     return op.const([known]) if known is not None else op.ReduceProd(op.Shape(op.wrap(x), start=start), keepdims=1)
-
-
-def _typed(dx: Var, x: ir.Value) -> Var:
-    dx.value.type = content_type(x)
-    return dx
 
 
 # --- sizes -----------------------------------------------------------------------------------------------

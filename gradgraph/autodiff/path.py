@@ -117,16 +117,10 @@ def _has_body(node: ir.Node) -> bool:
     return node.op_type in _BODIES and node.domain == ""
 
 
-def _is_by_batch(node: ir.Node) -> bool:
-    return (
-        node.op_type == "BatchNormalization" and node.domain == "" and bool(node.attributes["training_mode"].as_int())
-    )
-
-
 def _edges(node: ir.Node) -> Iterable[Edge]:
     if registry.stops_gradient(node):
         return ()
-    if _is_by_batch(node):
+    if node.op_type == "BatchNormalization" and node.domain == "" and node.attributes["training_mode"].as_int():
         return _by_batch(node)
     return _BODIES[node.op_type](node) if _has_body(node) else product(reads_smoothly(node), node.outputs)
 

@@ -100,7 +100,10 @@ class Differentiated:
         self.needed = [i for i, node in enumerate(self.backward) if node in alive]
         self.dead = {node for node in self.backward if node not in alive}
         self.read: dict[ir.Value, list[int]] = defaultdict(list)
-        self.moving = self._moving()
+        self.moving: set[ir.Value] = set()
+        for node, read in zip(self.forward, self.reads, strict=True):
+            if not is_pure(node) or any(x in self.moving or _is_fed(x) for x in read):
+                self.moving.update(node.outputs)
         for i in self.needed:
             for x in dict.fromkeys(reads(self.backward[i])):
                 if x.producer() in self.place:
@@ -115,13 +118,6 @@ class Differentiated:
         """Where the gradients of the nodes before ``cut`` begin."""
         at = bisect.bisect_left(self._owners, -cut + 1, key=lambda place: -place)
         return self._begins[at] if at < len(self._begins) else len(self.backward)
-
-    def _moving(self) -> set[ir.Value]:
-        found: set[ir.Value] = set()
-        for node, read in zip(self.forward, self.reads, strict=True):
-            if not is_pure(node) or any(x in found or _is_fed(x) for x in read):
-                found.update(node.outputs)
-        return found
 
 
 def _is_fed(x: ir.Value) -> bool:
@@ -236,7 +232,8 @@ def compute_again(op: Builder, segments: Segments) -> None:
 
 def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     """Put an ``After`` between each of ``values`` and its reader in the forward pass, if it has no other reader."""
-    fed = next((x for read in p.reads for x in read if _is_fed(x) and _has_elements(x)), None)
+    empty = (None, ir.DataType.STRING)  # types of which no element can be read
+    fed = next((x for read in p.reads for x in read if _is_fed(x) and is_tensor(x) and x.dtype not in empty), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
     ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]
     if fed is None or not ways:
@@ -254,10 +251,6 @@ def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterabl
 def _may_fuse(node: ir.Node) -> bool:
     """May runtimes fuse it with what it reads? (They fuse products in any case.)"""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
-
-
-def _has_elements(x: ir.Value) -> bool:
-    return x.dtype not in (None, ir.DataType.STRING) and is_tensor(x)
 
 
 def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:

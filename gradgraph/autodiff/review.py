@@ -158,7 +158,8 @@ def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]
     peers = _peers(tensors, trained)
     found: dict[frozenset[ir.Value], Copy] = {}
     for copy in find_copies([graph.initializers[n] for n in trained], tensors, lambda v: peers.get(v, v)):
-        if not (copy.tensor.name in trained and _are_alike(copy)):
+        are_alike = copy.relation == "is {}" and not _readers(copy.tensor).isdisjoint(_readers(copy.weight))
+        if not (copy.tensor.name in trained and are_alike):
             found.setdefault(frozenset((copy.tensor, copy.weight)), copy)
     return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
 
@@ -202,11 +203,6 @@ def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Val
 
 def _size(value: ir.Value) -> int:
     return 0 if value.const_value is None else value.const_value.size
-
-
-def _are_alike(copy: Copy) -> bool:
-    """Are they equal weights of equal layers, which begin alike and are trained apart?"""
-    return copy.relation == "is {}" and not _readers(copy.tensor).isdisjoint(_readers(copy.weight))
 
 
 def _readers(value: ir.Value) -> frozenset[str]:

@@ -19,6 +19,10 @@ from gradgraph.passes.normal.weights.verdicts import is_buffer
 from gradgraph.rules import registry
 
 Names: TypeAlias = str | Sequence[str] | None
+UNUSED: Remedies = {
+    "remedy": "take it out of `wrt`, or pass allow_unused=True for zeros",
+    "shell": "take it out of --wrt",
+}
 
 
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
@@ -154,20 +158,8 @@ def find_path(
         known = {v.name: v for n in model.graph for v in n.outputs}
         targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]
     check_rules(path)
-    if not allow_unused:
-        _check_connected(path)
+    unused = [] if allow_unused else [x for x in path.wrt if x not in path.active]
+    if unused:
+        name, why = shown(unused[0].name), path.where_it_ends(unused[0])
+        raise DifferentiationError(f"the output does not depend on '{name}': {why}", **UNUSED)
     return path
-
-
-UNUSED: Remedies = {
-    "remedy": "take it out of `wrt`, or pass allow_unused=True for zeros",
-    "shell": "take it out of --wrt",
-}
-
-
-def _check_connected(path: Path) -> None:
-    for x in path.wrt:
-        if x not in path.active:
-            raise DifferentiationError(
-                f"the output does not depend on '{shown(x.name)}': {path.where_it_ends(x)}", **UNUSED
-            )

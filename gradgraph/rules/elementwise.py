@@ -380,7 +380,8 @@ def clip(op: Builder, dy: Var, y: Var, x: Var, low: Var | None = None, high: Var
     if low is None and high is None:
         return (dy,)
     given = (x, low, high)
-    ordered = low is not None and high is not None and _ordered(low, high)
+    a, b = (None if bound is None else fixed(bound) for bound in (low, high))
+    ordered = a is not None and b is not None and bool((a <= b).all())
     dy, x, low, high = all_wide(op, dy, *given)
     return back(op, _clip_gradients(op, dy, x, low, high, ordered), given)
 
@@ -408,11 +409,6 @@ def _clip_gradients(op: Builder, dy: Var, x: Var, low: Var | None, high: Var | N
 def clip_gradient(op: Builder, dy: Var, x: Var, y: Var) -> Var:
     """``dy`` where Clip, with its bounds in order, let x through."""
     return dy * op.cast(op.Equal(x, y), dy.dtype)
-
-
-def _ordered(low: Var, high: Var) -> bool:
-    a, b = fixed(low), fixed(high)
-    return a is not None and b is not None and bool((a <= b).all())
 
 
 # --- the same number again -----------------------------------------------------------------------------------

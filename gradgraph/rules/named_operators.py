@@ -116,7 +116,8 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
     """Inputs and attributes of a call, as its forms take them: of an input that was not passed the shape is known."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
-    dtype = next((v.type for v in node.inputs if v is not None and _is_float(v)), None)
+    floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())
+    dtype = next(floats, None)
     inputs: list[Var | None] = []
     for i, name in enumerate(operator.parameters):
         value = node.inputs[i] if i < len(node.inputs) else None
@@ -133,10 +134,6 @@ def describe(node: ir.Node) -> None:
         model = node.inputs[source] if source < len(node.inputs) else None
         if model is not None and model.shape is not None:
             out.shape = model.shape
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def write_portable(op: Builder, node: ir.Node) -> tuple[Var, ...]:

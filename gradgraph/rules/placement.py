@@ -62,7 +62,8 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
     front = [axis, *(i for i in range(x.rank) if i != axis)]
     rows, back = turned(op, dy, front), np.argsort(front).tolist()
     if few := few_places(x, axis):
-        return turned(op, _one_hot(op, op.Mod(where, few), few, rows.dtype) @ rows, back)
+        hot = op.Equal(np.arange(few).reshape(-1, 1), op.Mod(where, few))  # [few, n]: does place i take row j?
+        return turned(op, op.cast(hot, rows.dtype) @ rows, back)  # 4 to 30 times faster than sorting
     count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
     places, rows = _summed(op, op.Mod(where, count), rows)
     return turned(op, _placed(op, rows, places, x, front), back)
@@ -77,12 +78,6 @@ def few_places(x: Var, axis: int) -> int:
 def _placed(op: Builder, rows: Var, where: Var, x: Var, front: Sequence[int]) -> Var:
     zeros = op.full(sizes_of(op, x, front), 0, rows.dtype)
     return op.ScatterND(zeros, op.Unsqueeze(where, [-1]), rows)
-
-
-def _one_hot(op: Builder, where: Var, size: int, dtype: ir.DataType) -> Var:
-    """[size, n], 1 where place i takes row j: over few places this product is 4 to 30 times faster than sorting."""
-    hot = op.Equal(np.arange(size).reshape(-1, 1), where)
-    return op.cast(hot, dtype)
 
 
 def _differ(where: Var) -> bool:

@@ -188,7 +188,9 @@ def average_pool_gradient(
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # a mean over fewer elements weighs each of them more
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
-        dy = dy * _ratio(op, math.prod(seen.taps[a] for a in axes), counts, dy)
+        whole = math.prod(seen.taps[a] for a in axes)
+        known = counts.const
+        dy = dy * (float(whole) / op.cast(counts, dy.dtype) if known is None else op.const(whole / known, dy.dtype))
     return spread(op, dy, x, seen)
 
 
@@ -301,9 +303,3 @@ def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: b
     inside = op.And(op.GreaterOrEqual(taps, low), op.Less(taps, high))
     counts = op.ReduceSum(op.Where(inside, 1, 0), [1], keepdims=0)
     return op.Unsqueeze(counts, list(range(1, seen.rank - axis)))
-
-
-def _ratio(op: Builder, whole: int, counts: Var, like: Var) -> Any:
-    if counts.const is not None:
-        return op.const(whole / counts.const, like.dtype)
-    return float(whole) / op.cast(counts, like.dtype)

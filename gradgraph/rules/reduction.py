@@ -77,18 +77,15 @@ def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | f
     """One over the number of elements of ``x`` in one of ``y``; float16 holds 1 / 100000, but not 100000."""
     if noop and _empty_axes(axes):
         return 1.0
-    reduced = x.shape if axes is None or _empty_axes(axes) else _sizes(x, axes)
+    reduced = x.shape
+    if axes is not None and not _empty_axes(axes) and reduced is not None:
+        reduced = None if axes.const is None else tuple(reduced[int(i)] for i in axes.const)
     if reduced is not None and shapes.is_static(reduced):
         return 1.0 / max(math.prod(shapes.known_sizes(reduced)), 1)
     # both sizes are 0 where y is empty
     size = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)
     wide = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     return op.cast(op.Reciprocal(op.cast(size, wide)), x.dtype)
-
-
-def _sizes(x: Var, axes: Var) -> shapes.Shape | None:
-    known = axes.const
-    return None if known is None or x.shape is None else tuple(x.shape[int(i)] for i in known)
 
 
 @vjp("ReduceSumSquare", *_calls(real))

@@ -157,12 +157,13 @@ def resize(
 ) -> Gradients:
     along = [a % x.rank for a in axes] if axes else list(range(x.rank))
     scales, sizes = _given(scales), _given(sizes)
-    roi = roi if _crops(how) else None
+    roi = roi if how.get("coordinate_transformation_mode") == "tf_crop_and_resize" else None
     copied = _copied(x, sizes)
     tied = sizes is not None and keep_aspect_ratio_policy != "stretch"
     factors = None if tied else _repeats(x, y, along, scales, how)
     if factors is not None:
-        return (_pooled(op, dy, factors),)
+        count = float(np.prod(factors))  # block sums: twice as fast by AveragePool as by ReduceSum over a 6-D view
+        return (dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count,)
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if sizes is not None and tied:
             w = tied_matrix(op, x, y, axis, along, roi, sizes, keep_aspect_ratio_policy, how)
@@ -184,10 +185,6 @@ def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
     if x is None:
         return None
     return op.Gather(x, where) if x.const is None else op.const(x.const[where])
-
-
-def _crops(how: dict[str, Any]) -> bool:
-    return how.get("coordinate_transformation_mode") == "tf_crop_and_resize"
 
 
 def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
@@ -234,12 +231,6 @@ def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
     if before is not None and before == after:
         return 1.0
     return after / before if isinstance(before, int) and isinstance(after, int) and before else 0.0
-
-
-def _pooled(op: Builder, dy: Var, factors: list[int]) -> Var:
-    """Block sums: twice as fast by AveragePool as by ReduceSum over a 6-D view."""
-    count = float(np.prod(factors))
-    return dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count
 
 
 # --- the matrix of one axis --------------------------------------------------------------------------

@@ -169,7 +169,9 @@ def deform_conv(
     dw, dv = _product(op, dy, w, sampled if factor is None else sampled * factor, group)
     ds = dv if factor is None else dv * factor
     d_mask = None if mask is None else reshaped(op, op.ReduceSum(dv * sampled, [1], keepdims=0), mask)
-    d_offset = _as_offset(op, moved(op, along(op, pixels, ds), seen), offset, w)
+    du = moved(op, along(op, pixels, ds), seen)
+    apart = op.Reshape(du, op.Concat([0, 0], _count(op, w), _count(op, offset), axis=0))
+    d_offset = op.cast(reshaped(op, op.Transpose(apart, perm=[0, 2, 1, 3]), offset), offset.dtype)
     dx = reshaped(op, add_back(op, ds, seen, images), x)
     return dx, dw, d_offset, None if b is None else bias_gradient(op, dy), d_mask
 
@@ -204,11 +206,6 @@ def _offset_places(
     apart = op.Reshape(offset, op.Concat([-1], _count(op, w), [axes], _count(op, offset), axis=0))
     u = op.Transpose(apart, perm=[0, 2, 1, 3]) + place
     return op.Reshape(u, op.Concat([0], [axes], op.Mul(_count(op, w), _count(op, offset)), axis=0))
-
-
-def _as_offset(op: Builder, du: Var, offset: Var, w: Var) -> Var:
-    apart = op.Reshape(du, op.Concat([0, 0], _count(op, w), _count(op, offset), axis=0))
-    return op.cast(reshaped(op, op.Transpose(apart, perm=[0, 2, 1, 3]), offset), offset.dtype)
 
 
 def _lattice(op: Builder, shape: Var) -> Var:

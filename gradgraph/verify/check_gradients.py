@@ -156,7 +156,11 @@ def check_gradients(
         report = check.run(DOUBLE, "")
     except _CannotRunError as reason:
         report = check.run(SINGLE, str(reason))
-    return report if wrt is not None else dataclasses.replace(report, findings=_doubts(normal.graph, outputs))
+    if wrt is not None:
+        return report
+    targets = [v for v in normal.graph.outputs if v.name in outputs]
+    trained = [v.name for v in trainable(normal.graph, targets) if v.name]
+    return dataclasses.replace(report, findings=tuple(review(normal.graph, targets, trained)))
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
@@ -175,11 +179,6 @@ def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequenc
             f"{describe(between)} is detached: no gradient passes through it, and differences do; check outputs that "
             "do not read it, or the model without the mark"
         )
-
-
-def _doubts(graph: ir.Graph, outputs: Sequence[str]) -> tuple[Finding, ...]:
-    targets = [v for v in graph.outputs if v.name in outputs]
-    return tuple(review(graph, targets, [v.name for v in trainable(graph, targets) if v.name]))
 
 
 def _outputs(graph: ir.Graph, output: str | None) -> list[str]:
@@ -287,8 +286,8 @@ class _Check:
         stored = model.graph.initializers
         found = []
         for name, slope in slopes.items():
-            value = feeds[name] if name in feeds else _numbers(stored[name])
-            point = _Point(f, feeds, weights, name, value)
+            weight = stored[name].const_value if name not in feeds else None
+            point = _Point(f, feeds, weights, name, feeds[name] if weight is None else weight.numpy())
             with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
                 found.append(point.check(slope, redrawn[name], precision, rng))
             self.progress(len(found), len(self.subject.names))
@@ -327,11 +326,6 @@ class _Check:
         """The gradients by name, from the last outputs."""
         results = list(g({**feeds, **cotangents}).values())
         return dict(zip(self.subject.names, results[-len(self.subject.names) :], strict=True))
-
-
-def _numbers(value: ir.Value) -> Array:
-    assert value.const_value is not None
-    return value.const_value.numpy()
 
 
 def _cotangents(model: ir.Model, gradient: ir.Model, weights: Feeds) -> Feeds:

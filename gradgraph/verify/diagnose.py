@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -54,8 +54,10 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
             break
         except GradgraphError as error:
             news = error.findings or (Finding("", error.problem, "", error.remedy or ""),)
-        nodes = _nodes(work)
-        stuck = {id(n): n for finding in news for n in _named(finding, nodes)}
+        whole = (n for n in proto_nodes(work.graph.node) if n.domain != _ASIDE)
+        nodes = {described(n.name, n.domain, n.op_type, n.output): n for n in whole}
+        named = (_NODE.findall(f.subject) or _NODE.findall(str(f))[:1] for f in news)
+        stuck = {id(nodes[name]): nodes[name] for names in named for name in names if name in nodes}
         found += [f for f in news if _ASIDE not in str(f)]
         if not stuck or len(found) >= FINDINGS_LIMIT:
             break
@@ -86,17 +88,6 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             name = f"{stem}_{i}"
         node.name = name if node.name else ""
         taken.add(name)
-
-
-def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    nodes = (n for n in proto_nodes(model.graph.node) if n.domain != _ASIDE)
-    return {described(n.name, n.domain, n.op_type, n.output): n for n in nodes}
-
-
-def _named(finding: Finding, nodes: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The node that a finding names first."""
-    names = _NODE.findall(finding.subject) or _NODE.findall(str(finding))[:1]
-    return [nodes[name] for name in names if name in nodes]
 
 
 def _set_aside(model: onnx.ModelProto, node: onnx.NodeProto) -> None:

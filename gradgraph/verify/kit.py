@@ -87,7 +87,8 @@ def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = 
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )
-    exact = replace(exact, feeds=_wide(trial.feeds))
+    wide = {k: np.asarray(v, np.float64) if v.dtype == np.float32 else v for k, v in trial.feeds.items()}
+    exact = replace(exact, feeds=wide)
     expected = cases.run_gradient(exact, lambda m, feeds: list(Oracle(m)(feeds).values()))
     got = cases.run_gradient(trial, lambda m, feeds: _session(m, options).run(None, feeds))
     rows = zip(trial.wrt, expected, got, strict=True)
@@ -97,10 +98,6 @@ def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = 
 def _close(got: np.ndarray, expected: np.ndarray) -> bool:
     same = got.dtype == np.float32 and got.shape == expected.shape
     return same and np.allclose(got, expected, rtol=2e-4, atol=2e-5, equal_nan=True)
-
-
-def _wide(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {k: np.asarray(v, np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
 
 
 def _session(model: onnx.ModelProto, options: ort.SessionOptions | None) -> ort.InferenceSession:
