@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.networks import Bottleneck, conv_bn
 from benchmarks.recomputed_networks import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 
@@ -52,23 +53,8 @@ class Gpt(nn.Module):
         return self.head(self.ln(self.blocks(x))).reshape(-1, VOCABULARY)
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)),
-        )
-        shortcut = [nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)]
-        self.shortcut = nn.Sequential(*(shortcut if channels != 4 * width or stride != 1 else []))
-
-    def forward(self, x: Any) -> Any:
-        return (self.body(x) + self.shortcut(x)).relu()
-
-
 def resnet50(checkpointed: bool) -> nn.Module:
-    stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    stem = nn.Sequential(*conv_bn(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     parts: list[nn.Module] = [stem]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -209,7 +209,9 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
             if is_order(node) or (not forms and operator_of(node) is None):
                 continue
             op.scope = node.name or ""
-            outputs = _written(op, Call.of(op, node), forms, choose or _worth_it)
+            call = Call.of(op, node)
+            chosen = [f for f in forms if f.when(call)] if choose is None else choose(call, forms)
+            outputs = _written(op, call, chosen)
             if outputs is None and operator_of(node) is not None:
                 with op.naming_operators():  # a portable form may call others, which have forms
                     outputs = write_portable(op, node)
@@ -217,13 +219,9 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
                 waiting.extend(editor.replace(node, *outputs))
 
 
-def _worth_it(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
-    return [f for f in forms if f.when(call)]
-
-
-def _written(op: Builder, call: Call, forms: Sequence[Form], choose: Choose) -> tuple[Var, ...] | None:
+def _written(op: Builder, call: Call, forms: Sequence[Form]) -> tuple[Var, ...] | None:
     """Write the first form that can serve; return its outputs, None if there is none."""
-    for candidate in choose(call, forms):
+    for candidate in forms:
         before = len(op.nodes), len(op.constants)
         written = candidate.write(op, *call.inputs, **call.attrs)
         if written is not None:

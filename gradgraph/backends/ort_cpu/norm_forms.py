@@ -6,6 +6,8 @@ Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +19,11 @@ from gradgraph.graph.shapes import is_static, known_sizes
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, has_few
 from gradgraph.rules.registry import case, positive, real
+
+
+def is_of_batch(attrs: Mapping[str, Any]) -> bool:
+    """Does a BatchNormalization with these attributes use, and keep, the statistics of the batch alone?"""
+    return bool(attrs.get("training_mode")) and attrs.get("momentum") == 0.0
 
 
 @form("LayerNormalizationGrad")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_cpu.pool_forms import TIES
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.native_bounds import FREE
@@ -191,8 +192,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
     """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""
-    of_batch = attrs.get("training_mode") and attrs.get("momentum") == 0.0
-    if not of_batch or x.shape is None or len(x.shape) < 3:
+    if not is_of_batch(attrs) or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
     return native_kernel(op, "BatchNormalization", inputs, like, epsilon=attrs.get("epsilon", 1e-5), block=1, **FREE)

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked import pool_by_axis
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
+from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.graph.shapes import is_number, is_static, shape_of, sizes_or
@@ -286,20 +287,18 @@ def split(op: Builder, call: Call) -> Written:
     return op.Split(*call.inputs, outputs=len(call.node.outputs), **call.attrs)
 
 
-def _pads_images(call: Call) -> bool:
-    return _pads(call) is not None and fits(inputs_of(call)[0].value) and fits(call.node.outputs[0])
-
-
 def _pads(call: Call) -> np.ndarray | None:
-    """The pads before and behind, [2, 4], if nothing but the images grows or shrinks, and by constants."""
-    pads = inputs_of(call)[1].const
+    """The pads before and behind, [2, 4], if nothing but images that fit grows or shrinks, and by constants."""
+    x, pads = inputs_of(call)[0], inputs_of(call)[1].const
+    if not fits(x.value) or not fits(call.node.outputs[0]):
+        return None
     constant = call.attrs.get("mode", "constant") == "constant" and len(call.inputs) < 4
     if not constant or pads is None or pads.size != 8 or pads.reshape(2, 4)[:, :2].any():
         return None
     return pads.reshape(2, 4)
 
 
-@in_blocks("Pad", when=_pads_images)
+@in_blocks("Pad", when=lambda call: _pads(call) is not None)
 def pad(op: Builder, call: Call) -> Written:
     """Lines of a block of channels, [W·b] numbers each, with more or fewer lines and pixels around them."""
     x, _, *value = inputs_of(call)
@@ -377,8 +376,8 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
 
 
 def _takes_batch_statistics(call: Call) -> bool:
-    of_batch = call.attrs.get("training_mode") and call.attrs.get("momentum") == 0.0
-    return bool(of_batch) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
+    """Are all three outputs statistics of the batch alone, or made with them?"""
+    return is_of_batch(call.attrs) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
 
 
 @in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain one runs on one thread

@@ -86,7 +86,8 @@ def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Va
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:
         return op.Reshape(matmul(op, dys, _columns(op, x, conv), right=True), shape)
-    chunk = _channels_at_once(conv)
+    divisors = (d for d in range(1, conv.c + 1) if conv.c % d == 0)
+    chunk = max((d for d in divisors if conv.columns // conv.c * d <= MOST_COLUMN_BYTES), default=1)
     if chunk == conv.c or conv.group > 1 or not isinstance(conv.batch, int):
         product = matmul(op, _columns(op, x, conv), dys, right=True)
     else:
@@ -137,12 +138,6 @@ def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
 
 
 # --- the weight gradient in pieces that stay in the cache -------------------------------------------------------
-
-
-def _channels_at_once(conv: Layer) -> int:
-    """The largest divisor of c whose columns fit in the cache."""
-    fitting = [d for d in range(1, conv.c + 1) if conv.c % d == 0 and conv.columns // conv.c * d <= MOST_COLUMN_BYTES]
-    return max(fitting, default=1)
 
 
 def _by_channels(op: Builder, x: Var, dys: Var, conv: Layer, chunk: int) -> Any:

@@ -37,6 +37,7 @@ from gradgraph.backends.ort_cpu.conv import conv_pointwise
 from gradgraph.backends.ort_cpu.conv.conv_images import MOST_PIXELS_UNBLOCKED
 from gradgraph.backends.ort_cpu.conv.conv_table import layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
+from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import constant_of
 from gradgraph.passes.normal.edit import Editor, attributes, discard, names_of
@@ -49,6 +50,7 @@ from gradgraph.rules.norm import (
     inverse_deviation,
     unscaled_batch_normalization_gradient,
 )
+from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import spatial
 
 # channels of x: a product with so many takes the time of the passes over v that second moments save
@@ -61,8 +63,9 @@ LEAST_TIMES_THE_WEIGHTS = 8  # times as large as the weights: v from which a pas
 def fold_norms(model: ir.Model) -> ir.Model:
     """Fold, in place, every BatchNormalization whose input and its cotangent nothing but a convolution knows."""
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
-    for norm in [n for n in model.graph if _takes_batch_statistics(n)]:
-        found = _Normalized.of(editor.op, norm)
+    norms = [n for n in model.graph if key_of(n) == ("", "BatchNormalization") and len(n.outputs) == 3]
+    for norm in norms:
+        found = _Normalized.of(editor.op, norm) if is_of_batch(attributes(norm)) else None
         if found is not None and _expands(found.layer):
             _fold_by_moments(editor, found, attributes(norm)["epsilon"])
         elif (
@@ -111,13 +114,6 @@ class _Normalized:
         if dv.is_graph_output() or not all(_is_gradient_of(op, node, dv, conv, layer) for node in below):
             return None
         return cls(layer, conv, norm, readers[0], below, sums)
-
-
-def _takes_batch_statistics(node: ir.Node) -> bool:
-    if (node.domain, node.op_type, len(node.outputs)) != ("", "BatchNormalization", 3):
-        return False
-    attrs = attributes(node)
-    return bool(attrs.get("training_mode")) and attrs.get("momentum") == 0.0
 
 
 def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:

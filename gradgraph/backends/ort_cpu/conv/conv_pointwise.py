@@ -24,11 +24,6 @@ def _many_windows(conv: Layer) -> bool:
     return conv.windows >= LEAST_WINDOWS_ALONE
 
 
-def _larger_than_its_sums(conv: Layer) -> bool:
-    """Are x and y larger than the products of all images, which are added up?"""
-    return conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
-
-
 @conv_form("Conv", serves=serves, when=_many_windows)
 def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
     """0.5 to 0.9 times PyTorch from 12 px on, where Conv takes 0.7 to 1.3."""
@@ -49,7 +44,9 @@ def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 
 
-@conv_form("ConvGradWeight", serves=serves, when=_larger_than_its_sums)
+@conv_form(  # where x and y are larger than the products of all images, which are added up
+    "ConvGradWeight", serves=serves, when=lambda conv: conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
+)
 def per_image_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """0.4 to 0.9 times PyTorch; gathered for all images at once 1.2 to 2.4.
 

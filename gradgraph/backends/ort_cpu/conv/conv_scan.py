@@ -31,23 +31,17 @@ def _serves(conv: Layer) -> bool:
     return conv.group == 1 and conv.seen.rank == 2 and conv.images > 0
 
 
-def _wide_map(conv: Layer) -> bool:
-    return conv.windows > MOST_WINDOWS_AS_COLUMNS and is_worth_a_turn(conv)
-
-
-def _wide_and_deep(conv: Layer) -> bool:
-    return conv.windows > MOST_WINDOWS_AS_COLUMNS and conv.c >= LEAST_CHANNELS_AS_ROWS
+def _wide(conv: Layer) -> bool:
+    return conv.windows > MOST_WINDOWS_AS_COLUMNS
 
 
 def _wide_and_narrow(conv: Layer) -> bool:
     """A wide map where a Scan over images had better copy dy than x for the taps down."""
     narrow = conv.m <= MOST_CHANNELS_COPIED <= conv.taps * conv.c // 4
-    return conv.windows > MOST_WINDOWS_AS_COLUMNS and (
-        narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT))
-    )
+    return _wide(conv) and (narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT)))
 
 
-@conv_form("ConvGradWeight", serves=_serves, when=_wide_and_deep)
+@conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and conv.c >= LEAST_CHANNELS_AS_ROWS)
 def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch (for all images at once 1.5 to 1.9).
 
@@ -57,7 +51,7 @@ def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var
     return _weights(op, op.Reshape(total, [conv.m, conv.taps, conv.c]), (0, 2, 1), w)
 
 
-@conv_form("ConvGradWeight", serves=_serves, when=_wide_map)
+@conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and is_worth_a_turn(conv))
 def scan_columns_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """1 channel at 128 px: 0.7 times PyTorch (the portable form 2.7). Sums are [taps across, c, taps down, m]."""
     down, across = _kernel(conv)

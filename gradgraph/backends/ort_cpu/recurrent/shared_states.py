@@ -213,17 +213,13 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
     """The ``k``-th direction of a node, and its gradient operator."""
     count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
     X, *rest = (op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
-    W, R, B, _, h, c = (None if v is None else _direction_part(op, v, k, count) for v in rest)
+    own = (None if v is None else op.Gather(v, k, axis=0) if count > 1 else op.Squeeze(v, [0]) for v in rest)
+    W, R, B, _, h, c = own
     assert X is not None and W is not None and R is not None and B is not None
     zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 1), axis=0), 0.0, X.dtype)
     first = (zeros if h is None else h, zeros if c is None else c)
     biases = op.Split(B, num_outputs=2, outputs=2)
     return Direction(op, backwards, X, W, R, biases, first, None, X, None, first, (), None), gradients[k]
-
-
-def _direction_part(op: Builder, x: Var, k: int, count: int) -> Var:
-    """The part of ``x`` for the ``k``-th of ``count`` directions."""
-    return op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
 
 
 def _concatenated(op: Builder, parts: Sequence[Var]) -> Var:
