@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -91,7 +92,7 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
-    """Of a Conv, as its two factors (rank, …) and (outputs, rank of a group, …) tell."""
+    """The groups of a Conv whose factors are (rank, …) and (outputs, rank of a group, …)."""
     return shapes[0][0] // shapes[1][1] if len(shapes) > 1 else 1
 
 
@@ -154,7 +155,8 @@ def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
         return {"peft_type": first.kind.upper(), **own, "target_modules": modules, **common}
     held = {a.module: _rank_held(work, a) for a in adapters}
     usual = Counter(held.values()).most_common(1)[0][0]
-    alphas = {a.module: _alpha_of(a, held[a.module]) for a in adapters}
+    alphas = {a.module: a.alpha if held[a.module] == a.rank else a.scale * KINDS[a.kind].spread(held[a.module])
+              for a in adapters}  # fmt: skip  # with which PEFT computes the same scale
     alpha = next(alphas[m] for m, r in held.items() if r == usual)
     return {
         "peft_type": "LORA",
@@ -171,13 +173,8 @@ def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
 
 
 def _rank_held(work: ir.Model, adapter: Adapter) -> int:
-    """The rank of its factors, which a Conv in groups has more of."""
+    """The rank of an adapter's factors. A Conv in groups has a multiple of their number."""
     return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
-
-
-def _alpha_of(adapter: Adapter, rank: int) -> float:
-    """That with which PEFT computes the same scale."""
-    return adapter.alpha if rank == adapter.rank else adapter.scale * KINDS[adapter.kind].spread(rank)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -223,7 +220,7 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
 def _prefix(
     config: Mapping[str, Any], arrays: Mapping[str, Array], layers: list[Any]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What PEFT says and stores of a prefix, as our own files do."""
+    """Write the settings and the tensor of a prefix of PEFT as our own files do."""
     length, numbers = apart(config, arrays, layers)
     names = [name for layer in layers for name in stored_names(Adapter("prefix", layer.name, layer.kind))]
     return {"r": length, "lora_alpha": 2 * length}, dict(zip(names, numbers, strict=True))
@@ -234,7 +231,7 @@ def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays:
     if kind == "ia3":
         inward = config.get("feedforward_modules") or []
         inward = [inward] if isinstance(inward, str) else inward
-        return Adapter(kind, layer.name, layer.kind, name=name, side="in" if _fits(layer.name, inward) else "out")
+        return replace(plain, side="in" if _fits(layer.name, inward) else "out")
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     if KINDS[kind].peft is not None:
         rank = int(_own(config, "rank_pattern", layer.name, rank))
@@ -242,13 +239,12 @@ def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays:
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
             raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
-    scale = alpha / KINDS[kind].spread(rank)
-    dropout = float(config.get("lora_dropout", 0))
-    return Adapter(kind, layer.name, layer.kind, scale=scale, rank=rank, alpha=alpha, dropout=dropout, name=name)
+    return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha,
+                   dropout=float(config.get("lora_dropout", 0)))  # fmt: skip
 
 
 def _own(config: Mapping[str, Any], patterns: str, module: str, usual: float) -> float:
-    """What a table of patterns says of a module."""
+    """The number that a table of patterns has for a module, else the usual one."""
     return next((n for key, n in (config.get(patterns) or {}).items() if _fits(module, [key])), usual)
 
 

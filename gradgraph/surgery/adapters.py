@@ -33,15 +33,12 @@ from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, number
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
-_NAME = Checked("a name of letters, digits, _ and -", lambda value: TEXT.fits(value) and _is_name(value))
+_NAME = Checked("a name of letters, digits, _ and -",
+                lambda value: TEXT.fits(value) and value.replace("_", "").replace("-", "").isalnum())  # fmt: skip
 _WEIGHTS = Checked(
     'how much each counts, such as {"fr": 1.0, "de": 0}',
     lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(NUMBER.fits, value.values())),
 )
-
-
-def _is_name(text: str) -> bool:
-    return text.replace("_", "").replace("-", "").isalnum()
 
 
 @checked(target=NAMES, rank=_ABOVE_ZERO, alpha=NUMBER.or_none(), dropout=_PART, kind=TEXT, name=_NAME,
@@ -123,10 +120,6 @@ def put_all(
     return made if finish is None else finish(work, layers, made)
 
 
-def _called(name: str) -> str:
-    return "" if name == DEFAULT else f" '{name}'"
-
-
 def rested(adapters: Sequence[Adapter]) -> list[Adapter]:
     """The same ones, which are not trained any more."""
     return [replace(a, trained=False) for a in adapters]
@@ -141,8 +134,9 @@ def adaptable(
         UnknownNameError, BuildError: as :func:`lora` does.
     """
     if name in names_of_adapters(before):
+        called = "" if name == DEFAULT else f" '{name}'"
         raise BuildError(
-            f"the model has adapters{_called(name)} already",
+            f"the model has adapters{called} already",
             remedy="give these another name, such as name='second', or merge the others first",
             shell="give these another name, such as --name second, or merge the others first",
         )
@@ -153,7 +147,7 @@ def adaptable(
     own = {weight for adapter in before for weight in adapter.weights}
     search = KINDS.named(kind).layers
     layers, others = search(work, target)
-    layers = [layer for layer in layers if not _is_adapters(layer.node, own)]
+    layers = [layer for layer in layers if not any(v is not None and v.name in own for v in layer.node.inputs[:2])]
     if KINDS[kind].merge is not None:
         others += [
             f"'{x.name}' is a Gemm that weighs its product or its bias (alpha, beta)" for x in layers if x.weighs
@@ -175,10 +169,6 @@ def adaptable(
                 f"of kind {kind}; {_weighable()} can"
             )
     return layers
-
-
-def _is_adapters(node: ir.Node, own: set[str]) -> bool:
-    return any(v is not None and v.name in own for v in node.inputs[:2])
 
 
 # --- several names -----------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
 
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Of what lies side by side, a part with one row where others have an open number of them is repeated."""
+    """Repeat a part of one row, where the parts beside it have an open number of rows."""
     parts = [shapes.shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):

@@ -45,13 +45,15 @@ def compute_in_float32(work: ir.Model) -> None:
             value.type = ir.TensorType(WIDE)
     for value in stored:
         if value.name in trained or value.is_graph_input() or not value.shape or len(value.shape) < 2:
-            _store_wide(work, value)
+            assert value.const_value is not None
+            set_numbers(work, value, value.const_value.numpy().astype(np.float32))
+            value.type = ir.TensorType(WIDE)
         else:
             _cast_behind(work, value)
 
 
 def _widen(node: ir.Node) -> None:
-    """What an operator is told to give, in its attributes."""
+    """Let the attributes of an operator say float32."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == NARROW:
             tensor = attribute.as_tensor()
@@ -67,12 +69,6 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
         for attribute in node.attributes.values():
             bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
             yield from (v for body in bodies for v in body.inputs)
-
-
-def _store_wide(work: ir.Model, value: ir.Value) -> None:
-    assert value.const_value is not None
-    set_numbers(work, value, value.const_value.numpy().astype(np.float32))
-    value.type = ir.TensorType(WIDE)
 
 
 def _cast_behind(work: ir.Model, value: ir.Value) -> None:

@@ -1,4 +1,4 @@
-"""What a file says of the sizes of its inner values is left out, where it is wrong."""
+"""Wrong sizes of inner values are left out of a file."""
 
 from __future__ import annotations
 

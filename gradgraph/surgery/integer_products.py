@@ -26,9 +26,9 @@ from gradgraph.graph.marks import mark_detached
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import Editor, attributes, discard
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.surgery.linear_layers import DOMAINS, Layer
 from gradgraph.surgery.operated import numbers_of
 
-_DOMAINS = ("", "com.microsoft")
 _BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
@@ -46,14 +46,12 @@ def write_pairs(work: ir.Model) -> bool:
     for node in [n for n in work.graph if _is_form(n)]:
         _FORMS[node.op_type](editor, node)
     for node in [n for n in work.graph if n.op_type == "DequantizeLinear" and _moves_integers(n)]:
-        x, scale, zero = [*_vars(editor, node), None][:3]
-        assert x is not None and scale is not None
-        editor.replace(node, _dequantised(editor.op, x, scale, zero, 0))
+        editor.replace(node, _dequantised(editor.op, *_inputs(editor, node, 3)))
     return True
 
 
 def _is_form(node: ir.Node) -> bool:
-    return node.op_type in _FORMS and node.domain in _DOMAINS
+    return node.op_type in _FORMS and node.domain in DOMAINS
 
 
 def _moves_integers(node: ir.Node) -> bool:
@@ -67,7 +65,7 @@ def _moves_integers(node: ir.Node) -> bool:
 _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
-def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int) -> Var:
+def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
     """The floats that integers stand for; what only moved the integers moves the floats, so that gradients pass."""
     count = _count(scale)
     shape = [] if count == 1 else [count]
@@ -100,18 +98,15 @@ def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
 
 def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
     """These numbers as an initializer; the one that was written before for the same."""
-    while (held := graph.initializers.get(name)) is not None and not _is(held, numbers):
+    while (held := graph.initializers.get(name)) is not None:
+        tensor = numbers_of(held)
+        if tensor is not None and tensor.shape.numpy() == numbers.shape and np.array_equal(tensor.numpy(), numbers):
+            return Var(op, held)
         name += "_1"
-    if held is None:
-        tensor = ir.tensor(numbers, name=name)
-        shape, kind = ir.Shape(numbers.shape), ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, const_value=tensor, type=kind, shape=shape))
-    return Var(op, graph.initializers[name])
-
-
-def _is(value: ir.Value, numbers: Any) -> bool:
-    held = numbers_of(value)
-    return held is not None and held.shape.numpy() == numbers.shape and np.array_equal(held.numpy(), numbers)
+    new = ir.tensor(numbers, name=name)
+    value = ir.Value(name=name, const_value=new, type=ir.TensorType(new.dtype), shape=ir.Shape(numbers.shape))
+    graph.register_initializer(value)
+    return Var(op, value)
 
 
 def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
@@ -125,19 +120,19 @@ def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.
     return op.DequantizeLinear(bias, both, **options)
 
 
-def _vars(editor: Editor, node: ir.Node) -> list[Var | None]:
-    return [editor.op.wrap(v) for v in node.inputs]
+def _inputs(editor: Editor, node: ir.Node, count: int) -> list[Any]:
+    """So many inputs of a node as variables; None for one that is left out."""
+    given = [editor.op.wrap(v) for v in node.inputs]
+    return [*given, *[None] * (count - len(given))]
 
 
-def _rounded(op: Builder, y: Var, scale: Var | None, zero: Var | None) -> Var:
-    assert scale is not None
+def _rounded(op: Builder, y: Var, scale: Var, zero: Var | None) -> Var:
     return op.QuantizeLinear(y, _shaped(op, scale, []), None if zero is None else _shaped(op, zero, []))
 
 
 def _linear_product(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = _vars(editor, node)
-    assert a is not None and b is not None and a_scale is not None and b_scale is not None
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = _inputs(editor, node, 8)
     columns = max(b.rank - 1, 0)
     y = _dequantised(op, a, a_scale, a_zero, a.rank - 2) @ _dequantised(op, b, b_scale, b_zero, columns)
     editor.replace(node, _rounded(op, y, y_scale, y_zero))
@@ -145,48 +140,35 @@ def _linear_product(editor: Editor, node: ir.Node) -> None:
 
 def _linear_conv(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = _vars(editor, node)
-    assert x is not None and w is not None and x_scale is not None and w_scale is not None
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = _inputs(editor, node, 9)
     operands = [_dequantised(op, x, x_scale, x_zero, 1), _dequantised(op, w, w_scale, w_zero, 0)]
-    if bias and bias[0] is not None:
-        operands.append(_bias(op, bias[0], x_scale, w_scale))
+    if bias is not None:
+        operands.append(_bias(op, bias, x_scale, w_scale))
     editor.replace(node, _rounded(op, op.Conv(*operands, **attributes(node)), y_scale, y_zero))
 
 
 def _gemm(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = [*_vars(editor, node), None, None, None][:9]
-    assert a is not None and b is not None and a_scale is not None and b_scale is not None
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = _inputs(editor, node, 9)
     options = attributes(node)
-    alpha = options.get("alpha", 1.0)
-    operands = [
-        _dequantised(op, a, a_scale, a_zero, 1),
-        _dequantised(op, b, b_scale, b_zero, 0 if options.get("transB", 0) else 1),
-    ]
+    operands = [_dequantised(op, a, a_scale, a_zero, 1), _dequantised(op, b, b_scale, b_zero, Layer(node).axis)]
     if c is not None:
-        operands.append(_bias(op, c, a_scale, b_scale, alpha))
+        operands.append(_bias(op, c, a_scale, b_scale, options.get("alpha", 1.0)))
     y = op.Gemm(*operands, **options)
     editor.replace(node, y if y_scale is None else _rounded(op, y, y_scale, y_zero))
 
 
 def _concat(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    y_scale, y_zero, *given = _vars(editor, node)
-    floats = [
-        _dequantised(op, x, s, z, 0)
-        for x, s, z in zip(*[iter(given)] * 3, strict=True)
-        if x is not None and s is not None
-    ]
+    y_scale, y_zero, *given = _inputs(editor, node, 2)
+    floats = [_dequantised(op, *operand) for operand in zip(*[iter(given)] * 3, strict=True)]
     editor.replace(node, _rounded(op, op.Concat(*floats, **attributes(node)), y_scale, y_zero))
 
 
 def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], None]:
     def form(editor: Editor, node: ir.Node) -> None:
-        op, given = editor.op, _vars(editor, node)
-        floats: list[Var] = []
-        for numbers, scale, zero in zip(*[iter(given[: 3 * operands])] * 3, strict=True):
-            assert numbers is not None and scale is not None
-            floats.append(_dequantised(op, numbers, scale, zero, 0))
+        op, given = editor.op, _inputs(editor, node, 3 * operands + 2)
+        floats = [_dequantised(op, *given[3 * i : 3 * i + 3]) for i in range(operands)]
         options = attributes(node)
         if options.pop("channels_last", 0):
             raise BuildError(f"'{shown(node.name)}' has its channels last, which no float operator has")
@@ -218,33 +200,24 @@ def _data(op: Builder, numbers: Var, scale: Var, zero: Var | None) -> Var:
 
 def _integer_product(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    a, b, a_zero, b_zero = [*_vars(editor, node), None, None][:4]
-    assert a is not None and b is not None
-    scaled, data_scale, weight_scale = _scales(node)
+    a, b, a_zero, b_zero = _inputs(editor, node, 4)
+    cast, scaled, data_scale, weight_scale = _scales(node)
     axis = 0 if node.op_type == "ConvInteger" else b.rank - 1
     x = _data(op, a, Var(op, data_scale), a_zero)
     w = _dequantised(op, b, Var(op, weight_scale), b_zero, axis)
     y = op.Conv(x, w, **attributes(node)) if node.op_type == "ConvInteger" else x @ w
-    cast = scaled.inputs[0 if scaled.inputs[0] is not None and _is_cast_of(scaled.inputs[0], node) else 1]
-    between = None if cast is None else cast.producer()
     editor.replace(scaled, y)
-    for gone in (between, node):
-        if gone is not None:
-            discard(gone)
+    discard(cast)
+    discard(node)
 
 
-def _is_cast_of(value: ir.Value, node: ir.Node) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "Cast" and producer.inputs[0] is node.outputs[0]
-
-
-def _scales(node: ir.Node) -> tuple[ir.Node, ir.Value, ir.Value]:
-    """The Mul that makes floats of the sums, and the scales of data and weight that it multiplies them by."""
+def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
+    """The Cast and the Mul that make floats of the sums, and the scales of data and weight that these multiply."""
     cast = _only_reader(node.outputs[0], "Cast")
     scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
     factor = None if scaled is None or cast is None else next(v for v in scaled.inputs if v is not cast.outputs[0])
     both = None if factor is None else factor.producer()
-    if scaled is None or both is None or both.op_type != "Mul":
+    if cast is None or scaled is None or both is None or both.op_type != "Mul":
         raise BuildError(
             f"'{shown(node.name or node.op_type)}' is {node.op_type}, and no Cast and Mul behind it make floats of its "
             "sums, so nothing says what its float result is; quantise the float model again in the QDQ format"
@@ -258,7 +231,7 @@ def _scales(node: ir.Node) -> tuple[ir.Node, ir.Value, ir.Value]:
         raise BuildError(
             f"the scale of '{shown(node.name or node.op_type)}' is no product of one of the data and a stored one"
         )
-    return scaled, computed[0], weight
+    return cast, scaled, computed[0], weight
 
 
 def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
@@ -268,16 +241,14 @@ def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
 
 def _dynamic_product(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    a, b, b_scale, b_zero, bias = [*_vars(editor, node), None, None][:5]
-    assert a is not None and b is not None and b_scale is not None
+    a, b, b_scale, b_zero, bias = _inputs(editor, node, 5)
     y = _data(op, *op.DynamicQuantizeLinear(a, outputs=3)) @ _dequantised(op, b, b_scale, b_zero, b.rank - 1)
     editor.replace(node, y if bias is None else y + bias)
 
 
 def _product_to_float(editor: Editor, node: ir.Node) -> None:
     op = editor.op
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = [*_vars(editor, node), None, None, None][:7]
-    assert a is not None and b is not None and a_scale is not None and b_scale is not None
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = _inputs(editor, node, 7)
     y = _data(op, a, a_scale, a_zero) @ _dequantised(op, b, b_scale, b_zero, b.rank - 1)
     editor.replace(node, y if bias is None else y + bias)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import as_names, matching
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.naming import is_anonymous
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operated import matched, numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
@@ -168,11 +167,7 @@ def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Lay
 
     An integer product that matches is among the latter: nothing says what its float result is.
     """
-    named = list(_named(work))
-    chosen: set[int] = set()
-    for pattern in as_names(target):
-        chosen |= {i for i, (names, _) in enumerate(named) if matching(pattern, names)}
-    found = [named[i][1] for i in sorted(chosen)]
+    found = matched(target, _named(work))
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
 
 

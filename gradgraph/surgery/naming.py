@@ -8,9 +8,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
 from gradgraph.files.models import Source
-from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
-from gradgraph.surgery.operated import Path, Result, closed, opened, rename
+from gradgraph.surgery.operated import Path, Result, closed, free_name, opened, rename
 
 # what PyTorch's two exporters, tf2onnx and others call a tensor that has no name in the source
 _ANONYMOUS = re.compile(
@@ -35,7 +34,6 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    taken = set(names_of(work))
     places = {node: i for i, node in enumerate(work.graph)}
     for name, value in list(work.graph.initializers.items()):
         tensor = value.const_value
@@ -43,9 +41,7 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
             continue
         wanted = _name(value, places)
         if wanted is not None:
-            new = _free(wanted, taken)
-            taken.add(new)
-            rename(value, new)
+            rename(value, free_name(work, wanted))
     return closed(work, model, out)
 
 
@@ -61,11 +57,3 @@ def _name(value: ir.Value, places: dict[ir.Node, int]) -> str | None:
             reader, _ = behind_moves(node, position)
             return f"{module or f'{reader.op_type}_{places.get(reader, 0)}'}.{role}"
     return None
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    name, count = wanted, 0
-    while name in taken:
-        count += 1
-        name = f"{wanted}_{count}"
-    return name

@@ -1,14 +1,16 @@
-"""What every operation shares: open a copy, change it, learn the new sizes, hand it back as it came."""
+"""Every operation opens a copy, changes it, learns the new sizes and hands it back as it came."""
 
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.arguments import as_names, matching
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.graph.prune import prune
@@ -18,6 +20,7 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]
+T = TypeVar("T")
 
 _TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
 
@@ -123,6 +126,12 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     numeric = attribute.name in ("value_int", "value_ints", "value_float", "value_floats")
     kind = np.float32 if "float" in attribute.name else np.int64
     return ir.tensor(np.asarray(attribute.value, kind)) if numeric else None
+
+
+def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:
+    """The things that ``target``, names and globs, matches by one of their names, in their order."""
+    patterns = as_names(target)
+    return [thing for names, thing in named if any(matching(pattern, names) for pattern in patterns)]
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:

@@ -11,21 +11,19 @@ layer multiplies, as integer kernels take it to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import as_names, matching
 from gradgraph.errors import BuildError, shown
 from gradgraph.passes.normal.edit import attributes
 from gradgraph.passes.normal.weights.places import module_of
-from gradgraph.surgery.linear_layers import INTEGER
-from gradgraph.surgery.operated import add_weight, make_way, numbers_of
+from gradgraph.surgery.linear_layers import DOMAINS, INTEGER
+from gradgraph.surgery.operated import add_weight, make_way, matched, numbers_of
 from gradgraph.surgery.rounding_nodes import Writer
 from gradgraph.surgery.stored_weights import as_read
 
-_DOMAINS = ("", "com.microsoft")
 _UNKNOWN = ("QLinear", "QEmbed", "QOrdered")  # what operators of onnxruntime that compute with integers begin with
 
 
@@ -46,7 +44,7 @@ def refuse_integer_products(work: ir.Model) -> None:
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> int:
     """Let the layers that ``target`` names train, or all that are quantised; how many of their tensors do."""
     found = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
-    named = {node.inputs[0] for node in (found if target is None else _named(found, as_names(target)))}
+    named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
     stood_for = {node.inputs[0]: as_read(node.outputs[0]) for node in reversed(chosen)}
     if learned:
@@ -64,21 +62,22 @@ def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> 
 
 
 def _is(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain in _DOMAINS
+    return node is not None and node.op_type == op_type and node.domain in DOMAINS
 
 
-def _named(nodes: Sequence[ir.Node], patterns: Iterable[str]) -> list[ir.Node]:
-    """Those that a pattern matches by their integers, the node that reads them, or its module."""
-    names = []
+def _named(nodes: Sequence[ir.Node], target: str | Sequence[str]) -> list[ir.Node]:
+    """Choose the nodes that a pattern matches by their integers, by a reader or by its module."""
+    named = []
     for node in nodes:
+        own = (node.inputs[0].name if node.inputs[0] else None) or ""
         readers = [use.node for use in node.outputs[0].uses()]
-        known = [node.inputs[0].name if node.inputs[0] else "", *(r.name for r in readers), *map(module_of, readers)]
-        names.append([*filter(None, known), *([_base(known[0])] if known[0] else [])])
-    return [node for node, known in zip(nodes, names, strict=True) if any(matching(p, known) for p in patterns)]
+        known = [own, _base(own), *(r.name for r in readers), *map(module_of, readers)]
+        named.append(([name for name in known if name], node))
+    return matched(target, named)
 
 
 def _base(name: str) -> str:
-    """What a tensor was called before it was quantised, as far as its name tells."""
+    """The name of a tensor before it was quantised, as far as its name tells."""
     return name.removesuffix("_quantized")
 
 
@@ -128,7 +127,7 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
 def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
     """Train the scales of these weights, and of the pairs on what their layers multiply, or of all pairs."""
     first = work.graph[0]  # scales are computed from weights alone, and before anybody reads them
-    biases = [node for node in weights if _holds(node, ir.DataType.INT32)]
+    biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]
     layers = {use.node for node in weights for use in node.outputs[0].uses()}
     pairs = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is None]
     scales = [node.inputs[1] for node in weights if node not in biases]
@@ -136,24 +135,14 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
     learned: dict[ir.Value, ir.Value] = {}
     for scale in dict.fromkeys(scales):
         if scale is not None and (numbers := numbers_of(scale)) is not None:
-            learned[scale] = _learned(work, first, scale, numbers.numpy())
+            name = (scale.name or "scale").removesuffix("_scale")
+            write = Writer(work, first, name)
+            learned[scale] = write.learned(numbers.numpy(), f"{name}_range")
+            write.place()
     for scale, computed in learned.items():
         _take_place(work, scale, computed)
     for node in biases:
         _follow(work, first, node)
-
-
-def _holds(node: ir.Node, kind: ir.DataType) -> bool:
-    numbers = numbers_of(node.inputs[0])
-    return numbers is not None and numbers.dtype == kind
-
-
-def _learned(work: ir.Model, first: ir.Node, scale: ir.Value, numbers: np.ndarray) -> ir.Value:
-    name = (scale.name or "scale").removesuffix("_scale")
-    write = Writer(work, first, name)
-    computed = write.learned(numbers, f"{name}_range")
-    write.place()
-    return computed
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:

@@ -210,7 +210,7 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
 
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
-    """What goes into a layer, rounded."""
+    """Round the data of a layer."""
     lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))

@@ -65,7 +65,7 @@ def _untie(work: ir.Model, value: ir.Value) -> None:
 
 
 def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
-    """What the weight was called; empty if nothing tells."""
+    """The name of the weight in its module; empty if nothing tells."""
     node, position = use
     if _is_second_name(node):
         name = node.outputs[0].name or ""

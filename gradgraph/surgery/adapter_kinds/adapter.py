@@ -1,4 +1,4 @@
-"""The adapters of a model, as its metadata describe them."""
+"""Adapters, as the metadata of a model describe them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Adapter:
 
 
 def adapters_of(work: ir.Model) -> list[Adapter]:
-    """Return the adapters that the metadata of a model name, the oldest first."""
+    """Read the adapters of a model from its metadata, the oldest first."""
     text = work.metadata_props.get(ADAPTERS)
     return [Adapter(**{**entry, "weights": tuple(entry["weights"])}) for entry in json.loads(text)] if text else []
 

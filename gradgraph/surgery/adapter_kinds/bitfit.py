@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import as_names, matching
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operated import matched, numbers_of
 
 # the inputs that are added to a result
 _PLACES = {
@@ -44,14 +43,9 @@ class Bias:
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Bias], list[str]]:
     """The biases that names or globs match, by tensor, module or node."""
-    every = {bias.name: bias for bias in _biases(work)}
-    chosen: set[str] = set()
-    for pattern in as_names(target):
-        for bias in every.values():
-            names = [n for n in (bias.name, bias.name.removesuffix(".bias"), module_of(bias.node), bias.node.name) if n]
-            if matching(pattern, names):
-                chosen.add(bias.name)
-    return [bias for name, bias in every.items() if name in chosen], []
+    every = {bias.name: bias for bias in _biases(work)}.values()
+    names = [(b.name, b.name.removesuffix(".bias"), module_of(b.node), b.node.name) for b in every]
+    return matched(target, zip([[n for n in of_one if n] for of_one in names], every, strict=True)), []
 
 
 def _biases(work: ir.Model) -> Iterator[Bias]:

@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import as_names, matching
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
-from gradgraph.surgery.operated import numbers_of, value_named
+from gradgraph.surgery.operated import matched, numbers_of, value_named
 
 STD = 0.02  # of the numbers that a prefix begins with
 POSITIONS = "position_ids"  # what transformers, and with it optimum and genai's builder, call the input
@@ -54,9 +53,7 @@ class Attention:
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Attention], list[str]]:
     """Attentions that names or globs match, by module or node; and why others that match cannot have a prefix."""
-    named = list(_named(work))
-    chosen = {i for p in as_names(target) for i, (_, names, _) in enumerate(named) if matching(p, names)}
-    every = [named[i][2] for i in sorted(chosen)]
+    every = matched(target, ((names, what) for _, names, what in _named(work)))
     return [one for one in every if isinstance(one, Attention)], [one for one in every if isinstance(one, str)]
 
 
@@ -202,7 +199,7 @@ _AROUND = ("Add", "Where", "Mul", "Div", "Sub", "Cast", "Clip", "Dropout", "Iden
 
 
 def _written_out(softmax: ir.Node) -> Sizes | str | None:
-    """Of a Softmax: the products before and behind it; None, if it belongs to no attention."""
+    """The sizes of a Softmax's attention, or why that can have no prefix; None, if it belongs to none."""
     scores = _product_before(softmax)
     mixed = _product_behind(softmax)
     if scores is None or mixed is None:
@@ -218,7 +215,7 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """Of what is repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
+    """The heads of values repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
         value = node.inputs[0]
@@ -310,7 +307,7 @@ def _is_number(value: ir.Value | None) -> bool:
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
-    """What numbers scores are multiplied by between the product and the Softmax."""
+    """The factor of the scores between the product and the Softmax."""
     factor, value = 1.0, start
     for _ in range(8):
         if value is end:
