@@ -48,7 +48,7 @@ def language_model() -> onnx.ModelProto:
 
 
 def test_every_operation_is_here() -> None:
-    public = {name for name in vars(surgery) if callable(getattr(surgery, name))}
+    public = {name for name in dir(surgery) if callable(getattr(surgery, name))}
     elsewhere = {
         "below",
         "load_adapter",
