@@ -216,8 +216,11 @@ class Makers(Table[Callable[..., T]]):
             return self.by_name(text)
         try:
             call = ast.parse(text, mode="eval").body
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-                return self.by_name(call.func.id, **{k.arg or "": ast.literal_eval(k.value) for k in call.keywords})
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                known = inspect.signature(self.named(call.func.id)).parameters
+                given = {**dict(zip(known, call.args, strict=False)), **{k.arg or "": k.value for k in call.keywords}}
+                if len(call.args) <= len(known):
+                    return self.by_name(call.func.id, **{k: ast.literal_eval(value) for k, value in given.items()})
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass
         raise BuildError(f"'{shown(text)}' is no {self.what}; write a name, or a call such as '{self._example}'")

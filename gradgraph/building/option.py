@@ -17,9 +17,16 @@ from gradgraph.arguments import Kind, found_at
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[R], R]:
+        return lambda decorator: decorator
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
 
 Takes = Literal["text", "flag", "number", "whole", "count", "list", "arguments", "groups", "sizes"]
@@ -82,17 +89,18 @@ class Option:
             kind.check(name, value)
 
 
-def option(default: Any, help: str, kind: Kind | str | None = None, *shell: Shell) -> Any:
-    """A field of a class of options; a ``default`` that is a mapping is copied for each."""
-    metadata = documented(help, kind, *shell)
-    if isinstance(default, Mapping):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+def option(
+    help: str, kind: Kind | str | None = None, *shell: Shell, default: Any = MISSING, default_factory: Any = MISSING
+) -> Any:
+    """Make a field of a class of options; without a default it has to be given."""
+    given: dict[str, Any] = {"default": default, "default_factory": default_factory}
+    return field(**given, metadata={_KEY: Option(help, kind, shell)})
 
 
-def documented(help: str, kind: Kind | str | None = None, *shell: Shell) -> dict[str, Option]:
-    """The metadata of a field that is an option."""
-    return {_KEY: Option(help, kind, shell)}
+@dataclass_transform(field_specifiers=(option,))
+def options(cls: type[C]) -> type[C]:
+    """Make a frozen dataclass of a class whose fields are options."""
+    return dataclass(frozen=True)(cls)
 
 
 def option_of(of: Field[Any]) -> Option | None:
@@ -107,20 +115,20 @@ def default_of(of: Field[Any]) -> Any:
     return inspect.Parameter.empty if of.default is MISSING else of.default
 
 
-def spellings(options: type[DataclassInstance]) -> dict[str, Shell]:
+def spellings(of: type[DataclassInstance]) -> dict[str, Shell]:
     """The options of the command line that a class of options has, by their names as parameters."""
-    known = [(f.name, option_of(f)) for f in fields(options)]
+    known = [(f.name, option_of(f)) for f in fields(of)]
     return {shell.name or name: shell for name, one in known if one is not None for shell in one.shell}
 
 
-def called_with(options: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
+def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
     """Let a function of a class of options take their fields as its arguments, and document each of them.
 
     Type checkers and editors see the fields, too.
     """
 
     def decorate(function: Callable[[O_co], R]) -> Callable[P, R]:
-        every = fields(options)  # type: ignore[arg-type]
+        every = fields(made)  # type: ignore[arg-type]
         signature = inspect.Signature(
             sorted(map(_parameter, every), key=lambda p: p.kind),
             return_annotation=inspect.signature(function).return_annotation,
@@ -129,7 +137,7 @@ def called_with(options: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], C
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             signature.bind(*args, **kwargs)
-            return function(options(*args, **kwargs))
+            return function(made(*args, **kwargs))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         words = {f.name: one.help for f in every if (one := option_of(f)) is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from command_line import Cli, mlp
 import gradgraph as gg
 from gradgraph.arguments import NUMBER
 from gradgraph.backends import BACKENDS
-from gradgraph.building.option import Shell, called_with, option, spellings
+from gradgraph.building.option import Shell, called_with, option, options, spellings
 from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli.options import SPELLINGS
 from gradgraph.errors import ArgumentError, BuildError
@@ -73,6 +72,19 @@ def test_one_entry_in_a_table_is_known_everywhere(table, make, kind, by_name, cl
     assert cli("build", "model.onnx", f"--{kind}", name).code == 0
     wrong = cli("build", "model.onnx", f"--{kind}", f"{name}s")
     assert (wrong.code, f"did you mean '{name}'" in wrong.err) == (1, True)
+
+
+def test_names_may_be_typed_as_calls() -> None:
+    step = gg.build(mlp(), "focal(gamma=3.0)", "sgd(momentum=0.9)", metrics="top_k(k=2)")
+    assert step.manifest.loss["arguments"]["gamma"] == 3.0
+    assert step.manifest.optimizer["arguments"]["momentum"] == 0.9
+    with pytest.raises(BuildError, match=r"the loss focal has no argument 'gama'; did you mean 'gamma'"):
+        gg.build(mlp(), "focal(gama=3)")
+    with pytest.raises(BuildError, match=r"is no optimizer; write a name, or a call such as 'adamw\(1e-3\)'"):
+        gg.build(mlp(), "mse", "sgd(0.1")
+    assert gg.optim.recipes.RECIPES.typed("sgd(0.1, momentum=0.9)").arguments["lr"] == 0.1
+    with pytest.raises(BuildError, match="is no loss; write a name"):
+        LOSSES.typed("mse('mean', 1)")
 
 
 def tracked(*suffixes: str) -> list[Path]:
@@ -168,14 +180,16 @@ def test_a_build_option_is_one_field() -> None:
     declared = {name for name in SPELLINGS if re.search(option_of.format(name.replace("_", "-")), text)}
     assert declared == {"accumulate"}  # of `gradgraph train` it is a number
 
-    @dataclass(frozen=True)
+    @options
     class More(BuildOptions):
-        caution: float = option(0.5, "how careful to be.", NUMBER, Shell("training", "How careful to be.", "number"))
+        caution: float = option(
+            "how careful to be.", NUMBER, Shell("training", "How careful to be.", "number"), default=0.5
+        )
 
     @called_with(More)
-    def build(options: More) -> float:
+    def build(given: More) -> float:
         """A step."""
-        return options.caution
+        return given.caution
 
     assert build("model.onnx", caution=0.1) == 0.1 and "caution: how careful to be." in (build.__doc__ or "")
     assert inspect.signature(build).parameters["caution"].default == 0.5
