@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -18,16 +19,7 @@ from gradgraph.errors import Finding
 from gradgraph.optim import Optimizer
 from gradgraph.passes.autocast import Precision
 from gradgraph.step.bases import Base
-from gradgraph.step.manifest import Manifest, MeasureSpec
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The outputs of eval.onnx that an objective has written: loss, numbers, columns of sums."""
-
-    loss: str
-    metrics: tuple[str, ...]
-    measures: tuple[MeasureSpec, ...]
+from gradgraph.step.manifest import Manifest
 
 
 @dataclass
@@ -41,7 +33,7 @@ class Part:
         optimizer: with the average that ``ema`` asks for.
         read: the values of the model that the loss depends on.
         trained: the weights that it trains.
-        figures: its outputs of eval.onnx.
+        figures: the fields of its ``PartSpec`` that name outputs of eval.onnx.
         state, halves: of its train graph, once that is written; ``halves`` is the same step in two files.
     """
 
@@ -55,7 +47,7 @@ class Part:
     objective: Objective = field(init=False)
     read: Sequence[ir.Value] = field(init=False)
     trained: Sequence[str] = field(init=False)
-    figures: Figures = field(init=False)
+    figures: Mapping[str, Any] = field(init=False)
     state: StepState = field(init=False)
     halves: Halves | None = field(init=False)
 

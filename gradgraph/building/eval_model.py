@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
-from gradgraph.building.draft import Draft, Figures
+from gradgraph.building.draft import Draft
 from gradgraph.building.objective import own_results
 from gradgraph.building.outputs import output_name
 from gradgraph.building.selection import as_input, frozen_values
@@ -43,8 +43,8 @@ def write_eval(draft: Draft) -> None:
             as_input(graph, weight)
     for part, written in zip(draft.parts, found, strict=True):
         columns = [replace(m, name=column(part.name, m.name), sums=sums.name or m.sums) for m, sums in written.measures]
-        metrics = tuple(m.name or "" for m in written.metrics)
-        part.figures = Figures(written.loss.name or "loss", metrics, tuple(columns))
+        metrics = [m.name or "" for m in written.metrics]
+        part.figures = {"loss_output": written.loss.name or "loss", "metrics": metrics, "measures": columns}
     clean_up(model)  # a value that takes the place of another one takes its name
 
 

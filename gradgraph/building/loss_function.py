@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from gradgraph.graph.checks import DRAWING
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import names_of
-from gradgraph.step.manifest import TargetSpec, dtype_name
+from gradgraph.step.manifest import TargetSpec, spec_of
 
 LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | Mapping[str, Tensor]]"
 
@@ -36,11 +37,15 @@ class Values(Mapping[str, Tensor]):
 
     def __init__(self, builder: Builder, graph: ir.Graph, outputs: Sequence[str]) -> None:
         self._builder, self._graph, self._outputs = builder, graph, list(outputs)
-        self._known: dict[str, ir.Value] | None = None
         self.read: dict[str, ir.Value] = {}
 
+    @functools.cached_property
+    def _known(self) -> dict[str, ir.Value]:
+        inner = {v.name: v for node in self._graph for v in node.outputs if v.name}
+        return inner | {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values()) if v.name}
+
     def __getitem__(self, name: str) -> Tensor:
-        value = self._find(name)
+        value = self._known.get(name)
         if value is None:
             raise UnknownNameError(
                 f"the loss reads '{shown(name)}', but the model has no value of that name"
@@ -49,16 +54,6 @@ class Values(Mapping[str, Tensor]):
         self.read[name] = value
         return wrap(self._builder.wrap(value))
 
-    def _find(self, name: str) -> ir.Value | None:
-        for value in self._graph.outputs:
-            if value.name == name:
-                return value
-        if self._known is None:
-            inner = {v.name: v for node in self._graph for v in node.outputs if v.name}
-            ends = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values()) if v.name}
-            self._known = inner | ends
-        return self._known.get(name)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._outputs)
 
@@ -66,16 +61,16 @@ class Values(Mapping[str, Tensor]):
         return len(self._outputs)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._find(name) is not None
+        return name in self._known
 
 
 class Batch(Mapping[str, Tensor]):
     """The inputs of a step by name: those of the model, and the targets, which become inputs when they are read.
 
     Args:
-        inputs: by the name that the function uses, that of the input.
-        targets: likewise, what becomes an input.
-        names: those of the inputs that they become.
+        inputs: the names of inputs, by the names that the function uses.
+        targets: the shapes of those that become inputs, by the names that the function uses.
+        names: the names of the inputs that targets become.
     """
 
     def __init__(
@@ -123,8 +118,8 @@ class TracedLoss:
         targets: what the function reads of a batch beside the model's inputs: names, and shapes or ``Input``.
 
     Attributes:
-        outputs, kept, targets: as of every ``Objective``.
-        names: those of its targets by the names that the function uses.
+        kept, targets: as of every ``Objective``.
+        names: the names of the inputs that its targets become, by the names that the function uses.
         names_read: the values of the model that the function asks for.
     """
 
@@ -145,11 +140,10 @@ class TracedLoss:
         self._read = [v.name or "" for v in weights if v in path.active] or [
             name for name, value in out.read.items() if value in behind
         ]
-        self.outputs: Sequence[str] = ()
         self.names_read = tuple(out.read)
         self.kept = make_outputs(model, list(out.read))
-        self.arguments: dict[str, Any] = {}
-        self.targets = tuple(_target_spec(value) for value in batch.read.values())
+        specs = map(spec_of, batch.read.values())
+        self.targets = tuple(TargetSpec(spec.name, spec.dtype, spec.shape) for spec in specs)
         if unread := [name for name in targets if name not in batch.read]:
             raise BuildError(f"the loss never reads the target '{shown(unread[0])}'; leave it out of targets")
 
@@ -159,13 +153,13 @@ class TracedLoss:
         return name if name.isidentifier() else "function"
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """The weights that what is minimised depends on; if there are none, the values of the model that it reads."""
+        """The weights that the loss depends on; if there are none, the values of the model that it reads."""
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]
 
     def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        """Write it behind ``graph``: what is minimised, and what else is reported."""
+        """Write the loss behind ``graph``, and the other parts as metrics."""
         _, _, found = self._trace(op, graph)
         return Written(found[0], found[1:])
 
@@ -189,7 +183,7 @@ class TracedLoss:
 
 
 def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
-    """A scalar as a result of that name, by a node of its own; a name that the model has gets ``_loss`` behind it."""
+    """Make a scalar the result of a node of its own under this name, with ``_loss`` behind it if the model has one."""
     if x.traced.rank:
         x = op.Squeeze(x)
     producer = x.traced.value.producer()
@@ -204,7 +198,7 @@ def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Va
 
 
 def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
-    """Raise BuildError unless it takes what the model has and what is fed."""
+    """Raise BuildError unless the function takes two arguments."""
     try:
         inspect.signature(function).bind({}, {})
     except (TypeError, ValueError):  # some of Python's own have no signature
@@ -218,11 +212,6 @@ def _input_name(name: str, free: Builder) -> str:
     """``name``, if the model has no value that is called so; else it is a target of that value."""
     taken = free.fresh(name)
     return name if taken == name else free.fresh(f"{name}_target")
-
-
-def _target_spec(value: ir.Value) -> TargetSpec:
-    assert value.dtype is not None
-    return TargetSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
 
 
 def _parts(result: Any) -> dict[str, Tensor]:

@@ -79,9 +79,7 @@ def part_specs(parts: Sequence[Part], inputs: Collection[str], states: Collectio
         specs[part.name] = PartSpec(
             inputs=tuple(n for n in taken if n in inputs),
             loss={"name": objective.name, "arguments": dict(objective.arguments)},
-            loss_output=part.figures.loss,
-            metrics=part.figures.metrics,
-            measures=part.figures.measures,
+            **part.figures,
             reports=tuple(state.reports),
             optimizer={"name": optimizer.name, "arguments": dict(optimizer.arguments)},
             hyperparameters=state.hyperparameters,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,15 +115,15 @@ class StepState:
         count = 1 if moves is None else self.op.cast(moves, ir.DataType.INT64)
         return [Slot(self._counter.value, self._counter + count, self.start.const(np.int64(0)), "counter")]
 
-    def carry(self, slot: Slot) -> None:
-        """Make a tensor state: an input, an output called ``<name>.next``, and a start in init.onnx."""
-        value = slot.value
-        after = owned(self.op, slot.new, f"{value.name}.next", value, [*self.outputs, *self.held])
-        self.inputs.append(value)
-        self.outputs.append(after)
-        self.beginning.add(value, slot.begin)
-        spec = spec_of(value)
-        self.specs.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=slot.kind))
+    def carry(self, slots: Iterable[Slot]) -> None:
+        """Make tensors state: each is an input, an output called ``<name>.next``, and has a start in init.onnx."""
+        for value, new, begin, kind in slots:
+            after = owned(self.op, new, f"{value.name}.next", value, [*self.outputs, *self.held])
+            self.inputs.append(value)
+            self.outputs.append(after)
+            self.beginning.add(value, begin)
+            spec = spec_of(value)
+            self.specs.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
         return self.op.wrap(ir.Value(name=self.op.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape)))

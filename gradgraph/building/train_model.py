@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -33,20 +32,6 @@ from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.step.step import WRITTEN_KEY
 
 
-@dataclass(frozen=True)
-class Forward:
-    """A forward pass in training mode.
-
-    Attributes:
-        statistics: running statistics, and what they become.
-        source: of random numbers.
-    """
-
-    written: Written
-    statistics: Mapping[ir.Value, Var]
-    source: randomness.RandomSource
-
-
 def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     """Make the model of ``part`` its train graph, in place, and ``draft.beginning`` write the starts of its state.
 
@@ -55,8 +40,8 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     """
     model, graph, optimizer, options = part.model, part.model.graph, part.optimizer, part.options
     state = StepState(builder_for(model, named_operators=True), draft.beginning, part.name)
-    forward = _forward(part, draft.trained, state)
-    written, params = forward.written, [graph.initializers[n] for n in part.trained]
+    written, statistics, source = _forward(part, draft.trained, state)
+    params = [graph.initializers[n] for n in part.trained]
 
     # the links between the backward pass and the optimizer
     groups = GroupStarts(state, optimizer.groups.resolve(graph, params) if optimizer.groups else [])
@@ -86,19 +71,16 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     weights = Weights(params, [state.beginning.weight(p) for p in params], [state.op.wrap(p) for p in params])
     new = update(weights, gradients)
 
-    for value, start, after in zip(params, weights.start, new, strict=True):
-        state.carry(Slot(value, after, start, "parameter"))
-    for value, after in forward.statistics.items():
-        state.carry(Slot(value, after, state.beginning.weight(value), "statistic"))
-    for slot in state.slots:
-        state.carry(slot)
-    rng = forward.source.state
-    if forward.source.places:
+    rows = zip(params, new, weights.start, strict=True)
+    state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
+    state.carry(Slot(v, after, state.beginning.weight(v), "statistic") for v, after in statistics.items())
+    state.carry(state.slots)
+    rng = source.state
+    if source.places:
         begin = state.start.const(randomness.initial_state(part.seed))
-        state.carry(Slot(rng.value, randomness.advance(state.op, rng), begin, "counter"))
+        state.carry([Slot(rng.value, randomness.advance(state.op, rng), begin, "counter")])
     if scale is None:  # which counts the steps that it does not skip
-        for slot in state.next_step(accumulation.due if accumulation else None):
-            state.carry(slot)
+        state.carry(state.next_step(accumulation.due if accumulation else None))
 
     results = [v.name or "" for v in written.results]
     _close(graph, state, [*written.results, *state.reports.values()])
@@ -108,7 +90,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     forget_detached(nodes_of(model))  # the gradients are written
     halves = None
     if marks:
-        moved = {v.name or "" for v in (*forward.statistics, rng.value)}
+        moved = {v.name or "" for v in (*statistics, rng.value)}
         halves = cut(model, marks.spec, state, results, moved)
     model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
     clean_up(model)
@@ -119,8 +101,14 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     return state, halves
 
 
-def _forward(part: Part, every: Sequence[str], state: StepState) -> Forward:
-    """Put the model into training mode and write the loss behind it; any step may train ``every``."""
+def _forward(
+    part: Part, every: Sequence[str], state: StepState
+) -> tuple[Written, Mapping[ir.Value, Var], randomness.RandomSource]:
+    """Put the model into training mode and write the loss behind it; some step trains ``every`` of these.
+
+    Returns:
+        The loss, the running statistics with their next values, and the source of random numbers.
+    """
     model = part.model
     frozen = frozen_values(model.graph, every)
     for name in every:
@@ -133,7 +121,7 @@ def _forward(part: Part, every: Sequence[str], state: StepState) -> Forward:
     state.op.finish(model.graph)
     drop_in_loss(model, state.op, source.keep)
     draw_from(source, model, state.op)  # what the loss draws
-    return Forward(written, statistics, source)
+    return written, statistics, source
 
 
 def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> None:
