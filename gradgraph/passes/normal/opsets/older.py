@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, Finding
 from gradgraph.graph.checks import describe
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.schemas import Signature, known_since, signature
 from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of
 from gradgraph.passes.normal.edit import Editor, attributes, graph_of, nodes_of
@@ -161,14 +162,12 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
     """Axes were an attribute; none of them meant all."""
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    axes = None if given is None else constant_of(given)
-    if given is not None and axes is None:
+    axes = constant_of(input_at(node, 1))
+    if input_at(node, 1) is not None and axes is None:
         return "takes axes that are computed, which only opset 18 can express"
     stays = bool(attributes(node).get("noop_with_empty_axes"))
     node.attributes.pop("noop_with_empty_axes", None)
-    if len(node.inputs) > 1:
-        node.resize_inputs(1)
+    node.resize_inputs(1)
     if axes is not None and axes.size:
         node.attributes["axes"] = ir.AttrInt64s("axes", [int(a) for a in axes.ravel()])
     elif stays:
@@ -181,7 +180,7 @@ def split(node: ir.Node) -> str | None:
     """There was no number of parts: sizes are written, where they are known."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
-    if count is None or (len(node.inputs) > 1 and node.inputs[1] is not None):
+    if count is None or input_at(node, 1) is not None:
         return None
     x, axis = node.inputs[0], int(attributes(node).get("axis", 0))
     size = None if x is None or x.shape is None else x.shape[axis]
@@ -205,9 +204,9 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
     """There were no axes: pads of all of them are written."""
-    if len(node.inputs) < 4 or node.inputs[3] is None:
+    if (given := input_at(node, 3)) is None:
         return None
-    pads, axes, x = constant_of(node.inputs[1]), constant_of(node.inputs[3]), node.inputs[0]
+    pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
     if pads is None or axes is None or x is None or x.shape is None:
         return "pads some axes, not known which, and only opset 18 can express that"
     whole = np.zeros((2, len(x.shape)), np.int64)
@@ -252,9 +251,8 @@ def grid_sample(node: ir.Node) -> str | None:
 @until(20, "DFT")
 def dft(node: ir.Node) -> str | None:
     """The axis was an attribute."""
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    axis = None if given is None else constant_of(given)
-    if given is not None and axis is None:
+    axis = constant_of(input_at(node, 2))
+    if input_at(node, 2) is not None and axis is None:
         return "takes an axis that is computed, which only opset 20 can express"
     value = -2 if axis is None else int(axis)
     x = node.inputs[0]

@@ -16,7 +16,7 @@ from gradgraph.errors import escaped
 from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph import shapes
 from gradgraph.machine.limits import limited_memory
-from gradgraph.passes.normal.edit import graphs_of, nodes_of, own_tensor
+from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of, own_tensor
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
 from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
 from gradgraph.passes.normal.sizes.ranks import gives
@@ -47,9 +47,8 @@ def infer_shapes(model: ir.Model) -> None:
     9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``), and so are Resizes by scales
        that it takes for others than runtimes do (``resize_scales.py``).
     """
-    for node in nodes_of(model):
-        if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
-            node.attributes["onesided"] = ir.AttrInt64("onesided", 1)
+    for node in calls_of(model, "STFT"):
+        node.attributes.setdefault("onesided", ir.AttrInt64("onesided", 1))
     while _infer(model):
         pass
 

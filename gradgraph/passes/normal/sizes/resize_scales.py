@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.passes.normal.edit import Editor, attributes
 
 
@@ -69,7 +70,7 @@ def settle_scales(model: ir.Model) -> bool:
     """Write sizes instead of scales where these are miscounted; True if there were any. Shapes must be known."""
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
-    resizes = [n for n in model.graph if n.op_type == "Resize" and not n.domain]
+    resizes = [n for n in model.graph if is_standard(n, "Resize")]
     found = [(n, x, sizes) for n in resizes if (x := n.inputs[0]) is not None and (sizes := _resized_sizes(n))]
     editor = Editor(model)
     for node, x, sizes in found:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 
 def repair(model: ir.Model) -> bool:
@@ -20,9 +20,7 @@ def repair(model: ir.Model) -> bool:
     """
     editor = Editor(model)
     changed = False
-    for node in list(nodes_of(model)):
-        if node.domain != "":
-            continue
+    for node in calls_of(model, *_SCALARS, *_VECTORS):
         if node.op_type == "Resize":
             changed |= _drop_place_holders(node)
         changed |= _reshape(editor, node, _SCALARS.get(node.op_type, ()), [])

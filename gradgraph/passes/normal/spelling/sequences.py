@@ -9,7 +9,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.nodes import input_at, made_by, source_of
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 Elements = dict[ir.Value, list[Var]]  # of the sequences that are known
 
@@ -29,16 +29,14 @@ def resolve_sequences(model: ir.Model) -> bool:
     editor = Editor(model)
     known: Elements = {}
     changed = False
-    for node in list(nodes_of(model)):
-        if node.domain == "" and node.op_type in _MAKERS:
+    for node in calls_of(model, *_MAKERS, *_READERS):
+        if node.op_type in _MAKERS:
             elements = _MAKERS[node.op_type](editor, node, known)
             if elements is not None:
                 known[node.outputs[0]] = elements
-        elif node.domain == "" and node.op_type in _READERS:
-            result = _READERS[node.op_type](editor, node, known)
-            if result is not None:
-                editor.replace(node, result)
-                changed = True
+        elif (result := _READERS[node.op_type](editor, node, known)) is not None:
+            editor.replace(node, result)
+            changed = True
     return changed
 
 
