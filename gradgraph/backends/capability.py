@@ -62,7 +62,7 @@ class Condition:
 
     @classmethod
     def read(cls, text: str) -> Condition:
-        """``"facts & more: why"``."""
+        """Read ``"facts & more: why"``."""
         terms, _, why = text.partition(": ")
         return cls(tuple(t.strip() for t in terms.split(" & ")), why)
 
@@ -71,7 +71,7 @@ class Condition:
         return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
 
     def in_words(self) -> str:
-        """As an end of a sentence: ``with mode=cubic and input 1 computed or fed``."""
+        """The condition as words behind "with": ``mode=cubic and input 1 computed or fed``."""
         return " and ".join(_in_words(term) for term in self.terms if term != ALWAYS)
 
 
@@ -119,7 +119,7 @@ class Row:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Row:
-        """A row of a file."""
+        """Read a row of a file."""
         types = {k: frozenset(v.split()) for k, v in data.items() if isinstance(v, str)}
         return cls(types, *(tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong", "fatal")))
 

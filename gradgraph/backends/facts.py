@@ -121,7 +121,7 @@ def _is_default(node: ir.Node, name: str, value: Any) -> bool:
 
 
 def _input_facts(node: ir.Node) -> Iterator[str]:
-    """Which inputs there are, where their numbers come from, how many axes they have; and whether shapes differ."""
+    """Tell which inputs there are, where their numbers come from, their axes, and whether their shapes differ."""
     shapes = []
     for i, value in enumerate(node.inputs):
         if value is None:
@@ -158,7 +158,7 @@ def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[
 
 
 def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
-    """Which sizes of input ``i`` only a run tells."""
+    """Tell which sizes of input ``i`` are known at run time only."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
     if dims is None or not is_static(dims[1:]):
@@ -171,7 +171,7 @@ def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
 
 
 def _channel_facts(node: ir.Node) -> Iterator[str]:
-    """Kernels that read several channels at once may stumble over the rest."""
+    """Tell which numbers of channels a Conv has: kernels that read several at once may stumble over the rest."""
     if node.op_type != "Conv" or node.inputs[1] is None:
         return
     filters, channels = (shape_of(node.inputs[1]) or (None, None))[:2]

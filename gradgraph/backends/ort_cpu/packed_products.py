@@ -106,7 +106,7 @@ def _before_transpose(value: ir.Value | None) -> ir.Value | None:
 
 
 def _stored_weight(value: ir.Value | None) -> _Weight | None:
-    """``value`` as a stored matrix with a scale for each block of a row."""
+    """The stored matrix, with a scale for each block of a row, that ``value`` is computed from; None if it is none."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
         return None
@@ -138,7 +138,7 @@ class _Writer:
         self.editor.replace(product.node, written if summand is None else written + summand)
 
     def _by_matmul_nbits(self, product: _Product) -> Var | None:
-        """MatMulNBits, where it takes such a weight."""
+        """The product by MatMulNBits; None where that does not take such a weight."""
         node, weight = product.node, product.weight
         points = _zero_points(weight)
         if points is None or weight.block not in _BLOCKS or weight.numbers.dtype not in _UNSIGNED:

@@ -17,7 +17,7 @@ LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "Less
 
 
 def reshape_numbers(model: ir.Model) -> None:
-    """Give such numbers, in place, as many axes as the tensor has; each once for a rank in a graph."""
+    """Give numbers that meet such a tensor as many axes as it has, in place; each once for a rank in a graph."""
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:

@@ -23,7 +23,7 @@ def _few_classes_in_front(call: Call) -> bool:
 
 
 def _classes(x: Var | None, axis: int) -> int:
-    """How many, if that is known and they are not the last axis; else too many."""
+    """The number of classes, if it is known and they are not the last axis; else more than forms serve."""
     dims = () if x is None else x.shape or ()
     if x is None or not dims or axis % len(dims) == len(dims) - 1 or x.value.dtype != ir.DataType.FLOAT:
         return MOST_CLASSES + 1

@@ -30,7 +30,7 @@ def never_changes(value: ir.Value | None) -> bool:
 
 
 def stack_products(model: ir.Model) -> None:
-    """Make such products of the main graph one, in place."""
+    """Make products of few rows with one weight one product, in place, in the main graph."""
     products = {node: key for node in model.graph if (key := _stacking_key(node)) is not None}
     groups: dict[object, list[ir.Node]] = {}
     stage = stages(model.graph, lambda before, _: before in products)
@@ -62,7 +62,7 @@ def _stacking_key(node: ir.Node) -> object:
 
 
 def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
-    """``[x₁; x₂; …]·W``, split into rows again, each with its own summand ``β·C`` of a Gemm."""
+    """Write ``[x₁; x₂; …]·W``, split into rows again, each with its own summand ``β·C`` of a Gemm."""
     op, last = editor.op, group[-1]
     op.scope = last.name or ""
     rows = op.Concat(*(editor.op.wrap(node.inputs[0]) for node in group), axis=0)

@@ -53,7 +53,7 @@ class Library:
         return self.path.is_file()
 
     def required(self) -> Path:
-        """Where it lies.
+        """The path of the library.
 
         Raises:
             RuntimeUnavailableError: it is not built, or somebody else may have written it.

@@ -86,7 +86,7 @@ class Mask:
         return [0] * (rank - len(own)) + own
 
     def written(self, editor: Editor) -> Var:
-        """As numbers."""
+        """The mask as numbers that are added to scores."""
         op = editor.op
         value = op.wrap(self.value)
         if self.kept is None:
@@ -183,7 +183,7 @@ def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]
 
 
 def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
-    """Scores, and what hides some of them."""
+    """Scores and the mask that ``node`` may apply to them: each way to read it."""
     if is_standard(node, "Add"):
         for scores, mask in (node.inputs, node.inputs[::-1]):
             if scores is not None and _is_of_products(scores) and mask is not None and spreads(sizes_of(mask), sizes):
@@ -292,7 +292,7 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
 
 
 def _layout(view: Strided) -> list[int]:
-    """Offset, and strides of batch, head and row."""
+    """The offset, and the strides of batch, head and row."""
     return [view.offset, *_padded_strides(view.strides)[:3]]
 
 

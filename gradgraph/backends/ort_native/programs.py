@@ -56,7 +56,7 @@ class Program:
         return self._places[value]
 
     def operands(self, node: ir.Node) -> list[Place]:
-        """Where its inputs stand."""
+        """Where the inputs of ``node`` stand."""
         return [self.operand(x) for x in node.inputs]
 
     def node(self, results: Sequence[ir.Value]) -> ir.Node:
@@ -80,7 +80,7 @@ class Program:
 
 
 def written_number(x: float) -> str:
-    """As an operand: nine digits tell every float32."""
+    """``x`` as an operand: nine digits tell every float32."""
     return f"#{np.float32(x):.9g}"
 
 

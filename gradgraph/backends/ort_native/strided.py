@@ -40,7 +40,7 @@ class Strided:
         return Strided(self.offset, tuple(self.shape[a] for a in perm), tuple(self.strides[a] for a in perm))
 
     def turned(self) -> Strided:
-        """With the last two axes exchanged."""
+        """The same view with the last two axes exchanged."""
         axes = range(len(self.shape))
         return self.transposed([*axes[:-2], axes[-1], axes[-2]])
 

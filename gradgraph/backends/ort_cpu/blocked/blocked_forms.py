@@ -48,7 +48,7 @@ Writes = Callable[[Builder, Call], Written]
 
 @dataclass(frozen=True)
 class BlockedForm:
-    """A row.
+    """One way to compute an operator in blocks.
 
     Attributes:
         saves: passes over the (largest) tensor that this saves beside what plain nodes would do.
@@ -135,13 +135,13 @@ def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Va
 
 
 def _is_column(column: Var, tensor: Var) -> bool:
-    """A number for each channel."""
+    """Has ``column`` a number for each channel?"""
     dims, channels = column.shape or (), (tensor.shape or ())[1]
     return dims in ((channels, 1, 1), (1, channels, 1, 1))
 
 
 def _is_column_of_images(column: Var, tensor: Var) -> bool:
-    """A number for each channel of each image, of known sizes."""
+    """Has ``column`` a number for each channel of each image, and are all sizes known?"""
     return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
 
 
@@ -210,7 +210,7 @@ def _dims(x: Var) -> list[int]:
 
 
 def _is_pool(call: Call) -> bool:
-    """A pool over images without dilation, whose positions nobody reads and whose windows are all full or padded."""
+    """Is it a pool over images, undilated, of full or padded windows, whose positions nobody reads?"""
     x, (y, *others) = call.node.inputs[0], call.node.outputs
     plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
     dilated = any(d != 1 for d in call.attrs.get("dilations", ()))

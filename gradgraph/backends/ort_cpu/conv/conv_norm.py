@@ -123,7 +123,7 @@ def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
 
 
 def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, layer: Layer) -> bool:
-    """One of those of ``conv``, from ``dv`` and from what ``conv`` reads."""
+    """Is ``node`` a gradient of ``conv``, from ``dv`` and from what ``conv`` reads?"""
     x, w = conv.inputs[:2]
     own = {"ConvGradInput": [dv, w], "ConvGradWeight": [x, dv]}.get(node.op_type)
     named = node.domain == DOMAIN and node.graph is conv.graph and list(node.inputs[:2]) == own
@@ -131,7 +131,7 @@ def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, lay
 
 
 def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
-    """A sum over space that only a sum over the images reads: ``bias_gradient``."""
+    """Is it a sum over space that only a sum over the images reads, as ``bias_gradient`` writes it?"""
     if not _sums_over(op, node, list(range(2, 2 + len(layer.size)))):
         return False
     total = node.outputs[0]
@@ -139,7 +139,7 @@ def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
-    """A ReduceSum over these axes that drops them?"""
+    """Is it a ReduceSum over these axes that drops them?"""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
     chosen = constant_of(node.inputs[1])

@@ -80,7 +80,7 @@ class Columns:
         return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
 
     def _flat(self, d: Var) -> Var:
-        """[F, T·N]."""
+        """``d`` as [F, T·N]."""
         return self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
 
     def _turned(self, x: Var) -> Var:
@@ -159,7 +159,7 @@ class Blocks:
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """As a convolution, too: T·N channels, all of x (and a one) side by side; d, a block a row, is its weight."""
+        """Compute the sums as a convolution of T·N channels, all of x (and a one) side by side; d is its weight."""
         op = self.op
         steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
@@ -189,7 +189,7 @@ Layout = Columns | Blocks
 
 
 def layout_of(op: Builder, x: Var, units: Dim) -> Layout:
-    """The best one for a layer of so many units that reads ``x`` [T, N, I]."""
+    """The best layout for a layer of so many units that reads ``x`` [T, N, I]."""
     block, sizes = nchwc_block(), (*(x.shape or (None, None, None)), units)
     known = [d for d in known_sizes(sizes) if d > 0]
     if block and len(known) == len(sizes) and known[-1] % block == 0:

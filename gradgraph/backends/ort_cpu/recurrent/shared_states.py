@@ -89,7 +89,7 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
 
 
 def _multiplications(layer: ir.Node) -> int:
-    """H·H·N; 0 where sizes are not known."""
+    """The multiplications H·H·N of one gate in a step; 0 where sizes are not known."""
     X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
     return sequences * units * units if isinstance(sequences, int) and isinstance(units, int) else 0
@@ -112,7 +112,7 @@ class _Layer:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """``x``, whose first axis is that of gates, cut after so many gates."""
+        """Cut ``x``, whose first axis is that of gates, into parts of so many gates."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -120,7 +120,7 @@ class _Layer:
         return all_of(self.op.Split(x, sizes, axis=0, outputs=len(gates)))
 
     def gates(self, x: Var, count: int, axis: int | None = None) -> list[Var]:
-        """The gates of a state, or on another axis."""
+        """Split ``x`` into so many gates, on the axis of a state's units or on another."""
         at = self.at.axis if axis is None else axis
         return all_of(self.op.Split(x, axis=at, num_outputs=count, outputs=count))
 
@@ -135,11 +135,11 @@ class _Layer:
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
 
     def state(self, x: Var) -> Var:
-        """[N, F] as a state."""
+        """``x`` [N, F] as a state."""
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
-        """``Direction.scan``; the shapes of all that it gives are known where those of one step are."""
+        """Write ``Direction.scan``, and record the shapes of its results where those of one step are known."""
         results = self.s.scan(write, states, steps, against=back)
         node = results[0].value.producer()
         body, length = node.attributes["body"].as_graph(), (self.s.X.shape or (None,))[0]
