@@ -74,9 +74,9 @@ class Lowering:
     on_host: Callable[[ir.Model], Collection[ir.Node]] = _no_nodes
 
 
-def lowering_of(room: str) -> Callable[[], Lowering]:
-    """Return what imports ``LOWERING`` from the module ``lowering`` of a folder of this room, when it is called."""
-    return lambda: cast(Lowering, importlib.import_module(f"{room}.lowering").LOWERING)
+def lowering_in(module: str) -> Callable[[], Lowering]:
+    """Return what imports ``LOWERING`` from that module, when it is called."""
+    return lambda: cast(Lowering, importlib.import_module(module).LOWERING)
 
 
 @dataclass(frozen=True)

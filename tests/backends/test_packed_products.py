@@ -15,7 +15,7 @@ import gradgraph as gg
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import packed_products
-from gradgraph.backends.ort_cpu.lowering import packing
+from gradgraph.backends.ort_cpu.cpu_lowering import packing
 
 K, N = 128, 24
 

@@ -13,7 +13,7 @@ from running import run
 from runtimes.browsing import in_browser, missing, trains
 
 import gradgraph as gg
-from gradgraph.backends.web_gpu.lowering import fill_fours
+from gradgraph.backends.web_gpu.web_gpu_lowering import fill_fours
 from gradgraph.frontend import export, manual_seed, nn
 
 RNG = np.random.default_rng(0)

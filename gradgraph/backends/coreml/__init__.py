@@ -8,11 +8,11 @@ nodes are written as operators that take any tensor.
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 COREML = Backend(
     name="coreml",
     about="standard nodes in the forms that onnxruntime's CoreML provider takes (from its table; not run by us)",
     provider="CoreMLExecutionProvider",
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.coreml_lowering"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 
 def _machine() -> str:
@@ -15,7 +15,7 @@ def _machine() -> str:
 ORT_CPU = Backend(
     name="ort-cpu",
     about="lowered now, for onnxruntime on a processor like this one",
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.cpu_lowering"),
     provider="CPUExecutionProvider",
     only_there=True,
     machine=_machine,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 ORT_CUDA = Backend(
     name="ort-cuda",
     about="lowered now, for onnxruntime on CUDA",
     provider="CUDAExecutionProvider",
     only_there=True,
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.cuda_lowering"),
 )

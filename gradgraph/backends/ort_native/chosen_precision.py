@@ -7,7 +7,7 @@ from functools import partial
 
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_native import ORT_NATIVE
-from gradgraph.backends.ort_native.lowering import LOWERING
+from gradgraph.backends.ort_native.native_lowering import LOWERING
 from gradgraph.backends.ort_native.native_precision import HIGHEST, Precision, set_precision
 from gradgraph.passes.rewrites import Rewrite
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 TINYGRAD = Backend(
     name="tinygrad",
     about="standard nodes that tinygrad has, for fixed sizes and no loops",
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.tinygrad_lowering"),
 )

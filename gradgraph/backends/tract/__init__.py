@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 TRACT = Backend(
     name="tract",
     about="standard nodes that tract, a runtime in Rust, has, for fixed sizes",
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.tract_lowering"),
 )

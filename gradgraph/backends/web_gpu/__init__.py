@@ -5,10 +5,10 @@ Seen with onnxruntime-web 1.30: convolutions of 6, 9, 15, … channels into a mu
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, lowering_of
+from gradgraph.backends.backend import Backend, lowering_in
 
 WEB_GPU = Backend(
     name="web-gpu",
     about="standard nodes for WebGPU in browsers; what the provider lacks runs on the CPU",
-    load=lowering_of(__name__),
+    load=lowering_in(f"{__name__}.web_gpu_lowering"),
 )

@@ -24,7 +24,7 @@ from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.backends.ort_cpu.lowering import packing
+from gradgraph.backends.ort_cpu.cpu_lowering import packing
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
