@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DRAWING = ROOT / "docs" / "rooms.svg"
-WIDTH, FLOOR, BOX, HEIGHT, GAP = 1140, 88, 460, 58, 60  # of the drawing, a floor, a box, a box, between boxes
+WIDTH, MARGIN, FLOOR, HEIGHT, GAP = 1140, 80, 88, 58, 60  # of the drawing, at its sides, a floor, a box, between boxes
 
 Arrows = dict[str, set[str]]
 
@@ -75,43 +75,53 @@ def not_implied(given: Arrows) -> Arrows:
     }
 
 
-def knows(room: str) -> list[str]:
-    """The first sentence of a room's docstring, in two lines."""
+def knows(room: str, width: float) -> list[str]:
+    """The first sentence of a room's docstring, in two lines that fit into a box."""
     text = ast.get_docstring(ast.parse(files_of(room)[0].read_text(encoding="utf-8"))) or ""
     sentence = re.sub(r"\.$", "", " ".join(text.split("\n\n")[0].split()).replace("``", ""))
-    return textwrap.wrap(sentence, 72)[:2]
+    return textwrap.wrap(sentence, int(width / 6.4), max_lines=2, placeholder=" …")
+
+
+Box = tuple[float, float, float]  # its left and upper edge, and its width
+
+
+def boxes() -> dict[str, Box]:
+    """Where each room is drawn."""
+    found: dict[str, Box] = {}
+    for level, floor in enumerate(floors()):
+        width = min(460.0, (WIDTH - 2 * MARGIN - GAP * (len(floor) - 1)) / len(floor))
+        left = (WIDTH - width * len(floor) - GAP * (len(floor) - 1)) / 2
+        found.update({room: (left + i * (width + GAP), 12 + level * FLOOR, width) for i, room in enumerate(floor)})
+    return found
 
 
 def drawing() -> str:
     """The picture, as SVG; light or dark as the reader's screen is."""
-    places: dict[str, tuple[float, float]] = {}
-    for level, floor in enumerate(floors()):
-        x = (WIDTH - BOX * len(floor) - GAP * (len(floor) - 1)) / 2
-        places.update({room: (x + i * (BOX + GAP), 12 + level * FLOOR) for i, room in enumerate(floor)})
+    places = boxes()
     lanes: dict[tuple[str, int], int] = defaultdict(int)
     parts = [
         _arrow(places[room], places[other], lanes)
         for room, below in sorted(not_implied(arrows()).items(), key=lambda pair: (places[pair[0]][1], pair[0]))
         for other in sorted(below)
     ]
-    for room, (x, y) in places.items():
+    for room, (x, y, width) in places.items():
         is_file = files_of(room)[0].stem == room
         words = "".join(
-            f'<text class="small" x="{x + BOX / 2:.0f}" y="{y + 36 + 14 * i}">{html.escape(line)}</text>'
-            for i, line in enumerate(knows(room))
+            f'<text class="small" x="{x + width / 2:.0f}" y="{y + 36 + 14 * i}">{html.escape(line)}</text>'
+            for i, line in enumerate(knows(room, width))
         )
         parts.append(
-            f'<rect x="{x:.0f}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="7"/>'
-            f'<text x="{x + BOX / 2:.0f}" y="{y + 19}">{room}{".py" if is_file else "/"}</text>{words}'
+            f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="7"/>'
+            f'<text x="{x + width / 2:.0f}" y="{y + 19}">{room}{".py" if is_file else "/"}</text>{words}'
         )
     height = 12 + FLOOR * (len(floors()) - 1) + HEIGHT + 12
     return _HEAD.format(width=WIDTH, height=height) + "\n".join(parts) + "\n</svg>\n"
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], lanes: dict[tuple[str, int], int]) -> str:
+def _arrow(start: Box, end: Box, lanes: dict[tuple[str, int], int]) -> str:
     """A curve from the lower edge of a box to the upper edge of another; a long one runs in a lane at the side."""
-    (x, y), (to_x, to_y) = start, end
-    a, b, top, bottom = x + BOX / 2, to_x + BOX / 2, y + HEIGHT, to_y - 3
+    (x, y, width), (to_x, to_y, to_width) = start, end
+    a, b, top, bottom = x + width / 2, to_x + to_width / 2, y + HEIGHT, to_y - 3
     if to_y - y <= FLOOR:
         return f'<path d="M{a:.0f} {top} C{a:.0f} {top + 16} {b:.0f} {bottom - 16} {b:.0f} {bottom}"/>'
     out = _lane(range(_level(y) + 1, _level(to_y)), -1 if a + b < WIDTH else 1, lanes)
@@ -133,7 +143,7 @@ def _lane(between: range, side: int, lanes: dict[tuple[str, int], int]) -> float
     step = lanes[kind, side]
     if kind == "middle":
         return WIDTH / 2 + side * (6 * step - 3)
-    return WIDTH / 2 + side * (BOX / 2 + 30 + 14 * step if kind == "beside" else WIDTH / 2 - 10 * step)
+    return WIDTH / 2 + side * (260 + 14 * step if kind == "beside" else WIDTH / 2 - 10 * step)
 
 
 _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
