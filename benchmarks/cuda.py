@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime
 import torch
 
-from benchmarks import table
+from benchmarks import printed_table
 from benchmarks.measure import Plan
 from benchmarks.peer_processes import ROOT
 from benchmarks.results import save
@@ -34,7 +34,7 @@ def main() -> None:
     arguments = parsed()
     if arguments.device == "cuda" and (reason := no_device()):
         sys.exit(reason)
-    print(table.header(arguments.peers))
+    print(printed_table.header(arguments.peers))
     strays = []
     for name in arguments.workloads or NAMES:
         stray = fallen_back(name, arguments)
@@ -42,7 +42,7 @@ def main() -> None:
         result.setup["tf32"] = arguments.tf32
         result.rows[OURS]["fallen_back"] = stray
         save(arguments.save, [result])
-        print("\n".join([table.lines(result, arguments.peers), *(f"  {line}" for line in stray)]), flush=True)
+        print("\n".join([printed_table.lines(result, arguments.peers), *(f"  {line}" for line in stray)]), flush=True)
         strays += stray
     print(f"figures in {arguments.save}; {'some kernels fell back' if strays else 'no kernel fell back'}")
     sys.exit(1 if strays else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks import table
+from benchmarks import printed_table
 from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS, PEERS, REAL_OURS, REAL_PEERS
 from benchmarks.workloads import REAL
@@ -100,8 +100,8 @@ def _versions(results: list[Result]) -> str:
 def _against_torch(results: list[Result]) -> str:
     rows = [
         [r.title]
-        + [table.number(_over(r.step(peer), r.torch)) for peer in REAL_OURS]
-        + [table.number(_over(r.memory(peer), r.torch_memory)) for peer in REAL_OURS]
+        + [printed_table.number(_over(r.step(peer), r.torch)) for peer in REAL_OURS]
+        + [printed_table.number(_over(r.memory(peer), r.torch_memory)) for peer in REAL_OURS]
         for r in results
     ]
     head = ["", *(f"time, {peer}" for peer in REAL_OURS), *(f"memory, {peer}" for peer in REAL_OURS)]
@@ -116,7 +116,7 @@ def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _times(results: list[Result], peers: list[str]) -> str:
-    rows = [[r.title, *(table.milliseconds(r, p) for p in peers), r.setup["date"]] for r in results]
+    rows = [[r.title, *(printed_table.milliseconds(r, p) for p in peers), r.setup["date"]] for r in results]
     return "### Milliseconds a step\n\n" + grid(["", *peers, "date"], rows)
 
 
@@ -128,7 +128,7 @@ def _aims(results: list[Result]) -> str:
         ort = _against(r.ratio(r.step("ort-training")), None if r.aim is None else ORT_AIM)
         memory = _against(_over(r.memory(OURS), r.torch_memory), 1.0)
         floors = (_over(r.floor, r.torch), r.ratio(r.floor))
-        rows.append([r.title, ours, native, ort, memory, *map(table.number, floors)])
+        rows.append([r.title, ours, native, ort, memory, *map(printed_table.number, floors)])
     head = ["", "time / PyTorch's", "with native kernels", "time / onnxruntime-training's", "memory / PyTorch's"]
     head += ["floor / PyTorch's", "time / floor"]
     return f"### Against the aims\n\n{AIMS}\n" + grid(head, rows)
@@ -140,18 +140,18 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 def _against(ratio: float | None, aim: float | None) -> str:
     if ratio is None or aim is None:
-        return table.number(ratio)
+        return printed_table.number(ratio)
     return f"{f'**{ratio:.2f}**' if ratio <= aim else f'{ratio:.2f}'} ({aim:.2f})"
 
 
 def _memory(results: list[Result], peers: list[str]) -> str:
-    rows = [[r.title, *(table.number(r.memory(p), 0) for p in peers)] for r in results]
+    rows = [[r.title, *(printed_table.number(r.memory(p), 0) for p in peers)] for r in results]
     return "### Peak memory, MB\n\n" + grid(["", *peers], rows)
 
 
 def _once(results: list[Result], peers: list[str]) -> str:
     rows = [
-        [r.title, table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in peers)]
+        [r.title, printed_table.number(r.rows[OURS].get("build")), *(printed_table.number(r.session(p)) for p in peers)]
         for r in results
     ]
     return "### Once, seconds\n\n" + grid(["", "gradgraph build", *(f"{p} session" for p in peers)], rows)
@@ -172,5 +172,5 @@ def _between(r: Result) -> str:
 
 
 def _refusals(results: list[Result]) -> str:
-    lines = [f"- {r.title}, {peer}: {reason}" for r in results for peer, reason in table.reasons(r).items()]
+    lines = [f"- {r.title}, {peer}: {reason}" for r in results for peer, reason in printed_table.reasons(r).items()]
     return "### Who cannot, in their own words\n\n" + "\n".join(lines or ["Everybody can."]) + "\n"

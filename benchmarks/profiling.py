@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gradgraph.rules  # noqa: F401 (fills the table of named operators)
+import gradgraph.rules.families  # noqa: F401 (fills the table of named operators)
 from gradgraph.rules.named_operators import OPERATORS
 
 Event = dict[str, Any]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import table
+from benchmarks import printed_table
 from benchmarks.environments import InstallError, interpreter
 from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
 from benchmarks.page import page, sections
@@ -48,11 +48,11 @@ def main() -> None:
                 print(title, profile(prepared(name, chosen), peer), sep=": ")
         return
     pythons, refused = prepared_environments(arguments.peers)
-    print(table.header(arguments.peers))
+    print(printed_table.header(arguments.peers))
     for name, chosen in runs(arguments):
         result = measured(name, chosen, KNOWN, pythons)
         result.rows.update(refused)
-        print(table.lines(result, arguments.peers), flush=True)
+        print(printed_table.lines(result, arguments.peers), flush=True)
         if arguments.save:
             result.rows[OURS].update(largest_kernels(prepared(name, chosen)))
             write_documents(save(RESULTS, [result]))

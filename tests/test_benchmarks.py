@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_models import parsed
 
-from benchmarks import environments, page, peer_processes, profiling, table
+from benchmarks import environments, page, peer_processes, printed_table, profiling
 from benchmarks.flops import forward_flops
 from benchmarks.measure import disagreement, summary
 from benchmarks.peer_processes import Process
@@ -286,11 +286,11 @@ def test_figures(result: Result) -> None:
 
 def test_table(result: Result) -> None:
     peers = ["gradgraph", "torch", "onnxsim", "jax"]
-    text = table.lines(result, peers)
+    text = printed_table.lines(result, peers)
     assert text.splitlines()[0].startswith(WORKLOADS["mlp"].title)
     assert text.split("128")[1].split()[:6] == ["10.00", "25.00", "cannot", "0.50", "0.45", "-"]
     assert "onnxsim cannot: no rule for LSTM" in text
-    assert len(set(map(len, [*table.header(peers).splitlines(), text.splitlines()[0]]))) == 1
+    assert len(set(map(len, [*printed_table.header(peers).splitlines(), text.splitlines()[0]]))) == 1
 
 
 def test_page_says_which_aims_are_reached(result: Result) -> None:
