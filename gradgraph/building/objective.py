@@ -131,7 +131,10 @@ class Objective:
         if written is not None:
             written = written._replace(measures=[*written.measures, *measures])
         if self.imitation is not None:
-            return self._taught(self.imitation, builder, graph, written, checked), read
+            alone = written is None
+            written = self._taught(self.imitation, builder, graph, written, checked)
+            if alone:
+                written = written._replace(measures=[*written.measures, *measures])
         assert written is not None
         return written, read
 

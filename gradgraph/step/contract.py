@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph.shapes import clash, shape_of_type
-from gradgraph.step.manifest import Manifest, TensorSpec, dtype_name, train_file
+from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name, train_file
 
 
 def check_against_graphs(
@@ -28,15 +28,12 @@ def check_against_graphs(
     for step, part in manifest.parts.items():
         file = train_file(step)
         fed = {name: batch[name] for name in part.inputs} | {name: state[name] for name in part.reads}
-        scalars = {name: TensorSpec(name, "float32", ()) for name in part.hyperparameters}
-        written = (state[name] for name in part.writes)
-        next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in written}
         mine: dict[str, TensorSpec | None] = dict.fromkeys([part.loss_output, *part.metrics])
         mine |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in part.measures}
         results |= mine
-        _check_values(file, "input", trains[step].graph.input, fed | scalars, exact=True)
-        reports = {name: TensorSpec(name, "float32", ()) for name in part.reports}
-        _check_values(file, "output", trains[step].graph.output, mine | reports | next_of)
+        _check_values(file, "input", trains[step].graph.input, fed | _scalars(part.hyperparameters), exact=True)
+        given = mine | _scalars(part.reports) | _next_values(state, part.writes)
+        _check_values(file, "output", trains[step].graph.output, given)
     _check_values("init.onnx", "input", init.graph.input, {}, exact=True)
     _check_values("init.onnx", "output", init.graph.output, {s.name: s for s in manifest.state}, exact=True)
     known = {v.name: batch.get(v.name) or state.get(v.name) for v in eval_.graph.input}
@@ -62,7 +59,7 @@ def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> N
             f"the manifest has a gradient of '{shown(stray[0])}', which is not trainable; build the step again"
         )
     gradients: dict[str, TensorSpec | None] = dict.fromkeys(spec.gradients.values())
-    weight = {spec.weight: TensorSpec(spec.weight, "float32", ())} if spec.weight else {}
+    weight = _scalars([spec.weight] if spec.weight else [])
     batch = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
     results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.measures)])
     for name, half, fed, given in (
@@ -71,11 +68,19 @@ def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> N
     ):
         for unknown in (n for n in (*half.reads, *half.writes) if n not in state):
             raise ModelError(f"{name}.onnx has no state '{shown(unknown)}' to move; build the step again")
-        rates = {rate: TensorSpec(rate, "float32", ()) for rate in half.hyperparameters}
-        taken = {**fed, **rates, **{n: state[n] for n in half.reads}}
-        nexts = {state[n].next: TensorSpec(state[n].next, state[n].dtype, state[n].shape) for n in half.writes}
+        taken = {**fed, **_scalars(half.hyperparameters), **{n: state[n] for n in half.reads}}
+        given |= _next_values(state, half.writes)
         _check_values(f"{name}.onnx", "input", halves[name].graph.input, taken, exact=True)
-        _check_values(f"{name}.onnx", "output", halves[name].graph.output, {**given, **nexts}, exact=True)
+        _check_values(f"{name}.onnx", "output", halves[name].graph.output, given, exact=True)
+
+
+def _scalars(names: Iterable[str]) -> dict[str, TensorSpec | None]:
+    return {name: TensorSpec(name, "float32", ()) for name in names}
+
+
+def _next_values(state: Mapping[str, StateSpec], names: Iterable[str]) -> dict[str, TensorSpec | None]:
+    """The outputs that follow these state tensors."""
+    return {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in (state[name] for name in names)}
 
 
 def _check_values(

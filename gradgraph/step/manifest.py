@@ -214,7 +214,8 @@ class Manifest(StepSpec):
 
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
-        data = dataclasses.asdict(self)
+        first: dict[str, Any] = dict.fromkeys(("inputs", "targets", "outputs"))
+        data = first | dataclasses.asdict(self)
         for name in _OF_A_STEP if self.steps else ():
             del data[name]
         for spec in (data, *data["steps"].values()):

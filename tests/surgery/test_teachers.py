@@ -125,6 +125,16 @@ def test_without_labels() -> None:
         gg.build(gg.distill(student(), large), None)
 
 
+def test_metrics_beside_a_teacher_alone() -> None:
+    made = gg.distill(student(), teacher(), alpha=1.0)
+    step = gg.build(made, None, metrics={"mean": lambda out, batch: out["output"].mean()})
+    assert [m.name for m in step.manifest.measures] == ["distillation_loss", "mean"]
+    scores = gg.Trainer(step, device="cpu").evaluate({"x": X})
+    assert np.isfinite(scores["mean"])
+    with pytest.raises(BuildError, match="write it as a function"):
+        gg.build(made, None, metrics="accuracy")
+
+
 @pytest.mark.parametrize("steps", [{"mask": True}, {"sample_weight": True}])
 def test_weights_of_samples_weigh_both_terms(steps: dict[str, Any]) -> None:
     made = gg.distill(student(), teacher(), alpha=0.6)
