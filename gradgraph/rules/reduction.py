@@ -100,7 +100,7 @@ def reduce_sum_square(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = N
 )
 def reduce_log_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     share = _kept(op, dy, axes, **how) / _total(op, x, axes, **how)
-    return (_spread(op, share, x, axes, **how | {"keepdims": 1}),)
+    return (_spread(op, share, x, axes, **how | {"keepdims": True}),)
 
 
 @vjp(
