@@ -29,6 +29,7 @@ from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
+from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
@@ -93,7 +94,7 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
     """The groups of a Conv whose factors are (rank, …) and (outputs, rank of a group, …)."""
-    return shapes[0][0] // shapes[1][1] if len(shapes) > 1 else 1
+    return shapes[0][0] // shapes[1][1] if len(shapes) > 1 and len(shapes[1]) > 1 else 1
 
 
 def stored_names(adapter: Adapter) -> list[str]:
@@ -202,11 +203,13 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     work = opened(model, out)
     before = adapters_of(work)
     of_peft = config["peft_type"] == PREFIX_TYPE
-    modules = ["*"] if of_peft else sorted({_module(kind, key) for key in arrays})
-    layers = adaptable(work, modules, kind, name, before)
+    modules = {"*"} if of_peft else {_module(kind, key) for key in arrays}
+    layers = adaptable(work, sorted(modules), kind, name, before)
     if of_peft:
         config, arrays = _prefix(config, arrays, layers)
     else:
+        arrays |= _repeated(kind, layers, arrays)
+        modules = {_module(kind, key) for key in arrays}
         layers = [layer for layer in layers if layer.name in modules]
     wanted = [_wanted(config, kind, name, layer, arrays) for layer in layers]
     made = put_all(work, layers, wanted, np.random.default_rng(0))
@@ -215,6 +218,16 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     _fill(work, made, arrays, folder)
     write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
+
+
+def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of layers whose module is called again: PEFT has one adapter for all calls."""
+    copies: dict[str, Array] = {}
+    for layer in layers:
+        if isinstance(layer, Layer) and layer.repeats:
+            first, own = (stored_names(Adapter(kind, name, layer.kind)) for name in (layer.repeats, layer.name))
+            copies |= {new: arrays.get(new, arrays[old]) for old, new in zip(first, own, strict=True) if old in arrays}
+    return copies
 
 
 def _prefix(

@@ -170,6 +170,10 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
         raise ModelError(
             f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight"
         )
+    if layer.kind != "Conv" and len(layer.shape) != 2:
+        raise ModelError(
+            f"the last linear layer, {_called(node)}, has a weight of shape {list(layer.shape)}; a head has a matrix"
+        )
     if layer.groups != 1:
         raise ModelError(f"behind the output '{shown(output.name)}' lies {_called(node)} with groups, which is no head")
     return layer

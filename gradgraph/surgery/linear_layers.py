@@ -6,7 +6,7 @@ A layer is its node. Two layers may read one weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.weights.places import module_of
+from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.naming import is_anonymous
-from gradgraph.surgery.operated import matched, numbers_of
+from gradgraph.surgery.operated import matched, next_free, numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
@@ -51,11 +52,14 @@ class Layer:
 
     Attributes:
         node: it.
-        name: the module's, as far as names tell: that of the weight without ``.weight``, or of the node.
+        name: the module's, as far as names tell: that of the weight without ``.weight``, or of the node. No two layers
+            of a model have one.
+        repeats: the name of the layer whose module is called again here, with the same weight.
     """
 
     node: ir.Node
     name: str = ""
+    repeats: str = ""
 
     @property
     def kind(self) -> str:
@@ -77,14 +81,13 @@ class Layer:
     def shape(self) -> tuple[int, ...]:
         """The sizes of the weight; of a MatMulNBits (inputs, outputs), as it multiplies."""
         if self.kind == "MatMulNBits":
-            return self.node.attributes["K"].as_int(), self.node.attributes["N"].as_int()
+            return Packing.of(self.node).K, Packing.of(self.node).N
         return tuple(known_sizes(shape_of(self.weight)))
 
     @property
     def axis(self) -> int:
         """The axis of ``shape`` that counts the outputs."""
-        turned = "transB" in self.node.attributes and self.node.attributes["transB"].as_int() == 1
-        return 0 if self.kind == "Conv" or turned else 1
+        return 0 if self.kind == "Conv" or self.node.attributes.get_int("transB", 0) != 0 else 1
 
     @property
     def turned(self) -> bool:
@@ -94,14 +97,12 @@ class Layer:
     @property
     def weighs(self) -> bool:
         """Is it a Gemm that multiplies its product or its bias by a number?"""
-        attributes = self.node.attributes
-        numbers = [attributes[k].as_float() for k in ("alpha", "beta") if self.kind == "Gemm" and k in attributes]
-        return any(number != 1 for number in numbers)
+        return self.kind == "Gemm" and any(self.node.attributes.get_float(k, 1.0) != 1 for k in ("alpha", "beta"))
 
     @property
     def groups(self) -> int:
         """The groups of a Conv; 1 for others."""
-        return self.node.attributes["group"].as_int() if "group" in self.node.attributes else 1
+        return self.node.attributes.get_int("group", 1)
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -140,8 +141,7 @@ class Layer:
     @property
     def takes_rows(self) -> bool:
         """Is it an embedding, a Gather along the first axis of two?"""
-        axis = self.node.attributes["axis"].as_int() if "axis" in self.node.attributes else 0
-        return self.kind == "Gather" and axis in (0, -2)
+        return self.kind == "Gather" and self.node.attributes.get_int("axis", 0) in (0, -2)
 
     @property
     def data(self) -> ir.Value:
@@ -162,6 +162,20 @@ def layer_at(node: ir.Node, name: str = "") -> Layer | None:
     return layer if known and stored(node.inputs[layer.place]) is not None else None
 
 
+def outputs_first(work: ir.Model, weight: ir.Value) -> bool | None:
+    """Do the layers that read a stored matrix have their outputs (an embedding its rows) along its first axis?
+
+    None where no layer reads it, or where they differ.
+    """
+    found = set()
+    for layer in filter(None, map(layer_at, work.graph)):
+        start, chain = rewritten(layer.weight)
+        if start is weight and layer.kind != "MatMulNBits":
+            turns = sum(node.op_type == "Transpose" for node in chain)
+            found.add((layer.axis == 0 or layer.kind == "Gather") is (turns % 2 == 0))
+    return found.pop() if len(found) == 1 else None
+
+
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
     """The layers that names or globs match, by weight, module or node; and why others that match are none.
 
@@ -172,29 +186,51 @@ def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Lay
 
 
 def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
-    for place, node in enumerate(work.graph):
+    weights = {node: weight for node in work.graph if (weight := _weight_of(node)) is not None}
+    layers = _layers(work, weights)
+    for node in work.graph:
         if node.op_type in INTEGER:
             about = f"'{node.name or node.op_type}' is {node.op_type}, whose products are integers"
             yield [n for n in (node.name, module_of(node)) if n], about
-            continue
-        layer = layer_at(node)
-        source = None if layer is None else stored(layer.weight)
-        tensor = numbers_of(source)
-        if layer is None or source is None or tensor is None:
-            continue
-        if layer.kind != "MatMulNBits":
-            rank = len(shape_of(layer.weight) or tensor.shape.numpy())
-            floating = layer.weight.dtype is None or layer.weight.dtype.is_floating_point()
-            if not floating or rank < 2 or (rank > 2 and layer.kind != "Conv"):
-                continue
-        name = _module_name(node, source, place)
-        names = [n for n in (source.name, name, node.name) if n]
-        yield names, _why_not(node, name) or Layer(node, name)
+        elif node in layers:
+            layer = layers[node]
+            names = [n for n in (weights[node].name, layer.name, layer.repeats, node.name) if n]
+            yield names, _why_not(node, layer.name) or layer
+
+
+def _weight_of(node: ir.Node) -> ir.Value | None:
+    """The stored tensor of a node that may be a layer."""
+    layer = layer_at(node)
+    source = None if layer is None else stored(layer.weight)
+    tensor = numbers_of(source)
+    if layer is None or tensor is None or layer.kind == "MatMulNBits":
+        return source
+    rank = len(shape_of(layer.weight) or tensor.shape.numpy())
+    floating = layer.weight.dtype is None or layer.weight.dtype.is_floating_point()
+    return source if floating and rank >= 2 and (rank == 2 or layer.kind == "Conv") else None
+
+
+def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
+    """The layers, each under a name of its own: where several would have one, it is that of the module called so."""
+    wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
+    owners: dict[str, ir.Node] = {}
+    for node, name in wanted.items():
+        if name not in owners or (module_of(owners[name]) != name and module_of(node) == name):
+            owners[name] = node
+    layers: dict[ir.Node, Layer] = {}
+    taken = set(owners)
+    for node, name in wanted.items():
+        own = name if owners[name] is node else module_of(node)
+        again = owners[name] is not node and own in ("", name) and weights[node] is weights[owners[name]]
+        if owners[name] is not node:
+            own = next_free(own or name, taken)
+            taken.add(own)
+        layers[node] = Layer(node, own, name if again else "")
+    return layers
 
 
 def _why_not(node: ir.Node, name: str) -> str:
-    attributes = node.attributes
-    if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].as_int():
+    if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return f"'{name}' is a Gemm whose data are turned"
     if node.op_type == "Gather" and not Layer(node).takes_rows:
         return f"'{name}' is a Gather that takes no rows"

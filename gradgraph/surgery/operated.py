@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -75,11 +75,17 @@ def free_name(work: ir.Model, wanted: str) -> str:
     if _TAKEN not in work.meta:  # found once: a walk for each name would take quadratic time
         work.meta[_TAKEN] = set(names_of(work))
     taken: set[str] = work.meta[_TAKEN]
+    name = next_free(wanted, taken)
+    taken.add(name)
+    return name
+
+
+def next_free(wanted: str, taken: Collection[str]) -> str:
+    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not taken."""
     name, count = wanted, 0
     while name in taken:
         count += 1
         name = f"{wanted}_{count}"
-    taken.add(name)
     return name
 
 
@@ -120,12 +126,7 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
         return None
-    attribute = next(iter(node.attributes.values()))
-    if attribute.type == ir.AttributeType.TENSOR:
-        return attribute.as_tensor()
-    numeric = attribute.name in ("value_int", "value_ints", "value_float", "value_floats")
-    kind = np.float32 if "float" in attribute.name else np.int64
-    return ir.tensor(np.asarray(attribute.value, kind)) if numeric else None
+    return ir.convenience.get_const_tensor(value)
 
 
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:

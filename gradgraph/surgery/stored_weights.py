@@ -10,7 +10,7 @@ from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
-from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
+from gradgraph.surgery.operated import add_weight, free_name, numbers_of, set_numbers
 
 
 def canonical(layer: Layer) -> Array:
@@ -64,7 +64,7 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
         _as_product(work, layer.node, weight.T)
         return
     new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy())
-    if numbers_of(layer.weight) is not None and len(layer.weight.uses()) == 1:
+    if numbers_of(layer.weight) is not None and _is_its_own(layer.weight):
         set_numbers(work, layer.weight, new)
     else:
         start, _ = rewritten(layer.weight)
@@ -145,7 +145,7 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     """Write through the nodes between the weight and what is stored, from the end."""
-    _, chain = rewritten(layer.weight)
+    chain = _own_chain(work, layer)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:
         raise BuildError(f"the weight of '{shown(layer.name)}' is quantised more than once; merge it as floats")
@@ -165,11 +165,34 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
         _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()))
 
 
+def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
+    """The nodes from the stored tensor to the weight; copies, from the first one on that others read, too."""
+    _, chain = rewritten(layer.weight)
+    shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0])), len(chain))
+    last = None if shared == 0 else chain[shared - 1].outputs[0]
+    for i in range(shared, len(chain)):
+        old = chain[i]
+        new = ir.Node(old.domain, old.op_type, [last or old.inputs[0], *old.inputs[1:]], old.attributes.values())
+        new.name = free_name(work, f"{old.name or old.outputs[0].name}.merged")
+        last, made = new.outputs[0], old.outputs[0]
+        last.name, last.type, last.shape = free_name(work, f"{made.name}.merged"), made.type, made.shape
+        work.graph.insert_before(layer.node, new)
+        chain[i] = new
+    if shared < len(chain):
+        layer.node.replace_input_with(layer.place, last)
+    return chain
+
+
+def _is_its_own(value: ir.Value) -> bool:
+    """Does one node read it, and nobody else?"""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
 def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
     """Give an input of ``node`` other numbers; other readers keep the old ones."""
     value = node.inputs[place]
     assert value is not None
-    if len(value.uses()) > 1:
+    if not _is_its_own(value):
         node.replace_input_with(place, add_weight(work, f"{value.name}.merged", numbers))
     else:
         set_numbers(work, value, numbers)

@@ -13,7 +13,7 @@ from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.marks import TEACHER, TEACHERS
-from gradgraph.graph.shapes import OPSET, shape_of
+from gradgraph.graph.shapes import OPSET, clash, shape_of
 from gradgraph.passes.normal.edit import names_of, own_tensor
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
@@ -79,7 +79,8 @@ def distill(
     if work.opset_imports.get("", OPSET) != beside.opset_imports.get("", OPSET):
         convert_to_opset(work)
         convert_to_opset(beside)
-    pairs = [(_output(work, output), _output(beside, teacher_output))]
+    pairs = [(value_named(work, output or work.graph.outputs[0].name or ""),
+              value_named(beside, teacher_output or beside.graph.outputs[0].name or ""))]  # fmt: skip
     pairs += [(value_named(work, mine), value_named(beside, its)) for mine, its in match.items()]
     for mine, its in pairs:
         _check_alike(mine, its)
@@ -107,20 +108,14 @@ def _teacher(source: Source) -> ir.Model:
     learn_sizes(model)
     for node in list(model.graph):
         if node.op_type == "Dropout" and not node.domain:
-            _pass_on(node)
+            kept = ir.Node("", "Identity", [node.inputs[0]], name=node.name)
+            model.graph.insert_before(node, kept)
+            _hand_over(node.outputs[0], kept.outputs[0])
+            if not node.outputs[-1].uses():
+                model.graph.remove(node, safe=True)
         elif node.op_type == "BatchNormalization" and not node.domain:
             _fix_statistics(model, node)
     return model
-
-
-def _pass_on(node: ir.Node) -> None:
-    value, result = node.inputs[0], node.outputs[0]
-    assert node.graph is not None
-    kept = ir.Node("", "Identity", [value], name=node.name)
-    node.graph.insert_before(node, kept)
-    _hand_over(result, kept.outputs[0])
-    if not node.outputs[-1].uses():
-        node.graph.remove(node, safe=True)
 
 
 def _hand_over(old: ir.Value, new: ir.Value) -> None:
@@ -136,7 +131,7 @@ def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
     rank = len(shape_of(node.inputs[0]) or ()) if node.inputs[0] is not None else 0
     if scale is None or bias is None or mean is None or variance is None or rank < 2:
         raise ModelError(f"the teacher's '{shown(node.name)}' (BatchNormalization) has no stored statistics")
-    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
     factor = scale.numpy().astype(np.float64) / np.sqrt(variance.numpy().astype(np.float64) + epsilon)
     shift = bias.numpy() - mean.numpy() * factor
     name, dtype = node.outputs[0].name or "norm", scale.dtype.numpy()
@@ -152,16 +147,10 @@ def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
     model.graph.remove(node, safe=True)
 
 
-def _output(model: ir.Model, name: str | None) -> ir.Value:
-    return model.graph.outputs[0] if name is None else value_named(model, name)
-
-
 def _check_alike(mine: ir.Value, its: ir.Value) -> None:
     a, b = shape_of(mine), shape_of(its)
-    same = a is None or b is None or (
-        len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int))
-    )  # fmt: skip
-    if not same or (mine.dtype is not None and its.dtype is not None and mine.dtype != its.dtype):
+    other = a is not None and b is not None and (len(a) != len(b) or clash(a, b))
+    if other or (mine.dtype is not None and its.dtype is not None and mine.dtype != its.dtype):
         raise BuildError(
             f"'{shown(mine.name)}' of the student is {mine.dtype} {_told(a)} and '{shown(its.name)}' of the teacher "
             f"{its.dtype} {_told(b)}, so they cannot be compared; name values of one shape and type"

@@ -32,14 +32,13 @@ def check_opened(
     feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
     before = run_model(fixed, feeds, "as it was")
     now = run_model(work, feeds, "at its old sizes")
-    _compare(before, now, "at its old sizes")
+    for name, old in before.items():
+        _compare(name, old, now[name], "at its old sizes")
     names = [{a % max(len(x.shape), 1): s for a, s in axes.get(n, {}).items()} for n, x in feeds.items()]
-    batches = {chosen.get(0) for chosen in names}
+    batches = {of_one.get(0) for of_one in names}
     for symbol in stood_for:
-        larger = {
-            n: _grown(x, {a for a, s in chosen.items() if s == symbol})
-            for (n, x), chosen in zip(feeds.items(), names, strict=True)
-        }
+        chosen = [{a for a, s in of_one.items() if s == symbol} for of_one in names]
+        larger = {n: _grown(x, axes) for (n, x), axes in zip(feeds.items(), chosen, strict=True)}
         found = run_model(work, larger, f"with more of '{symbol}'")
         if batches == {symbol}:
             _compare_rows(work, before, found, symbol, len(next(iter(feeds.values()))))
@@ -54,7 +53,7 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
                 f"the output '{shown(name)}' does not grow with '{shown(symbol)}': the model mixes samples or is fixed "
                 "to its size somewhere"
             )
-        _compare({name: old}, {name: y[: len(old)]}, f"with more of '{symbol}'")
+        _compare(name, old, y[: len(old)], f"with more of '{symbol}'")
         output = next(v for v in work.graph.outputs if v.name == name)
         output.shape = ir.Shape([symbol if len(old) == batch else None, *old.shape[1:]])
 
@@ -80,14 +79,10 @@ def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
             raise ModelError(f"the model does not run {when}: {shown(explanation(error, 'it'))}") from None
 
 
-def _compare(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], when: str) -> None:
-    for name, before in wanted.items():
-        after = found[name]
-        scale = np.abs(before).max(initial=1.0) if before.dtype.kind == "f" else 1.0
-        if before.shape != after.shape or not np.allclose(
-            before, after, rtol=0, atol=TOLERANCE * scale, equal_nan=True
-        ):
-            raise ModelError(
-                f"with open axes, {when}, the output '{shown(name)}' is another one: the model is fixed to its size "
-                "somewhere"
-            )
+def _compare(name: str, before: np.ndarray, after: np.ndarray, when: str) -> None:
+    near = TOLERANCE * (np.abs(before).max(initial=1.0) if before.dtype.kind == "f" else 1.0)
+    if before.shape != after.shape or not np.allclose(before, after, rtol=0, atol=near, equal_nan=True):
+        raise ModelError(
+            f"with open axes, {when}, the output '{shown(name)}' is another one: the model is fixed to its size "
+            "somewhere"
+        )

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source, load_model
-from gradgraph.surgery.linear_layers import Layer
+from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.surgery.linear_layers import Layer, outputs_first
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
@@ -92,6 +93,8 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
 def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None) -> Result:
     """The model in which all that read ``weight`` read ``to`` instead; transposed, if the shapes say so.
 
+    Where both are square the layers say it: an embedding has its rows where a head has its outputs.
+
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weight: the name of the weight that goes.
@@ -111,7 +114,8 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
     if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
         raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
                          f"{list(b.shape.numpy())}, so they cannot be one")  # fmt: skip
-    if a.shape != b.shape:
+    sides = [outputs_first(work, value) for value in (old, new)]
+    if a.shape != b.shape or (a.shape.rank() == 2 and a.shape[0] == a.shape[1] and set(sides) == {True, False}):
         turn = ir.Node("", "Transpose", [new], [ir.AttrInt64s("perm", [1, 0])], name=f"{to}/Transpose")
         turn.outputs[0].name, turn.outputs[0].type = f"{to}.transposed", new.type
         work.graph.insert_before(work.graph[0], turn)
@@ -123,23 +127,26 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
 # --- from a file ----------------------------------------------------------------------------------------------
 
 
-@checked(strict=FLAG, out=PATH.or_none())
+@checked(strict=FLAG, turned=FLAG.or_none(), out=PATH.or_none())
 def load_weights(
     model: Source,
     weights: Arrays | Path,
     *,
     names: Mapping[str, str] | None = None,
     strict: bool = True,
+    turned: bool | None = None,
     out: Path | None = None,
 ) -> Result:
     """The model with numbers from a ``.safetensors`` or ``.npz`` file (or a dict of arrays), found by name.
 
-    A matrix whose file has it transposed, as ``nn.Linear`` stores what a MatMul reads, is turned; where it is square,
-    so that the shape does not say it, it is turned if the tensor's only readers are MatMuls that read it as it is.
+    A matrix whose file has it transposed, as ``nn.Linear`` stores what a MatMul reads, is turned. The shape of a square
+    one does not say it: it is turned as others of the file are that only MatMuls read, which have a shape that does.
+    Where there are none, it is turned, but not from an ``.onnx`` file.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: the file, or arrays by name.
+        turned: of square matrices that MatMuls read, whether they are transposed in the file, if that is known.
         names: what a weight of the model is called in the file, where it is called otherwise there.
         strict: refuse if a weight of the model has nothing in the file, or the other way round; what only exporters
             make (constants of formulas) is never missed.
@@ -160,8 +167,13 @@ def load_weights(
     found = {n: called.get(n, n) for n in own if called.get(n, n) in given}
     if strict:
         _check_all(work, own, found, given)
-    for name, source in found.items():
-        _give(work, own[name], np.asarray(given[source]), source)
+    pairs = [(own[name], np.asarray(given[source]), source) for name, source in found.items()]
+    if turned is None:
+        turned = _are_turned(
+            pairs, by_default=isinstance(weights, Mapping) or FilePath(os.fspath(weights)).suffix != ".onnx"
+        )
+    for value, data, source in pairs:
+        _give(work, value, data, source, turned)
     return closed(work, model, out)
 
 
@@ -215,12 +227,23 @@ def _is_weight(value: ir.Value) -> bool:
     return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and bool(value.uses())
 
 
-def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> None:
+def _are_turned(pairs: Sequence[tuple[ir.Value, np.ndarray, str]], by_default: bool) -> bool:
+    """Do matrices that MatMuls read lie the other way round in the file? Those that are not square say it."""
+    for value, data, _ in pairs:
+        if data.ndim == 2 and data.shape[0] != data.shape[1] and _is_only_multiplied(value):
+            return data.shape != tuple(known_sizes(shape_of(value)))
+    return by_default
+
+
+def _is_only_multiplied(value: ir.Value) -> bool:
+    return all(node.op_type == "MatMul" and place == 1 for node, place in value.uses())
+
+
+def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str, turned: bool) -> None:
     tensor = numbers_of(value)
     assert tensor is not None
     wanted = tuple(tensor.shape.numpy())
-    only_products = all(n.op_type == "MatMul" and i == 1 for n, i in value.uses())
-    if data.ndim == 2 and data.T.shape == wanted and (data.shape != wanted or only_products):
+    if data.ndim == 2 and data.T.shape == wanted and (data.shape != wanted or (turned and _is_only_multiplied(value))):
         data = data.T
     if data.shape != wanted:
         raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, and '{shown(value.name)}' of the "

@@ -120,7 +120,7 @@ def test_the_kinds_are_those_of_the_table(cli: Cli) -> None:
 PYTHON_ONLY = {
     "distill": {"match_weight", "output", "teacher_output"},
     "language_model": {"keep", "outputs"},
-    "load_weights": {"names"},
+    "load_weights": {"names", "turned"},
     "use_adapters": {"train"},
 }
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
@@ -65,13 +66,10 @@ def _named(work: ir.Model) -> Iterator[tuple[ir.Node, list[str], Attention | str
         what = reader(node)
         if what is None:
             continue
-        name = _module(node) or f"{node.op_type}_{place}"
+        module = module_of(node) or (node.name or "").rpartition("/")[0].strip("/").replace("/", ".")
+        name = module or f"{node.op_type}_{place}"
         names = [n for n in (name, node.name) if n]
         yield node, names, f"'{name}' {what}" if isinstance(what, str) else Attention(node, name, *what)
-
-
-def _module(node: ir.Node) -> str:
-    return module_of(node) or (node.name or "").rpartition("/")[0].strip("/").replace("/", ".")
 
 
 Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value], str]]
@@ -93,7 +91,7 @@ def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.
 
 
 def _length(writer: Writer, keys: ir.Value) -> ir.Value:
-    """[1]: of the prefix, which another one may have another of."""
+    """The length [1] of the prefix, which another prefix may have another of."""
     return writer.node("Slice", writer.node("Shape", keys), writer.whole(1), writer.whole(2))
 
 
@@ -119,8 +117,8 @@ def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adap
 
 def _counts_inside(node: ir.Node) -> bool:
     """Does it turn queries by positions that it counts from its past on?"""
-    rotates = node.op_type == "GroupQueryAttention" and "do_rotary" in node.attributes
-    return rotates and node.attributes["do_rotary"].as_int() == 1 and _input(node, 9) is None
+    rotates = node.op_type == "GroupQueryAttention" and node.attributes.get_int("do_rotary", 0) == 1
+    return rotates and input_at(node, 9) is None
 
 
 # --- fused attention ---------------------------------------------------------------------------------------------
@@ -130,22 +128,18 @@ def _shape(value: ir.Value | None) -> tuple[Any, ...]:
     return () if value is None else tuple(shape_of(value) or ())
 
 
-def _input(node: ir.Node, place: int) -> ir.Value | None:
-    return node.inputs[place] if place < len(node.inputs) else None
-
-
 def _fused(
     places: tuple[int, int], masks: tuple[int, ...], heads: str, kv_heads: str
 ) -> Callable[[ir.Node], Sizes | str]:
     def read(node: ir.Node) -> Sizes | str:
-        if any(_input(node, i) is not None for i in places):
+        if any(input_at(node, i) is not None for i in places):
             return "has a past already; feed the prefix as its first past, or train gg.surgery.language_model(model)"
-        query, value = _input(node, 0), _input(node, 2)
-        count = node.attributes[heads].as_int() if heads in node.attributes else 0
-        of_keys = node.attributes[kv_heads].as_int() if kv_heads in node.attributes else count
+        query, value = input_at(node, 0), input_at(node, 2)
+        count = node.attributes.get_int(heads, 0)
+        of_keys = node.attributes.get_int(kv_heads, count)
         shape = _shape(query)
         if len(shape) == 4:
-            key_shape, value_shape = _shape(_input(node, 1)) or (None,) * 4, _shape(value) or (None,) * 4
+            key_shape, value_shape = _shape(input_at(node, 1)) or (None,) * 4, _shape(value) or (None,) * 4
             sizes: Any = (key_shape[1], key_shape[3], value_shape[3])
         elif len(shape) == 3 and isinstance(shape[2], int) and count:
             size = shape[2] // (count if value is not None else count + 2 * of_keys)
@@ -172,7 +166,7 @@ def _as_past(
         writer.before(node, place, writer.node("Expand", weight, shape))
     writer.declare(node, 3)  # onnxruntime reads no past where nobody asks what comes after it
     for place in masks:
-        mask = _input(node, place)
+        mask = input_at(node, place)
         if mask is not None:
             writer.before(node, place, _wider(writer, mask, count))
     if node.op_type == "GroupQueryAttention":
