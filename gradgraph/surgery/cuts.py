@@ -46,7 +46,10 @@ def cut(
     for name in as_names(inputs or ()):
         _feed(work, value_named(work, name))
     prune(work)
-    _drop_unread_inputs(work)
+    for value in list(work.graph.inputs):
+        if not value.uses() and not value.is_graph_output():
+            work.graph.inputs.remove(value)
+            work.graph.initializers.pop(value.name or "", None)
     return closed(work, model, out)
 
 
@@ -70,13 +73,6 @@ def _feed(work: ir.Model, value: ir.Value) -> None:
     value.replace_all_uses_with(fed)
     value.name = None
     work.graph.inputs.append(fed)
-
-
-def _drop_unread_inputs(work: ir.Model) -> None:
-    for value in list(work.graph.inputs):
-        if not value.uses() and not value.is_graph_output():
-            work.graph.inputs.remove(value)
-            work.graph.initializers.pop(value.name or "", None)
 
 
 @checked(value=TEXT)

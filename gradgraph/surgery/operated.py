@@ -126,7 +126,12 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
         return None
-    return ir.convenience.get_const_tensor(value)
+    attribute = next(iter(node.attributes.values()))
+    if attribute.type == ir.AttributeType.TENSOR:  # onnx-ir's own function would rename the tensor
+        return attribute.as_tensor()
+    numeric = attribute.name in ("value_int", "value_ints", "value_float", "value_floats")
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return ir.tensor(np.asarray(attribute.value, kind)) if numeric else None
 
 
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:

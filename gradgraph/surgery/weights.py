@@ -166,7 +166,7 @@ def load_weights(
             raise UnknownNameError(f"the model has no weight '{shown(name)}'{suggestion(name, own)}")
     found = {n: called.get(n, n) for n in own if called.get(n, n) in given}
     if strict:
-        _check_all(work, own, found, given)
+        _check_all(own, found, given)
     pairs = [(own[name], np.asarray(given[source]), source) for name, source in found.items()]
     if turned is None:
         turned = _are_turned(
@@ -204,8 +204,9 @@ def _read(path: Path) -> Arrays:
         ) from None
 
 
-def _check_all(work: ir.Model, own: Mapping[str, ir.Value], found: Mapping[str, str], given: Arrays) -> None:
-    missing = [n for n, v in own.items() if n not in found and _is_weight(v)]
+def _check_all(own: Mapping[str, ir.Value], found: Mapping[str, str], given: Arrays) -> None:
+    floats = {n: v for n, v in own.items() if v.dtype is not None and v.dtype.is_floating_point() and v.uses()}
+    missing = [n for n, v in floats.items() if n not in found and v.const_value is not None and v.const_value.size > 1]
     spare = [n for n in given if n not in found.values()]
     if missing or spare:
         parts = [f"{len(missing)} weights of the model are not in the file ({_some(missing)})"] if missing else []
@@ -220,11 +221,6 @@ def _check_all(work: ir.Model, own: Mapping[str, ir.Value], found: Mapping[str, 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
-
-
-def _is_weight(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and bool(value.uses())
 
 
 def _are_turned(pairs: Sequence[tuple[ir.Value, np.ndarray, str]], by_default: bool) -> bool:

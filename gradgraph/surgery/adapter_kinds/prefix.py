@@ -224,10 +224,8 @@ def _product_before(softmax: ir.Node) -> ir.Node | None:
     """The product of queries and keys that scores come from: two computed factors."""
     waiting = [softmax.inputs[0]]
     for _ in range(16):
-        node = None if not waiting or waiting[0] is None else waiting[0].producer()
-        if not waiting:
-            return None
-        waiting.pop(0)
+        value = waiting.pop(0) if waiting else None
+        node = None if value is None else value.producer()
         if node is not None and node.op_type == "MatMul" and all(numbers_of(v) is None for v in node.inputs):
             return node
         if node is not None and node.op_type in _AROUND:
@@ -292,12 +290,8 @@ def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys
-    number = next((v for v in node.inputs if _is_number(v)), None)
+    number = next((v for v in node.inputs if v is not None and v.shape is not None and _shape(v) in ((), (1,))), None)
     return keys if number is None else writer.node(node.op_type, keys, number)
-
-
-def _is_number(value: ir.Value | None) -> bool:
-    return value is not None and value.shape is not None and _shape(value) in ((), (1,))
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
