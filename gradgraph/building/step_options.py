@@ -56,7 +56,7 @@ class StepOptions:
     """
 
     loss: str | Loss | LossFunction | Mapping[Any, Any] | None = option(
-        "a name, a call such as ``\"huber(delta=2)\"``, or a ``Loss`` from ``gradgraph.losses``; ``None`` if the "
+        "a name, a call such as ``\"focal(gamma=3)\"``, or a ``Loss`` from ``gradgraph.losses``; ``None`` if the "
         "model computes its own scalar loss; or a function ``loss(out, batch)`` of traced tensors that gives a "
         "scalar tensor, or a dict of them, which are added up. ``out`` has the model's outputs by name, and its "
         "inputs, inner values and weights; ``batch`` has its inputs and the ``targets``. A dict ``{output: "
