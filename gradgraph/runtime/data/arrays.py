@@ -115,7 +115,7 @@ def checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[st
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """The bytes that the array needs, by its own header; the zip directory must say the same."""
+    """The bytes that a member's array needs by its own header; the zip directory must say the same."""
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()

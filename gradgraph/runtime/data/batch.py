@@ -22,7 +22,7 @@ Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
 
 
 class Known(dict[str, Array]):
-    """A batch of whose kind all have been checked.
+    """A batch that needs no checks, as all batches like it have been checked.
 
     Attributes:
         counts: the samples, and what a mean over it is a mean over.
@@ -126,7 +126,7 @@ class BatchChecker:
         return self._usual_counts if fits else None
 
     def forget(self) -> None:
-        """Keep no array alive."""
+        """Let go of all arrays."""
         self._last_usual = None
         for usual in self._usual.values():
             usual.forget()
@@ -143,7 +143,7 @@ class BatchChecker:
         return True
 
     def _remember(self, checked: Mapping[str, Feed]) -> None:
-        """Batches that look like this one need no further checks; labels in range are not ignored, so all count."""
+        """Note what this batch looks like: others like it need no further checks. Labels in range all count."""
         self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
         self._usual_size = len(self.specs) if len(self._usual) == len(self.specs) else -1
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
@@ -205,7 +205,7 @@ class BatchChecker:
         return converted
 
     def check_values(self, spec: TensorSpec, array: Array) -> None:
-        """Labels in range; floats finite, if that was asked for."""
+        """Check that labels are in range, and floats finite if that was asked for."""
         if isinstance(spec, TargetSpec) and spec.classes is not None and array.dtype.kind in "iu":
             _check_labels(spec, array)
         if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -349,7 +349,7 @@ def _from_dlpack(name: str, value: Any) -> Array:
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tuple[str, int]]) -> None:
-    """Fixed dimensions must agree, and a symbol stands for one size throughout a batch."""
+    """Check that fixed dimensions agree, and that a symbol stands for one size throughout a batch."""
     if len(shape) != len(spec.shape):
         raise _wrong_shape(spec, shape)
     for size, dim in zip(shape, spec.shape, strict=True):

@@ -31,7 +31,7 @@ Augment = Callable[[Array, np.random.Generator], Array]
 
 @dataclass(frozen=True)
 class ImageForm:
-    """How an image becomes an array. What is None is what the model says."""
+    """The way from an image to an array; the model decides on what is None."""
 
     size: tuple[int, int] | None = None
     mean: tuple[float, ...] | None = None

@@ -15,7 +15,7 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
-    """For ``array``, whose element type never becomes that of ``spec``."""
+    """The remedies for ``array``, whose element type never becomes that of ``spec``."""
     name, kind = shown(spec.name), array.dtype.kind
     if kind in "USTO":
         if _takes_labels(spec):
@@ -40,7 +40,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
 
 
 def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
-    """For an array of ``shape``, which ``spec`` does not take."""
+    """The remedies for an array of ``shape``, which ``spec`` does not take."""
     if _takes_labels(spec):
         if (axis := _axis_of_classes(spec, shape)) is not None:
             return one_hot(spec, axis)
@@ -69,7 +69,7 @@ def _takes_labels(spec: TensorSpec) -> bool:
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
-    """Where an array of ``shape`` has one entry for each class, if it has one axis more than labels have."""
+    """The axis on which an array of ``shape`` has one entry for each class, if it has one axis more than labels."""
     classes = spec.classes if isinstance(spec, TargetSpec) else None
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None
@@ -108,7 +108,7 @@ _SPLIT = "np.savez({out!r}, x=t[:, :-1].astype('float32'), target=t[:, -1].astyp
 
 
 def for_file(path: Path) -> Remedies:
-    """For a file that is no ``.npz``: how to make one of it, where the suffix tells what it is."""
+    """The remedies for a file that is no ``.npz``: how to make one of it, where the suffix tells what it is."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         words = "move it into a folder, with the name of the model's input, beside one file for each other input"

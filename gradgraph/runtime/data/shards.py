@@ -48,7 +48,7 @@ NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
 
 
 class Field(NamedTuple):
-    """Where an input or target of the step lies in a sample: an extension, and a key if that is of JSON."""
+    """The place of an input or target of the step in a sample: an extension, and a key if that is of JSON."""
 
     extension: str
     key: str | None = None
@@ -81,7 +81,7 @@ class Shards:
         return self._shards[-1]
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """A sample: what its members hold, by the ends of their names."""
+        """The arrays of a sample, by the ends of the names of its members."""
         ends = list(self.extensions)
         held = [ends[self._kinds[m]] for m in range(self._firsts[i], self._firsts[i + 1])]
         form = replace(self.form, layout=self.form.layout or "NCHW")

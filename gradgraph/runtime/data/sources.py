@@ -126,7 +126,7 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """The tables are idle again when the caller is done with the last batch, not when that has been gathered."""
+        """Gather batches; the tables are idle again once the caller is done with the last one."""
         try:
             tables = self._idle.pop()
         except IndexError:

@@ -96,7 +96,7 @@ def columns_of(
 
 
 def columns_in(table: Any) -> list[str]:
-    """The names of its columns."""
+    """The names of a table's columns."""
     return [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
 
 

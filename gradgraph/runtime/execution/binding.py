@@ -90,11 +90,11 @@ class BoundSession:
 
     @property
     def shown(self) -> Mapping[str, float]:
-        """The numbers, and what the sums make."""
+        """The numbers, and the columns that are made of the sums."""
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
-        """Keep no batch alive; where one is bound, all is bound anew at the next run."""
+        """Let go of all batches; where one is bound, all is bound anew at the next run."""
         self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
@@ -209,7 +209,7 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Keep no array of a caller's alive; False if one is bound."""
+        """Let go of the caller's arrays; returns False if one is bound."""
         for known in self._inputs.values():
             known.seen = None
         return all(known.bound is None for known in self._inputs.values())
@@ -260,7 +260,7 @@ def result_buffer(output: Any) -> Array:
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Keep no batch alive afterwards, neither bound nor as the last one that was checked."""
+    """Let go of all batches afterwards, those that are bound and the last one that was checked."""
     try:
         yield
     finally:

@@ -56,7 +56,7 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
 
 
 class Flushed:
-    """Within it, this thread reads and writes zeros for subnormal numbers, where the platform is known."""
+    """A block in which this thread reads and writes zeros for subnormal numbers, where the platform is known."""
 
     def __enter__(self) -> None:
         self._control = None if _this.flushes else _control()
@@ -100,7 +100,7 @@ class _Control:
 
 @functools.cache
 def _control() -> _Control | None:
-    """None where the layout of what C copies is not known."""
+    """The control of this platform; None where the layout of what C copies is not known."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
         return None
     try:

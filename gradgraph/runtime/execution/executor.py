@@ -199,7 +199,7 @@ class Executor:
         return self.checker_of((part.name,))(self.read_by((part.name,), batch))
 
     def read_by(self, steps: tuple[str, ...], data: Any) -> Any:
-        """Data by name less what only other steps read."""
+        """Leave out of data by name what only other steps read."""
         if not isinstance(data, Mapping):
             return data
         read = self.checker_of(steps).specs
@@ -207,7 +207,7 @@ class Executor:
         return _without({*others}, data) if others else data
 
     def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
-        """Checks batches for these steps."""
+        """The checker of batches for these steps."""
         if steps not in self._checkers:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
@@ -264,7 +264,7 @@ class Executor:
         self.progress = copy.deepcopy(self.progress)
 
     def end_trial(self, state: Mapping[str, Array], progress: Progress, fresh: bool) -> None:
-        """Back to ``state`` and ``progress``; ``fresh``: sessions are made anew, for the sizes of who trains next."""
+        """Go back to ``state`` and ``progress``; with ``fresh``, close all sessions, too."""
         self.release()
         if fresh:
             self.opened.gathered = {}
@@ -287,14 +287,14 @@ class Executor:
                 part.training.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
-        """Within it this thread stays set as sessions set it for each run, which then take less time.
+        """A block in which this thread stays set as sessions set it for each run, which then take less time.
 
         So nobody else's code may run in it: not that of a source that is not ours, either.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
     def release(self) -> None:
-        """Keep no data of a finished fit alive."""
+        """Let go of the data of a finished fit."""
         for part in self.parts.values():
             part.training.release()
         for checker in (self.checker, *self._checkers.values()):
@@ -344,7 +344,7 @@ class Executor:
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
-        """Each sample as a batch of its own, with its loss; those of which all labels are ignored have none."""
+        """Evaluate each sample as a batch of its own; those of which all labels are ignored are left out."""
         self.definition.check_uncut()
         bound, loss, index = self.opened.evaluation(averaged), column(step, "loss"), -1
         unread = self.checker.specs.keys() - bound.inputs
@@ -423,7 +423,7 @@ class Executor:
         return parts
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
-        """These outputs as those of all samples, as ``Trainer.predict`` explains it."""
+        """Join the outputs of batches to those of all samples, as ``Trainer.predict`` explains it."""
         found = self.opened.layouts
         return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
@@ -451,7 +451,7 @@ class Executor:
         write_atomically(path, content)
 
     def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
-        """Other values for the state, as ``Trainer.load_state_dict`` explains it."""
+        """Take other values for the state, as ``Trainer.load_state_dict`` explains it."""
         if strict:
             self.state.write(values)
             return Loaded(tuple(self.state.specs))

@@ -141,7 +141,7 @@ def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str]) -> frozense
 
 
 class _Readers:
-    """Who reads a tensor, and which of these readers a node depends on: one bit for each reader of a state tensor."""
+    """The readers of tensors, and which of them a node depends on: one bit for each reader of a state tensor."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._nodes = list(graph.node)
@@ -174,7 +174,7 @@ class _Readers:
         return frozenset(found)
 
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
-        """For these state tensors: the nodes that read them for their next values alone, and others that may run later.
+        """Find, for state tensors, the nodes that read them for their next values alone, and others that may run later.
 
         Others that need an update themselves can wait for none: such tensors are left out.
         """

@@ -20,7 +20,7 @@ from gradgraph.runtime.data.batch import Array
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an output has its samples.
+    """The place of the samples in an output.
 
     Attributes:
         axes: those to which the model gives the size of a batch, or else no size; None if it says nothing.

@@ -12,7 +12,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Why ``precision`` is no faster than float32 on ``provider``; empty where it may be.
+    """A sentence on why ``precision`` is no faster than float32 on ``provider``; empty where it may be.
 
     Args:
         precision: of the step; None for float32.
@@ -35,7 +35,7 @@ def lacks(precision: str | None, provider: str | None) -> str:
 
 
 def on_the_cpu(model: onnx.ModelProto) -> str:
-    """Which operators of a lowered step have no kernel on CUDA, and so run on the CPU; empty if all have one."""
+    """A sentence on operators of a lowered step that have no kernel on CUDA; empty if all have one."""
     strays = without_kernel(ir.from_proto(model))
     if not strays:
         return ""

@@ -65,7 +65,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All memory that training takes."""
         return self.weights + self.frozen + self.optimizer + self.following + self.batch + self.peak
 
     def as_data(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
 
 @dataclass(frozen=True)
 class Moment:
-    """A node of a lowered graph has run.
+    """The memory that is taken once a node of a lowered graph has run.
 
     Attributes:
         node: its name.

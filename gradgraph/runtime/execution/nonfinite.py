@@ -105,7 +105,7 @@ class NonFiniteSearch:
         return None if bad is None else self._origin(bad)
 
     def _origin(self, name: str) -> NonFinite:
-        """Where what is not finite in a value comes from. NaN may be made of an infinity: then that comes first."""
+        """Find where NaN or infinity in a value comes from. NaN may be made of an infinity: then that comes first."""
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
         name = self._followed(name, 0)

@@ -107,7 +107,7 @@ class OpenedStep:
         return state
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Initial values of state tensors that init.onnx makes of these weights: copies that an optimizer keeps."""
+        """The initial values that init.onnx computes from these weights: copies that an optimizer keeps."""
         model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
         of_weights = set(weights) - made
@@ -138,20 +138,20 @@ class OpenedStep:
         return NonFiniteSearch(part.model, feeds, batch, open_session)(results)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
-        """Loss and metrics, of averages of the weights where the step keeps some and they are wanted."""
+        """The session of loss and metrics; of averages of the weights where the step keeps some and they are wanted."""
         ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
         make = functools.partial(BoundSession, self._evaluating, self.state, ports)
         return self._once("evaluation", averaged, make)
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
-        """The model's outputs; likewise."""
+        """The session of the model's outputs; of averages likewise."""
         session = self._predicting[0]
         names = [o.name for o in session.get_outputs()]
         return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Where outputs of a prediction have their samples."""
+        """The places of samples in the outputs of a prediction."""
         return self._predicting[1]
 
     def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:

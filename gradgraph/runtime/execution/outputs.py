@@ -45,7 +45,7 @@ class ComputingSession(BoundSession):
             self._kind = None  # its outputs are bound nowhere
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
-        """Run once; returns copies of the outputs; raises ModelError."""
+        """Run once and return copies of the outputs; raises ModelError."""
         self._state.check()
         binding = self.feed(feeds)
         kind = self._state.side, [feed.shape for feed in feeds.values()]

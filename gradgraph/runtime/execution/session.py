@@ -150,15 +150,15 @@ class Placement:
 
     @property
     def backend(self) -> Backend:
-        """The one to lower for: that of the first provider."""
+        """The backend to lower for: that of the first provider."""
         return of_provider(_name(self.providers[0]))
 
     def computes_for(self, options: RuntimeOptions) -> Backend:
-        """The one to lower evaluation and prediction for."""
+        """The backend to lower evaluation and prediction for."""
         return packing(self.backend, options.pack_weights)
 
     def trains_for(self, options: RuntimeOptions) -> Backend:
-        """The one to lower training for.
+        """The backend to lower training for.
 
         Raises:
             RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
@@ -337,7 +337,7 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto) -> ort.OrtValue:
-        """``tensor`` in the memory of its file; lowered models may see the same bytes in another way."""
+        """An OrtValue over the memory of a tensor's file; lowered models may see the same bytes in another way."""
         key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
         if key not in self._values:
             raw = self._read(tensor)

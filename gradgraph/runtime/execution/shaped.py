@@ -64,19 +64,19 @@ class ShapedSessions(Generic[Session]):
         return self._made.get(True) or self._session(True)
 
     def release(self) -> None:
-        """Keep no batch alive."""
+        """Let go of all batches."""
         for session in self._made.values():
             session.release()
 
     def expect(self, usual: Sizes) -> None:
-        """Batches will usually have these sizes; a session that was made for others is given up."""
+        """Expect batches of these sizes; a session that was made for others is given up."""
         if usual != self.usual:
             self._made.pop(True, None)
             self._last = None
         self.usual = usual
 
     def expect_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Batches will usually have these shapes (of which one that cannot fit the step says nothing)."""
+        """Expect batches of these shapes (of which one that cannot fit the step says nothing)."""
         if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
             self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
 

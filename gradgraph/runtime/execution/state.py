@@ -18,7 +18,7 @@ import onnxruntime as ort
 from gradgraph.errors import ModelError
 from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device, to_ortvalue
-from gradgraph.runtime.saved.values import check_values
+from gradgraph.runtime.saved.checkpoint import check_values
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
@@ -118,7 +118,7 @@ class State:
         self._tensor(name, self.side).write(tensor.read())
 
     def swap(self, bits: int) -> None:
-        """The values that the last step wrote are current from now on: those of its groups."""
+        """Make the values current that the last step wrote: those of its groups."""
         self.side ^= bits
 
     def undo(self, bits: int) -> None:
@@ -127,7 +127,7 @@ class State:
         self.failed()
 
     def failed(self) -> None:
-        """A run has not given what it should have: with shared tensors, the state is neither the old nor the new."""
+        """Note that a run has failed: with shared tensors, the state is then neither the old nor the new."""
         self.lost = bool(self.shared)
 
     def check(self) -> None:
@@ -144,7 +144,7 @@ class State:
         return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
 
     def read_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """:meth:`read`, with averages in place of what they are averages of."""
+        """Copies of current values, with averages in place of what they are averages of."""
         names = list(names)
         found = self.read(averages.get(name, name) for name in names)
         return {name: found[averages.get(name, name)] for name in names}

@@ -181,7 +181,7 @@ def graphics_card(number: int) -> str:
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
-    """The file's content; an unreadable or damaged file counts as empty."""
+    """The content of the cache; an unreadable or damaged file counts as empty."""
     if cache is not None:
         check_ours(cache)
     try:

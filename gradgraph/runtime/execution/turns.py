@@ -85,7 +85,7 @@ class Turns:
             )
 
     def give_way(self) -> None:
-        """Between two steps of a fit: let a thread that waits have its turn. (A lock goes to whoever asks first, and
+        """Let a thread that waits have its turn, between two steps of a fit. (A lock goes to whoever asks first, and
         the fit would ask again before the other thread is awake.)
         """
         if self._waiting:

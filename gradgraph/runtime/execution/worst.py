@@ -63,7 +63,7 @@ class WorstSamples(list[WorstSample]):
 
 
 def _shown(array: Array) -> str:
-    """A few numbers as they are; of many their type and shape."""
+    """An array as text: a few numbers as they are, of many their type and shape."""
     if array.size > MOST_NUMBERS:
         return f"{array.dtype}{list(array.shape)}"
     return np.array2string(array, precision=4, separator=", ", suppress_small=True).replace("\n", "")

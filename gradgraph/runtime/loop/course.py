@@ -24,7 +24,7 @@ class Course:
         self._first, self._since = 0, 0.0
 
     def begin(self, epoch: int, done: int, per_epoch: int | None) -> None:
-        """The first step of the fit is done: batch ``done`` of ``epoch`` (from 0), which has ``per_epoch`` of them."""
+        """Note that the first step is done: batch ``done`` of ``epoch`` (from 0), which has ``per_epoch`` of them."""
         self.is_begun, self._per_epoch = True, per_epoch
         self._first, self._since = epoch * (per_epoch or 0) + done, time.monotonic()
 
@@ -47,7 +47,7 @@ class Course:
 
 
 def clock(seconds: float) -> str:
-    """``0:07``, ``12:34``, ``1:02:03``."""
+    """Seconds as text: ``0:07``, ``12:34``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -207,7 +207,7 @@ class Fit:
         }
 
     def _forget_epoch(self) -> None:
-        """Begin to add up anew."""
+        """Set the sums of the epoch back to nothing."""
         p = self.progress
         p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
 
@@ -231,7 +231,7 @@ class Fit:
             self._finish_epoch(row, report)
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
-        """The remaining batches of the epoch; False if something stopped it before its end."""
+        """Train on the remaining batches of the epoch; return False if something stopped it before its end."""
         self.executor.definition.check_uncut()
         p = self.progress
         total = self._batch_count()
@@ -270,7 +270,7 @@ class Fit:
         self.executor.turns.give_way()
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, Found]:
-        """Train on a batch and count it: the samples in it, and what has the results."""
+        """Train on a batch and count it; returns the number of its samples, and the session that has the results."""
         p = self.progress
         try:
             feeds = self.executor.check_batch(batch)

@@ -34,13 +34,13 @@ class Interrupts:
         return self.signal is not None
 
     def handle(self, number: int, _frame: object = None) -> None:
-        """Python's handler, in the main thread between two instructions."""
+        """Note a signal: Python calls this in the main thread, between two instructions."""
         if self.requested:
             raise KeyboardInterrupt
         self.signal = number
 
     def note(self, data: bytes) -> None:
-        """The watching thread: one byte per signal, also while the main thread is inside onnxruntime."""
+        """Count signals, one byte each: the watching thread calls this also while the main thread is in onnxruntime."""
         self._count += sum(number in HANDLED for number in data)
         if self._count > 1:
             self.run_options.terminate = True
@@ -68,7 +68,7 @@ class Watcher:
 
     @classmethod
     def only(cls) -> Watcher:
-        """The one; a new one in a process that was forked, where its thread is not."""
+        """The watcher of this process; a new one where it was forked, as the thread is not there."""
         if cls._only is None or not cls._only._thread.is_alive():
             cls._only = cls()
         return cls._only
@@ -80,7 +80,7 @@ class Watcher:
 
     @classmethod
     def forked(cls) -> None:
-        """In a new process: its signals are its own."""
+        """Take the wake-up descriptor back in a new process, whose signals are its own."""
         if cls._only is not None:
             descriptor = signal.set_wakeup_fd(-1)
             if descriptor not in (-1, cls._only.writer.fileno()):

@@ -216,14 +216,14 @@ class Logs:
         return bool(self._writers)
 
     def begin(self) -> None:
-        """Open them, or raise OutputError before the first step."""
+        """Open the logs, or raise OutputError before the first step."""
         for writer in self._writers:
             if hasattr(writer, "begin"):
                 writer.begin(self._progress.steps)
         self._since = self._began = time.perf_counter()
 
     def step(self, rows: int, results: Mapping[str, float]) -> None:
-        """After each step; ``results`` are those of this one."""
+        """Count a step, and write a record if one is due; ``results`` are those of this step."""
         self._rows += rows
         p = self._progress
         if p.steps // self._every == self._seen:
@@ -237,7 +237,7 @@ class Logs:
                      **self._scaling(), "samples_per_second": rate, **memory()})  # fmt: skip
 
     def epoch(self, row: Mapping[str, float]) -> None:
-        """After each epoch, its row of the history."""
+        """Write a record of an epoch: its row of the history."""
         whole = {"epoch": int(row["epoch"]), "step": int(row["step"])}
         seconds = time.perf_counter() - self._began
         self._write(

@@ -29,11 +29,11 @@ class Pattern:
         return tuple(dict.fromkeys(self.steps))
 
     def on(self, number: int) -> list[str]:
-        """The steps of a batch, of which there were so many before."""
+        """The steps that train on the batch of this number."""
         return [name for name in self.steps if (number + 1) % self.every.get(name, 1) == 0]
 
     def runs(self, name: str, start: int, stop: int) -> int:
-        """How often a step is done on the batches of these numbers."""
+        """The number of times that a step is done on the batches of these numbers."""
         every = self.every.get(name, 1)
         return self.steps.count(name) * (stop // every - start // every)
 

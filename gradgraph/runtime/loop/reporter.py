@@ -152,7 +152,7 @@ class Bar(Reporter):
 
 
 class _Forgiving:
-    """A stream of which it does not matter whether it can be written."""
+    """A stream whose errors are passed over."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -32,7 +32,7 @@ class Saves:
         self._has_saved = False
 
     def save(self, final: bool = False) -> None:
-        """Save. A full disk does not stop training: the next save tries again, and only the last one must succeed."""
+        """Save the checkpoint. A full disk stops no training: only the last save must succeed."""
         if self.path is None:
             return
         if self._has_saved:  # before, what lies there is another run's, or what this one went on from in its place
@@ -47,12 +47,12 @@ class Saves:
         self._has_saved, self._saved_at = True, self._position
 
     def finish(self) -> None:
-        """The last save, unless there is nothing new."""
+        """Save for the last time, unless there is nothing new."""
         if self._saved_at != self._position:
             self.save(final=True)
 
     def try_save(self, path: str | os.PathLike[str]) -> bool:
-        """Whether it could be saved there; if not, that is logged."""
+        """Try to save there, and return whether it worked; if not, that is logged."""
         try:
             self.executor.save(path)
         except OutputError as error:
@@ -61,7 +61,7 @@ class Saves:
         return True
 
     def beside(self, what: str) -> Path | None:
-        """``run.best.ckpt`` for ``run.ckpt``."""
+        """The path of a file beside the checkpoint: ``run.best.ckpt`` for ``run.ckpt``."""
         path = Path(self.path or "")
         if not path.name:  # nothing is saved, or the path is refused when the fit begins
             return None

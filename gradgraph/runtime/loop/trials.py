@@ -94,7 +94,7 @@ class Overfit:
 
 @contextlib.contextmanager
 def undone(executor: Executor) -> Iterator[None]:
-    """Whatever is trained within, state and progress are as before afterwards, and so is what is trained next."""
+    """Undo all that is trained within: state and progress are as before afterwards."""
     state, progress = executor.state.read(), executor.progress
     fresh = progress.sizes is None
     executor.begin_trial()
@@ -113,7 +113,7 @@ class Trial:
     part: Part
 
     def batches(self) -> Iterator[Any]:
-        """Epoch after epoch; the end of one that gives nothing ends all."""
+        """The batches of epoch after epoch; one that has none ends all."""
         for epoch in count():
             found = False
             for batch in self.source.batches(epoch):
@@ -123,7 +123,7 @@ class Trial:
                 return
 
     def step(self, batch: Any, rates: Mapping[str, float]) -> float:
-        """Train once; the loss."""
+        """Train once, and return the loss."""
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch) if part.name else executor.check_batch(batch)
         return float(executor.train(feeds, rates, part).numbers["loss"])

@@ -21,13 +21,13 @@ import safetensors
 import safetensors.numpy
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
-from gradgraph.errors import CheckpointError, OutputError, shown
+from gradgraph.errors import CheckpointError, OutputError, listed, shown
 from gradgraph.files.atomic import link_atomically, says_why
 from gradgraph.files.digest import Digest
+from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
-from gradgraph.runtime.saved.values import check_values
-from gradgraph.step.manifest import StateSpec
+from gradgraph.step.manifest import StateSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
 
@@ -37,7 +37,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written."""
+    """A checkpoint is damaged: it is not what was written."""
 
 
 def encode_checkpoint(state: Mapping[str, np.ndarray[Any, Any]], progress: Progress) -> bytes:
@@ -82,6 +82,26 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     elif record.digest != _digest(record.body, state):
         raise _damaged(path, "its contents are not those that were written")
     return state, record.progress
+
+
+def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Raise CheckpointError unless ``values`` are exactly the state that ``specs`` describe."""
+    unknown = [name for name in values if name not in specs]
+    if unknown:
+        raise CheckpointError(
+            f"the state has {listed(unknown)}, which this step does not know; load it into the step that it was saved "
+            "from"
+        )
+    missing = [name for name in specs if name not in values]
+    if missing:
+        raise CheckpointError(f"the state lacks {listed(missing)}; load one that this step has saved")
+    for name, spec in specs.items():
+        value = to_array(name, values[name])
+        if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
+            raise CheckpointError(
+                f"'{shown(name)}' is {value.dtype}{list(value.shape)} in the state, but {spec.dtype}{list(spec.shape)} "
+                "in this step; load it into the step that it was saved from"
+            )
 
 
 def _damaged(path: Path, reason: object) -> DamagedError:
@@ -129,7 +149,7 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
 
 
 def previous_path(path: str | os.PathLike[str]) -> Path:
-    """``run.previous.ckpt`` for ``run.ckpt``."""
+    """The path of the checkpoint before: ``run.previous.ckpt`` for ``run.ckpt``."""
     path = Path(path)
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 

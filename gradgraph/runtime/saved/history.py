@@ -94,7 +94,7 @@ class History(dict[str, list[float]]):
 
 
 def as_history(columns: Any) -> History:
-    """A history from plain data.
+    """Make a history of plain data.
 
     Raises:
         ValueError, TypeError, OverflowError: ``columns`` is not a dict of number lists of equal length.

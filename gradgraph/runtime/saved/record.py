@@ -26,7 +26,7 @@ class NewerRecordError(Exception):
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """The position of a run: what it has done, and what it needs to go on.
 
     Attributes:
         steps: steps done since the state was initialised.
