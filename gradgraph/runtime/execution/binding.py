@@ -19,7 +19,7 @@ from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.session import explanation, is_of_numpy, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.step.finishes import as_row, finished
-from gradgraph.step.manifest import MeasureSpec
+from gradgraph.step.manifest import MeasureSpec, column
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 
@@ -178,6 +178,20 @@ class Shown(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._now())
+
+
+class Together:
+    """The results of the sessions of several steps, each column under the name of its step."""
+
+    def __init__(self, sessions: Mapping[str, BoundSession]) -> None:
+        self._sessions = sessions
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.shown.items()}
+
+    def results(self) -> dict[str, Array]:
+        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.results().items()}
 
 
 class Side:

@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.optim.plateau import Plateau
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
+from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
@@ -35,15 +35,6 @@ from gradgraph.step.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float] | Plateau
-
-
-class Found(Protocol):
-    """The results of training on a batch."""
-
-    @property
-    def shown(self) -> Mapping[str, Any]: ...
-
-    def results(self) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True)
@@ -269,7 +260,7 @@ class Fit:
             self._saves.save()
         self.executor.turns.give_way()
 
-    def _step(self, batch: Any, received: Interrupts) -> tuple[int, Found]:
+    def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession | Together]:
         """Train on a batch and count it; returns the number of its samples, and the session that has the results."""
         p = self.progress
         try:

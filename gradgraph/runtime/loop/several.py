@@ -6,28 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradgraph.errors import BuildError, DataError, DivergedError, shown
-from gradgraph.runtime.data.batch import Array, Feed
-from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.data.batch import Feed
+from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.loop.interrupt import Interrupts
 from gradgraph.runtime.loop.pattern import Pattern
 from gradgraph.step.finishes import add_sums
 from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, column
-
-
-class Together:
-    """The results of the sessions of several steps, each column under the name of its step."""
-
-    def __init__(self, sessions: Mapping[str, BoundSession]) -> None:
-        self._sessions = sessions
-
-    @property
-    def shown(self) -> Mapping[str, Any]:
-        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.shown.items()}
-
-    def results(self) -> dict[str, Array]:
-        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.results().items()}
 
 
 class SeveralFit(Fit):

@@ -185,9 +185,5 @@ def overfit(trial: Trial, steps: int, rates: Mapping[str, Any]) -> Overfit:
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
-        return Overfit(
-            tuple(
-                trial.step(batch, {name: rate(i) if callable(rate) else rate for name, rate in rates.items()})
-                for i in range(steps)
-            )
-        )
+        now = ({name: rate(i) if callable(rate) else rate for name, rate in rates.items()} for i in range(steps))
+        return Overfit(tuple(trial.step(batch, fed) for fed in now))
