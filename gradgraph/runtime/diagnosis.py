@@ -18,7 +18,7 @@ from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.fit import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
-from gradgraph.runtime.loop.trials import Overfit, RateCurve, Trial, find_rate, overfit, undone
+from gradgraph.runtime.loop.trials import Overfit, RateCurve, Trial, find_rate, overfit
 
 
 class Diagnosis:
@@ -159,7 +159,7 @@ class Diagnosis:
         with executor.turns.trained("profile", in_callbacks=False):
             part.rates.check_names(hyperparameters)
             feeds = executor.batch_of(part, batch)
-            with undone(executor):
+            with executor.undone():
                 return executor.profile(feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager

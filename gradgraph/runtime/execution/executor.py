@@ -259,21 +259,23 @@ class Executor:
 
     # --- trials ---------------------------------------------------------------------------------------------
 
-    def begin_trial(self) -> None:
-        """Count from here on in another progress, so that what is done can be undone."""
-        self.progress = copy.deepcopy(self.progress)
-
-    def end_trial(self, state: Mapping[str, Array], progress: Progress, fresh: bool) -> None:
-        """Go back to ``state`` and ``progress``; with ``fresh``, close all sessions, too."""
-        self.release()
-        if fresh:
-            self.opened.gathered = {}
-        for part in self.parts.values():
-            part.rates.given = None
-            if fresh:
-                part.close_sessions()
-        self.state.write(state)
-        self.progress = progress
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo all that is trained within: state and progress are as before afterwards."""
+        state, progress = self.state.read(), self.progress
+        self.progress = copy.deepcopy(progress)
+        try:
+            yield
+        finally:
+            self.release()
+            for part in self.parts.values():
+                part.rates.given = None
+            if progress.sizes is None:  # nothing was trained before, so sessions have the sizes of the trial
+                self.opened.gathered = {}
+                for part in self.parts.values():
+                    part.close_sessions()
+            self.state.write(state)
+            self.progress = progress
 
     # --- many -----------------------------------------------------------------------------------------------
 
@@ -333,7 +335,16 @@ class Executor:
                 f"samples are looked at one by one, and the input '{shown(fixed.name)}' takes {fixed.shape[0]} at a "
                 "time; export the model with an open batch axis"
             )
-        rows = largest(self._one_by_one(source, self._step_of(by), averaged), count)
+        if by is None and len(self.parts) > 1:
+            raise DataError(
+                "there are several losses",
+                remedy=f"say by which: by='{next(iter(self.parts))}', …",
+                shell="leave --worst out, or use Python",
+            )
+        if by is not None and by not in self.parts:
+            raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self.parts)}")
+        step = next(iter(self.parts)) if by is None else by
+        rows = largest(self._one_by_one(source, step, averaged), count)
         bound, read = self.opened.prediction(averaged), self._prediction_checker.specs
         found = WorstSamples()
         for index, value, row in rows:
@@ -358,18 +369,6 @@ class Executor:
                         bound.run(_without(unread, one))
                         columns = {**bound.numbers, **finished(self.manifest.columns_of_sums, bound.sums)}
                         yield index, columns[loss], one
-
-    def _step_of(self, by: str | None) -> str:
-        """The step whose loss is looked at."""
-        if by is None and len(self.parts) > 1:
-            raise DataError(
-                "there are several losses",
-                remedy=f"say by which: by='{next(iter(self.parts))}', …",
-                shell="leave --worst out, or use Python",
-            )
-        if by is not None and by not in self.parts:
-            raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self.parts)}")
-        return next(iter(self.parts)) if by is None else by
 
     def _totals(
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool

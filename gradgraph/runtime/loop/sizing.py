@@ -19,7 +19,6 @@ from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.memory import estimate
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.loop.logs import memory
-from gradgraph.runtime.loop.trials import undone
 
 log = logging.getLogger("gradgraph")
 
@@ -167,7 +166,7 @@ class _Search:
     def trial(self, size: int) -> int:
         """The bytes that the process grows by when it trains on batches of so many samples."""
         taken = 0.0
-        with undone(self._executor):
+        with self._executor.undone():
             for part in self._executor.parts.values():
                 alive = [self._session(part, size)]
                 if rest := 0 if self._drop_last else (self._source.rows or 0) % size:

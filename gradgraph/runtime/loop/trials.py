@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,18 +91,6 @@ class Overfit:
         )
 
 
-@contextlib.contextmanager
-def undone(executor: Executor) -> Iterator[None]:
-    """Undo all that is trained within: state and progress are as before afterwards."""
-    state, progress = executor.state.read(), executor.progress
-    fresh = progress.sizes is None
-    executor.begin_trial()
-    try:
-        yield
-    finally:
-        executor.end_trial(state, progress, fresh)
-
-
 @dataclass(frozen=True)
 class Trial:
     """A step that is tried, with the data for it."""
@@ -148,7 +135,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
-    with undone(trial.executor):
+    with trial.executor.undone():
         for rate, batch in zip(rates, trial.batches(), strict=False):
             try:
                 loss = trial.step(batch, {RATE: float(rate)})
@@ -181,7 +168,7 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 def overfit(trial: Trial, steps: int, rates: Mapping[str, Any]) -> Overfit:
     """The losses of :meth:`gradgraph.Trainer.overfit`."""
-    with undone(trial.executor):
+    with trial.executor.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
