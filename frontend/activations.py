@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gradgraph.errors import ModelError
-from gradgraph.frontend.pointwise import real, unary, where
+from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.trace import TensorLike, op, tensor
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def hardsigmoid(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.HardSigmoid(real(x), alpha=1.0 / 6.0, beta=0.5)
 
 
-sigmoid = unary("Sigmoid", "``1 / (1 + e⁻ˣ)``.")
+def sigmoid(x: TensorLike) -> Tensor:
+    """``1 / (1 + e⁻ˣ)``."""
+    return op.Sigmoid(real(x))
 
 
 def logsigmoid(x: TensorLike) -> Tensor:
@@ -126,7 +128,9 @@ def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     return smooth if threshold >= 20.0 else where(x * beta > threshold, x, smooth)
 
 
-softsign = unary("Softsign", "``x / (1 + |x|)``.")
+def softsign(x: TensorLike) -> Tensor:
+    """``x / (1 + |x|)``."""
+    return op.Softsign(real(x))
 
 
 def tanhshrink(x: TensorLike) -> Tensor:

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from gradgraph.errors import ModelError
-from gradgraph.runtime.execution.outputs import ComputingSession
+from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.session import Placement, create_session
 from gradgraph.runtime.execution.state import State
 

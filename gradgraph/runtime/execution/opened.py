@@ -23,13 +23,13 @@ from gradgraph.passes.draws import fixed
 from gradgraph.runtime.data.batch import Array, batch_specs
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
+from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable, with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
-from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import (
     FrozenWeights,
