@@ -17,7 +17,7 @@ from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.step.manifest import column, spec_of
 
 
-def write_eval(draft: Draft) -> None:
+def eval_graph(draft: Draft) -> Draft:
     """Make the draft's model eval.onnx, in place: the losses of all parts behind it, its state as inputs."""
     model, graph, objectives = draft.model, draft.model.graph, [part.objective for part in draft.parts]
     for name in (name for objective in objectives for name in objective.outputs):
@@ -46,6 +46,7 @@ def write_eval(draft: Draft) -> None:
         metrics = [m.name or "" for m in written.metrics]
         part.figures = {"loss_output": written.loss.name or "loss", "metrics": metrics, "measures": columns}
     clean_up(model)  # a value that takes the place of another one takes its name
+    return draft
 
 
 def _share_targets(graph: ir.Graph) -> None:

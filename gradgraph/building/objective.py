@@ -130,13 +130,11 @@ class Objective:
             measures, read = self.metrics.write_sums(builder, graph, self.terms, fed)
         if written is not None:
             written = written._replace(measures=[*written.measures, *measures])
-        if self.imitation is not None:
-            alone = written is None
-            written = self._taught(self.imitation, builder, graph, written, checked)
-            if alone:
-                written = written._replace(measures=[*written.measures, *measures])
-        assert written is not None
-        return written, read
+        if self.imitation is None:
+            assert written is not None
+            return written, read
+        taught = self._taught(self.imitation, builder, graph, written, checked)
+        return (taught if written else taught._replace(measures=[*taught.measures, *measures])), read
 
     def _one_number(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> Written:
         (term,) = self.terms

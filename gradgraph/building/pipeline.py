@@ -18,7 +18,7 @@ from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import check_against_table, write_for
 from gradgraph.building.draft import Draft
-from gradgraph.building.eval_model import write_eval
+from gradgraph.building.eval_model import eval_graph
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
@@ -162,12 +162,6 @@ def weights(draft: Draft) -> Draft:
     draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]
     draft.findings = [*found, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
     log_findings(draft.findings)
-    return draft
-
-
-def eval_graph(draft: Draft) -> Draft:
-    """Write eval.onnx."""
-    write_eval(draft)
     return draft
 
 
