@@ -11,9 +11,9 @@ from gradgraph.autodiff.recomputation import as_recompute, bytes_of
 from gradgraph.autodiff.select import find_path
 from gradgraph.building.accumulation import Accumulation
 from gradgraph.building.draft import Draft, Part
-from gradgraph.building.gradients import Gradients
 from gradgraph.building.group_starts import GroupStarts
 from gradgraph.building.links import MasterWeights, Update, Weights
+from gradgraph.building.loss_gradients import Gradients
 from gradgraph.building.loss_scale import LossScale
 from gradgraph.building.measured import Written
 from gradgraph.building.objective import own_results
