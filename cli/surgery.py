@@ -65,7 +65,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
 
 
 def _asked(ctx: click.Context, change: Change, typed: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """What the options ask for of a change, in words and as functions from model to model."""
+    """Yield a change that options ask for, in words and as a function from model to model."""
     if not any(typed[option.name] for option in change.asking):
         return
     found = {argument: option.argument(ctx, typed[option.name]) for argument, option in change.options.items()}
