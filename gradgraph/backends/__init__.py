@@ -1,10 +1,7 @@
 """The registry of backends: each file or folder of this room that defines a ``Backend`` is one, and is found here.
 
-- ``auto`` and ``web`` keep named operators as functions with standard bodies; what every onnxruntime runs;
-- ``portable`` writes them out; those of other runtimes avoid what these lack or compute wrong, too;
-- ``ort-cpu``, ``ort-cpu-native`` and ``ort-cuda`` are lowered, for one kind of machine.
-
-A backend's forms and rewrites are imported when a model is written for it, not when it is listed.
+A backend says what is rewritten, in which forms, and what its runtime lacks; its forms are imported when a model is
+written for it, not when it is listed. It knows named operators, and nothing of losses, data or sessions.
 """
 
 from __future__ import annotations
