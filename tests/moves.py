@@ -36,7 +36,8 @@ from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_native.library import Library
 from gradgraph.errors import GradgraphError
 from gradgraph.rules.registry import RULES
-from gradgraph.verify import cases, form_kit
+from gradgraph.verify import cases
+from tests import form_kit
 
 Digests = dict[str, str]
 Job = tuple[Callable[..., Iterator[tuple[str, str]]], tuple[object, ...]]

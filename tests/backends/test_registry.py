@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 from backends_page import PAGE, page
 from convolutions import convolutions, feeds
+from form_kit import problems_of_form
 from running import run
 
 import gradgraph as gg
@@ -24,7 +25,6 @@ from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
 from gradgraph.errors import BuildError
 from gradgraph.passes.rewrites import Rewrite
-from gradgraph.verify.form_kit import problems_of_form
 
 ROOM = Path(backends.__file__).parent
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED - {"__init__"}

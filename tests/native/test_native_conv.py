@@ -11,6 +11,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
+from form_kit import one_call, portable
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
@@ -22,7 +23,6 @@ from gradgraph.frontend import Input, nn
 from gradgraph.rules.registry import case, real
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.form_kit import one_call, portable
 
 pytestmark = pytest.mark.usefixtures("library")
 

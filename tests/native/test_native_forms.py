@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from form_kit import one_call, problems_of_form, problems_of_rule
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
 from gradgraph.backends.engine import lower
@@ -15,7 +16,6 @@ from gradgraph.files.models import to_proto
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import RULES, Case, Rule, case, real
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.lowering.forms]
 NATIVE = {f.op_type for f in ORT_NATIVE.lowering.forms}

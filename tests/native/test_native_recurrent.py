@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from form_kit import problems_of_rule
 from lowered_networks import step
 
 import gradgraph as gg
@@ -18,7 +19,6 @@ from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
 from gradgraph.rules.registry import RULES, Case
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.form_kit import problems_of_rule
 from gradgraph.verify.reference import Oracle, in_float64
 
 pytestmark = pytest.mark.usefixtures("library")

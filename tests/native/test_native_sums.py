@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from form_kit import one_call, portable
 
 import gradgraph as gg
 from gradgraph.backends.engine import lower
@@ -18,7 +19,6 @@ from gradgraph.backends.ort_native import library as native
 from gradgraph.files.models import to_proto
 from gradgraph.rules.registry import Case, Draw, case, real, uniform
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.form_kit import one_call, portable
 from gradgraph.verify.reference import Oracle, in_float64
 
 pytestmark = pytest.mark.usefixtures("library")

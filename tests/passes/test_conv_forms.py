@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from form_kit import problems_of_form
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
@@ -18,7 +19,6 @@ from gradgraph.backends.ort_cpu.conv.layer import layer
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
-from gradgraph.verify.form_kit import problems_of_form
 
 nn = gg.frontend.nn
 FORMS = {f.name: f for f in ORT_CPU.lowering.forms}

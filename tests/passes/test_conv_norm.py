@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from form_kit import differences, portable
 from onnx import helper
 from running import run
 
@@ -20,7 +21,6 @@ from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.files.models import to_proto
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
-from gradgraph.verify.form_kit import differences, portable
 
 Feeds = dict[str, np.ndarray]
 EPSILON = 1e-5

@@ -13,6 +13,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from form_kit import problems_of_form, problems_of_rule
 from networks.test_light_models import NETWORKS, with_random_weights
 from running import run
 
@@ -25,7 +26,6 @@ from gradgraph.backends.ort_cuda.cuda_kernels import Stray, obstacles_to_capture
 from gradgraph.backends.portable import PORTABLE
 from gradgraph.frontend import Input, export, manual_seed, nn
 from gradgraph.rules.registry import RULES, Case, Rule
-from gradgraph.verify.form_kit import problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CUDA.lowering.forms]
 LOWERED = {f.values[0].op_type for f in FORMS} | {"Conv", "Gather", "MaxPool"}  # type: ignore[attr-defined]

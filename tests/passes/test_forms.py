@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from form_kit import one_call, problems_of_form, problems_of_rule
 from running import run
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
@@ -15,7 +16,6 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.files.models import to_proto
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import RULES, Case, Rule, case, real
-from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.lowering.forms]
 CASES = [

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from convolutions import convolutions, feeds
+from form_kit import differences, one_call, portable
 from onnx.reference import ReferenceEvaluator
 from running import run
 
@@ -25,7 +26,6 @@ from gradgraph.files.models import to_proto
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import Case
-from gradgraph.verify.form_kit import differences, one_call, portable
 
 SIZES = {"batch": 3}
 
