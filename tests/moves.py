@@ -27,7 +27,7 @@ from unittest import mock
 import onnx
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from benchmarks.workloads import WORKLOADS
 from gradgraph.backends import BACKENDS, step_backends
 from gradgraph.backends.backend import Backend

@@ -26,7 +26,7 @@ import onnxruntime as ort
 from onnx import helper
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Case, Draw, Rule

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.errors import DifferentiationError, UnknownNameError
 from gradgraph.rules.registry import RULES, Case, Rule, vjp

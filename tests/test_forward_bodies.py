@@ -14,7 +14,7 @@ from small_models import every_node
 from test_forward import products
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle

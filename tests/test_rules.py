@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import gradgraph.rules  # noqa: F401  (fills the registry)
+import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Case, Point, Rule
 from gradgraph.verify import cases

@@ -12,7 +12,7 @@ from lowered_networks import NETWORKS, batches, exported
 from running import run
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.demands import BACKEND_KEY

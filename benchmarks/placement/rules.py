@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-import gradgraph.rules  # noqa: F401 (fills the table of rules)
+import gradgraph.rules.families  # noqa: F401 (fills the table of rules)
 from gradgraph.autodiff.append import append_vjp
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cuda import ORT_CUDA

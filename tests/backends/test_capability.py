@@ -14,8 +14,7 @@ from convolutions import convolutions
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.backends import BACKENDS, capability, checked_backends
-from gradgraph.backends.backend import TABLES
-from gradgraph.backends.capability import KINDS, Row, Table, Verdict
+from gradgraph.backends.capability import KINDS, TABLES, Row, Table, Verdict
 from gradgraph.backends.engine import check_against_table
 from gradgraph.backends.facts import facts_of
 from gradgraph.errors import BuildError

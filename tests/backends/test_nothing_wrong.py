@@ -7,7 +7,7 @@ import pytest
 from runtimes.four_networks import NETWORKS
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.backends import BACKENDS
 from gradgraph.errors import BuildError
 from gradgraph.rules.registry import RULES, Rule

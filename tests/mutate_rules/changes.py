@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import gradgraph.rules
+import gradgraph.rules.families
 
 FOLDER = Path(gradgraph.rules.__file__ or "").parent
 MODULES = {  # the full name of each, by the last part of its name

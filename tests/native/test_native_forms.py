@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from form_kit import one_call, problems_of_form, problems_of_rule
 
-import gradgraph.rules  # noqa: F401  (fills the registry)
+import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.backends.engine import lower
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU

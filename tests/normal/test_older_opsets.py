@@ -14,7 +14,7 @@ from running import Loop, run
 from runtimes.four_networks import NETWORKS
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.errors import BuildError
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
 from gradgraph.rules.registry import RULES, Case, Rule

@@ -18,7 +18,7 @@ from networks.test_light_models import NETWORKS, with_random_weights
 from running import run
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cuda import ORT_CUDA

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from running import run
 
-import gradgraph.rules  # noqa: F401 (fills the tables)
+import gradgraph.rules.families  # noqa: F401 (fills the tables)
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import without_kernel

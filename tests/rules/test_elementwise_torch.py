@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gradgraph.rules  # noqa: F401  (fills the registry)
+import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.rules.registry import RULES, Point
 from gradgraph.verify import cases
 

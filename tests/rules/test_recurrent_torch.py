@@ -9,7 +9,7 @@ import pytest
 from frontend_parity import drawn, run_model
 
 import gradgraph as gg
-import gradgraph.rules
+import gradgraph.rules.families
 from gradgraph import frontend
 from gradgraph.rules.registry import RULES, case, real, uniform
 from gradgraph.verify import cases

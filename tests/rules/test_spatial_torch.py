@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gradgraph.rules  # noqa: F401  (fills the registry)
+import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.rules.registry import RULES, Case, case, real, uniform
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle

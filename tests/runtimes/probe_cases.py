@@ -20,7 +20,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-import gradgraph.rules  # noqa: F401  (fills the table)
+import gradgraph.rules.families  # noqa: F401  (fills the table)
 from gradgraph.backends.facts import Facts, facts_of
 from gradgraph.backends.known import work_out
 from gradgraph.graph.schemas import Signature, signature
