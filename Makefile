@@ -26,7 +26,7 @@ help:
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
 	@echo "make shipped-models  install onnxruntime-genai, PEFT, transformers, torchvision and optimum in folders of their own"
 	@echo "               (6 GB where PyTorch brings CUDA), and run the tests with them"
-	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make lint      ruff, mypy, pyright, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
 	@echo "make docs      build the documentation as a site, in build/site"
@@ -86,6 +86,7 @@ lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 format: $(call STAMP,lint)

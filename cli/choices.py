@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -20,9 +20,7 @@ class BatchSize(click.ParamType[int | str]):
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if isinstance(value, str) and value.startswith("auto"):
-            return value
-        return click.IntRange(min=1).convert(value, param, ctx)
+        return value if str(value).startswith("auto") else click.IntRange(min=1).convert(value, param, ctx)
 
 
 BATCH_SIZE = BatchSize()
@@ -79,8 +77,7 @@ def _names(place: str) -> Iterable[str]:
         return (place,)
     importlib.import_module("gradgraph.machine.light_imports")  # before the table imports onnx-ir
     found = found_at(place)
-    names: Iterable[str] = found() if callable(found) else found
-    return names
+    return cast("Iterable[str]", found() if callable(found) else found)
 
 
 BACKENDS, CHECKED_BACKENDS = Briefly("backends:BACKENDS"), Briefly("backends:checked_backends")

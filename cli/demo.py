@@ -72,12 +72,13 @@ def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
     import onnxruntime
 
     from gradgraph.cli.digits import draw_predictions
+    from gradgraph.runtime.execution.session import results
     from gradgraph.runtime.trainer import Trainer
 
     trainer = Trainer.resume(out / "step", out / "run.ckpt")
     expected = trainer.evaluate(held_out)["accuracy"]
     session = onnxruntime.InferenceSession(out / "trained.onnx", providers=["CPUExecutionProvider"])
-    predicted = session.run(["logits"], {"x": held_out["x"]})[0].argmax(axis=1)
+    predicted = results(session, ["logits"], {"x": held_out["x"]})["logits"].argmax(axis=1)
     hits = predicted == held_out["target"]
     trainer.history.plot(out / "loss.png")
     draw_predictions(out / "predictions.png", held_out["x"], predicted, held_out["target"])

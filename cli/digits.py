@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def split() -> tuple[Arrays, Arrays]:
     """1,797 images in [0, 1] and their digits: four fifths to train on, a fifth held out."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits = cast("Any", load_digits())
     x = (digits.images[:, None] / 16.0).astype(np.float32)
     target = digits.target.astype(np.int64)
     order = permutation(SPLIT_SEED, 0, len(x))

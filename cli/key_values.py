@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -55,13 +56,12 @@ def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     found: dict[str, int | tuple[int, ...]] = {}
     for text in given:
         name, equals, numbers = text.rpartition("=")
-        try:
-            every = tuple(int(n) for n in numbers.split(","))
-        except ValueError:
-            equals = ""
-        if not equals or not name:
+        every: list[int] = []
+        with contextlib.suppress(ValueError):
+            every = [int(n) for n in numbers.split(",")]
+        if not every or not equals or not name:
             raise click.BadParameter(f"'{shown(text)}' should be {parameter.metavar}, such as batch=32", ctx, parameter)
-        found[name] = every if len(every) > 1 else every[0]
+        found[name] = tuple(every) if len(every) > 1 else every[0]
     return found
 
 

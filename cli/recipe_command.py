@@ -188,14 +188,14 @@ def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, wh
         given.arguments[name] = _arguments(name, value, folder, where)
         return
     converted = _checked(parameter, value, where)
-    if isinstance(parameter.type, click.Path):
-        converted = (
-            [_placed(c, folder) for c in converted] if isinstance(converted, list) else _placed(converted, folder)
-        )
-    if name == "schedule":
+    if isinstance(parameter.type, click.Path) and isinstance(converted, list):
+        converted = [_placed(c, folder) for c in converted]
+    elif isinstance(parameter.type, click.Path):
+        converted = _placed(converted, folder)
+    elif name == "schedule":
         converted = _moved(converted, folder)
     if name == "model":
-        given.model = Path(converted)
+        given.model = Path(str(converted))
     else:
         given.defaults[name] = converted
 
@@ -275,8 +275,8 @@ def _as_data(parameter: click.Parameter, value: Any) -> Any:
         return _placed(str(value), Path.cwd())
     if isinstance(value, bool):
         return (1 if value else None) if name == "accumulate" else value is not _is_inverted(parameter)
-    if name == "schedule" and value is not None:
-        return _moved(value, Path.cwd())
+    if name == "schedule":
+        return None if value is None else _moved(value, Path.cwd())
     if name == "group":
         return {glob: {k: _moved(v, Path.cwd()) if k == "lr" and isinstance(v, str) else v for k, v in own.items()}
                 for glob, own in value.items()}  # fmt: skip

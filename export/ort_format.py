@@ -72,7 +72,7 @@ def required_operators(
         RuntimeUnavailableError: its converter does not run.
     """
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
-        levels = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
+        levels: dict[str, Any] = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
         return _convert(levels, Path(folder), types, custom_ops)
 
 

@@ -166,7 +166,7 @@ def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> li
     before it.
     """
     found: list[list[int]] = []
-    last = dict.fromkeys(ROLES, -1)
+    last: dict[str, int] = dict.fromkeys(ROLES, -1)
     for moment in lived:
         role = origins(moment.node).role
         last[role] = at.get(origins.place(moment.node), last[role])

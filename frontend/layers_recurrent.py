@@ -112,7 +112,7 @@ class Recurrent(Module):
                 x = dropout(x, self.dropout)
         states = tuple(cat(per_layer, 0) for per_layer in zip(*finals, strict=True))
         output = x.transpose(0, 1) if self.batch_first else x
-        return output, states if len(states) > 1 else states[0]
+        return output, states[0] if len(states) == 1 else states
 
     def _layer(
         self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None

@@ -116,8 +116,8 @@ def _likelihood(
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
     picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
     share = cast(counted, log_p.dtype)
-    if weight is not None:
-        weights = numbers_like(weight, log_p)
+    weights = None if weight is None else numbers_like(weight, log_p)
+    if weights is not None:
         share = share * op.Gather(weights, safe)
     losses = picked * share
     if reduction != "none":
@@ -125,7 +125,7 @@ def _likelihood(
         losses = _sum(losses)
     losses = -losses
     if smoothing:
-        spread = log_p if weight is None else log_p * _along(weights, log_p, at)
+        spread = log_p if weights is None else log_p * _along(weights, log_p, at)
         even = op.Where(counted, op.ReduceMean(spread, [at], keepdims=0), 0.0)
         losses = (1.0 - smoothing) * losses - smoothing * (even if reduction == "none" else _sum(even))
     return cast(losses / _sum(share) if reduction == "mean" else losses, log_p.dtype)

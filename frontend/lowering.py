@@ -89,8 +89,8 @@ def input_of(name: str, spec: Spec) -> ir.Value:
     if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
         raise ModelError(f"input '{name}' has shape {declared.shape!r}; give a tuple such as ('batch', 3, 32, 32)")
     for dim in declared.shape:
-        good = dim is None or (isinstance(dim, str) and dim.isidentifier()) or (isinstance(dim, Integral) and dim > 0)
-        if not good:
+        positive = isinstance(dim, Integral) and int(dim) > 0
+        if not (positive or dim is None or (isinstance(dim, str) and dim.isidentifier())):
             raise ModelError(f"input '{name}' has the dimension {dim!r}; give a positive number, a name or None")
     given = [int(d) if isinstance(d, Integral) else d for d in declared.shape]  # NumPy's integers among them
     dims = [f"{name}_{i}" if d is None else d for i, d in enumerate(given)]

@@ -125,7 +125,7 @@ def _drawn(op_type: str, size: Sequence[Any], dtype: Any, attributes: dict[str, 
     _check_floating(kind, "a random tensor")
     trace = current()
     if is_static(sizes):
-        found = trace.builder.emit(op_type, shape=list(sizes), dtype=int(kind), **attributes)
+        found = trace.builder.emit(op_type, outputs=1, shape=list(sizes), dtype=int(kind), **attributes)
         return shaped(wrap(found), sizes)
     zeros = wrap(trace.builder.full(trace.sizes(sizes), 0, kind))
     return _drawn_like(f"{op_type}Like", shaped(zeros, sizes), None, attributes)

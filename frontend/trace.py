@@ -191,7 +191,7 @@ class _Emitter:
     def emit(self, op_type: str, *inputs: Any, shape: Sequence[Extent] | None = None, **attributes: Any) -> Tensor:
         """Append a node; ``shape`` states the shape of its output where ONNX's inference would lose it."""
         trace = current()
-        result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], **attributes))
+        result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], outputs=1, **attributes))
         return result if shape is None else shaped(result, shape)
 
     def several(self, op_type: str, *inputs: Any, outputs: int, **attributes: Any) -> tuple[Tensor, ...]:

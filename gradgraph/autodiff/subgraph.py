@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -19,7 +19,7 @@ from gradgraph.passes.normal.functions.inline import applied
 Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BodiesOnPath:
     """``registry.Bodies`` of one node of a path; ``backward`` is the backward pass, that of the body too."""
 
@@ -27,10 +27,10 @@ class BodiesOnPath:
     node: ir.Node
     op: Builder
     backward: Backward
+    captured: list[Var] = field(init=False)
 
-    @functools.cached_property
-    def captured(self) -> list[Var]:
-        return [self.op.wrap(v) for v in self.path.captured(self.node)]
+    def __post_init__(self) -> None:
+        self.captured = [self.op.wrap(v) for v in self.path.captured(self.node)]
 
     def active(self, value: ir.Value) -> bool:
         return value in self.path.active

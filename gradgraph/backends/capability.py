@@ -220,7 +220,7 @@ class Everywhere(Table):
         """The worst verdict, with all that are as bad in its reason."""
         known = facts_of(node) if facts is None else facts
         verdicts = [(t.title, t.verdict(node, known)) for t in self.tables]
-        kind = max((v.kind for _, v in verdicts), key=KINDS.index)
+        kind = max((v for _, v in verdicts), key=lambda v: KINDS.index(v.kind)).kind
         said = [f"{title}: {v.reason}" for title, v in verdicts if v.kind == kind]
         return RIGHT if kind == "right" else Verdict(kind, "; ".join(said))
 

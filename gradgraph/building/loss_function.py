@@ -123,7 +123,7 @@ class TracedLoss:
         names_read: the values of the model that the function asks for.
     """
 
-    def __init__(self, function: LossFunction, model: ir.Model, targets: Mapping[str, Spec]) -> None:
+    def __init__(self, function: Callable[..., Any], model: ir.Model, targets: Mapping[str, Spec]) -> None:
         check_arguments(function)
         self.function, self._targets = function, dict(targets)
         self._inputs = {v.name: v.name for v in model.graph.inputs if v.name}

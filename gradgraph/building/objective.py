@@ -64,7 +64,8 @@ class Objective:
             return self.function.name
         if not self.terms:
             return "distillation"
-        return "several" if len(self.terms) > 1 else self.terms[0].loss.name
+        first, *others = self.terms
+        return "several" if others else first.loss.name
 
     @property
     def arguments(self) -> Mapping[str, Any]:

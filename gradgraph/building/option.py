@@ -97,7 +97,7 @@ def option(
     return field(**given, metadata={_KEY: Option(help, kind, shell)})
 
 
-@dataclass_transform(field_specifiers=(option,))
+@dataclass_transform(field_specifiers=(option,), frozen_default=True)
 def options(cls: type[C]) -> type[C]:
     """Make a frozen dataclass of a class whose fields are options."""
     return dataclass(frozen=True)(cls)

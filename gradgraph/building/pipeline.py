@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import onnx
 import onnx_ir as ir
@@ -183,11 +184,12 @@ def manifest(draft: Draft) -> Draft:
     specs = part_specs(parts, {s.name for s in (*inputs, *targets)}, moving)
     stored = draft.model.graph.initializers.items()
     scales = {column: tensor for part in parts for column, tensor in part.state.scale_names.items()}
+    steps: dict[str, Any] = alone_in(specs[""]) if draft.is_alone else {"steps": specs}
     draft.manifest = Manifest(
         inputs=inputs,
         targets=targets,
         outputs=tuple(dict.fromkeys(draft.outputs)),
-        **(alone_in(specs[""]) if draft.is_alone else {"steps": specs}),
+        **steps,
         state=states,
         averages=averages_of_all(parts),
         precision={} if precision.dtype is None else {
@@ -236,6 +238,6 @@ def finished(draft: Draft) -> Step:
     trains = {part.name: proto(part.model) for part in draft.parts}
     init = draft.beginning.model()
     check_against_table(draft.backend, init)
-    return Step(trains[""] if draft.is_alone else trains, proto(write_at(init, draft.opset)),
+    return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(write_at(init, draft.opset)),
                 proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
                 separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip

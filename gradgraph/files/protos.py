@@ -239,7 +239,7 @@ def proto_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                     yield from attr.tensors
 
 
-_FIELDS = {
+_FIELDS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float_data",
     onnx.TensorProto.COMPLEX64: "float_data",
     onnx.TensorProto.DOUBLE: "double_data",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
+
+Schema: TypeAlias = Any  # an onnx.defs.OpSchema, of which ONNX's stubs know only a part
 
 _SINGLE = onnx.defs.OpSchema.FormalParameterOption.Single
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -41,7 +44,7 @@ class Signature:
 
 
 @functools.cache
-def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
+def schema_of(op_type: str, opset: int, domain: str = "") -> Schema | None:
     """ONNX's schema; None if ``domain`` has no such operator at ``opset``, or none any more."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, domain)

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
+from gradgraph.graph.schemas import Schema
 from gradgraph.graph.shapes import OPSET
 
 FIXED_TYPES = {f"tensor({t.name.lower()})": t for t in ir.DataType if t != ir.DataType.UNDEFINED} | {
@@ -28,7 +29,7 @@ _TYPED_LIKE_INPUT = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformL
 class Signature:
     """An operator's schema as far as emitting needs it: types of inputs and outputs, kinds of attributes."""
 
-    def __init__(self, schema: onnx.defs.OpSchema) -> None:
+    def __init__(self, schema: Schema) -> None:
         self.name = schema.name
         # a type variable with one allowed type is that type (Shape's T1 is int64)
         only = {

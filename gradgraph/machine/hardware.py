@@ -35,7 +35,7 @@ def nchwc_block() -> int:
     try:
         model = onnx.parser.parse_model(_PROBE).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        blocks = session.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})[0]
+        blocks = np.asarray(session.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})[0])
     except Exception:  # whatever a runtime without that layout says
         return 0
     # [C/block, H·W, block]: the second pixel of channel 0, which is 1, follows the first block of channels

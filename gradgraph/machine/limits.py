@@ -47,6 +47,7 @@ def limited_memory(extra: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited(kind: int, limit: int) -> Iterator[None]:
+    assert resource is not None
     soft, hard = resource.getrlimit(kind)
     if resource.RLIM_INFINITY not in (soft, limit) and soft < limit:
         limit = soft

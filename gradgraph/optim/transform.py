@@ -34,15 +34,19 @@ class Context(Protocol):
 
         For weights of a group that begins later (``start``), of those since then.
         """
+        ...
 
     def run_step(self) -> Var:
         """Likewise, of all steps: what schedules follow."""
+        ...
 
     def hyperparameter(self, name: str, default: float) -> Var:
         """A float32 scalar that is fed per call."""
+        ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         """A float32 scalar of state: ``begin`` in the first step, and after each step ``advance`` of what it was."""
+        ...
 
 
 Init = Callable[[Builder, Vars], Slots]
@@ -117,9 +121,11 @@ class Groups(Protocol):
     @property
     def rate(self) -> float | None:
         """The number behind the input ``learning_rate``, if there is one."""
+        ...
 
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
         """The groups of ``params``, which are initializers of ``graph``."""
+        ...
 
 
 @dataclass(frozen=True)

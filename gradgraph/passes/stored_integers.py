@@ -82,7 +82,8 @@ def _stored_for(
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:
     initializers = [t for t in graph.initializer if t.name in names]
-    for field, values in ((graph.node, nodes), (graph.initializer, initializers)):
+    kept: list[tuple[Any, Any]] = [(graph.node, nodes), (graph.initializer, initializers)]
+    for field, values in kept:
         copies = [type(v).FromString(v.SerializeToString()) for v in values]
         del field[:]
         field.extend(copies)

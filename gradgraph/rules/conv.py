@@ -118,7 +118,7 @@ def _where(attrs: dict[str, Any]) -> dict[str, Any]:
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
     """The windows, with the kernel's sizes as far as they are known: by the attribute, or the weight's shape."""
     dims = (w.shape or ())[2 : w.rank]  # an error, if the rank is unknown
-    return windows(**attrs | {"kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
+    return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
 
 # --- the three derivatives -----------------------------------------------------------------------------

@@ -153,12 +153,15 @@ class Bodies(Protocol):
     @property
     def captured(self) -> Sequence[Var]:
         """The values that the subgraphs read from outside and whose gradients are wanted."""
+        ...
 
     def active(self, value: ir.Value) -> bool:
         """Does ``value``, of the node or inside, lie on the path of gradients?"""
+        ...
 
     def readers(self, value: Var) -> list[ir.Node]:
         """The nodes inside, in bodies of bodies too, through which the gradient of a captured value flows."""
+        ...
 
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
@@ -168,6 +171,7 @@ class Bodies(Protocol):
         These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. Nodes of the
         forward pass that no gradient reads are left for pruning.
         """
+        ...
 
 
 # --- the table ---------------------------------------------------------------------------------------

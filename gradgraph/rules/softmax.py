@@ -220,11 +220,12 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
 ) -> Gradients:
     log_p = op.like(op.output(ys[0], 1), x)
-    dlog_p = dys[1] if len(dys) > 1 else None
+    dloss, *others = dys
+    dlog_p = others[0] if others else None
     through_log_p = None if dlog_p is None else log_softmax_gradient(op, dlog_p, log_p, axis=1)
-    if dys[0] is None:
+    if dloss is None:
         return (through_log_p,)
-    dx, _, dw = labels_gradient(op, dys[0], ys[0], log_p, target, w, reduction=reduction, ignore_index=ignore_index)
+    dx, _, dw = labels_gradient(op, dloss, ys[0], log_p, target, w, reduction=reduction, ignore_index=ignore_index)
     return dx if through_log_p is None else dx + through_log_p, None, dw
 
 

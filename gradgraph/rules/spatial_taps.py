@@ -78,7 +78,7 @@ def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
 
 def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
     """Σ_k powers[k] · t^k by Horner's rule."""
-    rows = [np.asarray(row, t.dtype.numpy()).reshape(-1, 1) for row in powers]
+    rows: list[Any] = [np.asarray(row, t.dtype.numpy()).reshape(-1, 1) for row in powers]
     return functools.reduce(lambda value, row: t * value + row, reversed(rows[:-1]), rows[-1])
 
 

@@ -75,7 +75,8 @@ def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: 
     node = numbers.value.producer()
     if count == 1 and node is not None and node.op_type in _MOVES and not node.domain:
         moved, *others = [Var(op, v) for v in node.inputs if v is not None]
-        floats: Var = op.emit(node.op_type, _dequantised(op, moved, scale, zero, axis), *others, **attributes(node))
+        x = _dequantised(op, moved, scale, zero, axis)
+        floats: Var = op.emit(node.op_type, x, *others, outputs=1, **attributes(node))
         return floats
     options: dict[str, Any] = {"axis": axis} if shape else {}
     return op.DequantizeLinear(numbers, scale, None if zero is None else _shaped(op, zero, shape), **options)
@@ -172,7 +173,7 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
         options = attributes(node)
         if options.pop("channels_last", 0):
             raise BuildError(f"'{shown(node.name)}' has its channels last, which no float operator has")
-        editor.replace(node, _rounded(op, op.emit(op_type, *floats, **options), *given[3 * operands :][:2]))
+        editor.replace(node, _rounded(op, op.emit(op_type, *floats, outputs=1, **options), *given[3 * operands :][:2]))
 
     return form
 

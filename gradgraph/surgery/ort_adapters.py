@@ -101,7 +101,7 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
     file.set_parameters(tensors)
     with tempfile.TemporaryDirectory() as folder:
         temporary = FilePath(folder) / "adapter"
-        file.export_adapter(os.fspath(temporary))
+        file.export_adapter(os.fspath(temporary))  # pyright: ignore[reportArgumentType]  # it takes no PathLike
         write_atomically(FilePath(os.fspath(path)), temporary.read_bytes())
 
 

@@ -25,7 +25,7 @@ from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, sh
 from gradgraph.files.models import Source
 from gradgraph.graph.marks import QUANTISED
 from gradgraph.graph.quantisers import INTEGER_RANGES
-from gradgraph.graph.shapes import OPSET
+from gradgraph.graph.shapes import OPSET, known_sizes, recorded_shape
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.surgery.integer_products import write_pairs
@@ -200,8 +200,8 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
     if missing:
         raise DataError(f"the data have no {listed(missing)}, which the model reads")
     arrays = {str(v.name): np.asarray(data[str(v.name)]).astype((v.dtype or ir.DataType.FLOAT).numpy()) for v in inputs}
-    fixed = [v.shape[0] for v in inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
-    size = int(fixed[0]) if fixed else _ROWS
+    fixed = known_sizes(shape[0] for shape in map(recorded_shape, inputs) if shape)
+    size = fixed[0] if fixed else _ROWS
     rows = min((len(a) for a in arrays.values() if a.ndim), default=1)
     if rows < (size if fixed else 1):
         raise DataError(f"the data have {rows} samples, and the model takes {size} at a time")

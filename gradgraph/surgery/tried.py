@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import save_model
-from gradgraph.runtime.execution.session import RuntimeOptions, explanation
+from gradgraph.runtime.execution.session import RuntimeOptions, explanation, results
 from gradgraph.verify.feeds import Feeds, candidates
 
 MORE = 1  # how many more rows than before are tried: the least divides nothing by chance
@@ -73,8 +73,7 @@ def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
         save_model(model, path)
         try:
             session = ort.InferenceSession(path, RuntimeOptions().session_options(), providers=["CPUExecutionProvider"])
-            names = [y.name for y in session.get_outputs()]
-            return dict(zip(names, session.run(names, feeds), strict=True))
+            return results(session, [y.name for y in session.get_outputs()], feeds)
         except Exception as error:  # onnxruntime raises a dozen classes, none of them public
             raise ModelError(f"the model does not run {when}: {shown(explanation(error, 'it'))}") from None
 

@@ -36,7 +36,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import forget_detached, is_detached
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
-from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights
+from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights, results
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.reference import Oracle, in_float64
@@ -252,7 +252,7 @@ def _session(model: ir.Model, free: Sequence[str]) -> Run:
 
     def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
         with explained("running the model failed"):
-            return dict(zip(names, session.run(None, {n: a for n, a in feeds.items() if n in known}), strict=True))
+            return results(session, names, {n: a for n, a in feeds.items() if n in known})
 
     return run
 

@@ -19,6 +19,9 @@ Arrays = list[Any]  # arrays, and lists of arrays for sequences
 
 
 class _WithBody(Kernel):
+    body: Any  # OpRun makes both of the node's attribute
+    _run_body: Any
+
     def need_context(self) -> bool:
         return True
 

@@ -66,9 +66,9 @@ class Windows:
             yield tap, tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in rows)
 
 
-def _windows(x: np.ndarray, kernel: Ints | None, attrs: Mapping[str, Any]) -> Windows:
+def _windows(x: np.ndarray, given: Ints | None, attrs: Mapping[str, Any]) -> Windows:
     rank, auto_pad, pads = x.ndim - 2, attrs.get("auto_pad"), attrs.get("pads")
-    kernel, strides, dilations = (v or [1] * rank for v in (kernel, attrs.get("strides"), attrs.get("dilations")))
+    kernel, strides, dilations = (v or [1] * rank for v in (given, attrs.get("strides"), attrs.get("dilations")))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         rows = zip(x.shape[2:], kernel, strides, dilations, strict=True)
         pads = _same([max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in rows], auto_pad)

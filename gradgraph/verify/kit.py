@@ -100,7 +100,8 @@ def _close(got: np.ndarray, expected: np.ndarray) -> bool:
     return same and np.allclose(got, expected, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
-def _session(model: onnx.ModelProto, options: ort.SessionOptions | None) -> ort.InferenceSession:
+def _session(model: onnx.ModelProto, given: ort.SessionOptions | None) -> ort.InferenceSession:
+    options = given
     if options is None:
         options = ort.SessionOptions()
         options.log_severity_level = 3

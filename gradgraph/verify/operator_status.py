@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import onnx
 
+from gradgraph.graph.schemas import Schema
 from gradgraph.passes.normal.dialects import contrib
 from gradgraph.passes.normal.opsets import downgrade
 from gradgraph.rules import families, registry
@@ -40,7 +41,7 @@ def operators() -> list[dict[str, Any]]:
     return [_row(key, schemas.get(key)) for key in sorted(keys)]
 
 
-def _row(key: Key, schema: onnx.defs.OpSchema | None) -> dict[str, Any]:
+def _row(key: Key, schema: Schema | None) -> dict[str, Any]:
     rule = registry.RULES.get(key)
     state = status(key)
     differentiable = state in ("rule", "body", "lowered")
@@ -63,7 +64,8 @@ def status(key: Key) -> str:
     """One of ``STATUSES``."""
     if key in registry.RULES:
         return "rule"
-    schema = onnx.defs.get_schema(key[1], domain=key[0]) if onnx.defs.has(key[1], domain=key[0]) else None
+    known = onnx.defs.has(key[1], domain=key[0])
+    schema = cast("Schema", onnx.defs.get_schema(key[1], domain=key[0])) if known else None
     if _reason(key) or (schema is not None and not (_any_floating(schema.outputs) and _reads(schema))):
         return "no gradient"
     if key in contrib.forms() or (key[0] == "" and downgrade.is_new(key[1]) and downgrade.has_form(key[1])):
@@ -84,7 +86,7 @@ def qualified(key: Key) -> str:
 # --- what the schema tells ------------------------------------------------------------------------------
 
 
-def _remark(key: Key, schema: onnx.defs.OpSchema | None) -> str:
+def _remark(key: Key, schema: Schema | None) -> str:
     if reason := _reason(key):
         return reason
     assert schema is not None
@@ -100,7 +102,7 @@ def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
     return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
 
 
-def _reads(schema: onnx.defs.OpSchema) -> bool:
+def _reads(schema: Schema) -> bool:
     """Does it take floating numbers, by inputs or from around its subgraphs?"""
     graphs = any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
     return graphs or _any_floating(schema.inputs)
@@ -109,7 +111,7 @@ def _reads(schema: onnx.defs.OpSchema) -> bool:
 # --- what the rule tells --------------------------------------------------------------------------------
 
 
-def _inputs(rule: Rule | None, schema: onnx.defs.OpSchema) -> Iterator[str]:
+def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
     """The names of the inputs that have gradients: of those that may be floating, the ones that cases differentiate."""
     settings = rule.settings if rule is not None else _SETTINGS.get(schema.name, set())
     tried = _tried(rule) if rule is not None else set()

@@ -162,7 +162,7 @@ class _Writer:
             return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)
         if len(strips) == 1:
             return x @ strips[0]
-        lengths = [(w.shape or ())[0] for w in strips]
+        lengths = [w.dim(0) for w in strips]
         parts = all_of(op.Split(x, lengths, axis=-1, outputs=len(strips)))
         total, *others = (part @ w for part, w in zip(parts, strips, strict=True))
         for other in others:

@@ -42,7 +42,7 @@ def native_kernel(
     while given[-1] is None:
         given.pop()
     results = kernel_of_several(op, op_type, DOMAIN, given, [recorded_shape(v.value) for v in like], **attrs)
-    return tuple(results) if len(results) > 1 else results[0]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 _FACTORS = (uniform(-0.2, -0.1), positive())

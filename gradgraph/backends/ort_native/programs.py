@@ -29,7 +29,7 @@ class Program:
 
     def add(self, instruction: str, *operands: Place | float) -> Place:
         """The result of a line, a new one if there is none like it; a number is an operand, too."""
-        line = instruction, tuple(written_number(p) if isinstance(p, float) else p for p in operands)
+        line = instruction, tuple(p if isinstance(p, str | tuple) else written_number(p) for p in operands)
         return "line", self.lines.setdefault(line, len(self.lines))
 
     def append(self, program: str, operands: Sequence[Place]) -> list[Place]:

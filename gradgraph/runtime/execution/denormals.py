@@ -40,17 +40,17 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
         with Flushed():  # which also takes back what onnxruntime sets
             super().__init__(*args, **kwargs)
 
-    def run(self, *args: Any) -> Any:
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         with Flushed():
-            return super().run(*args)
+            return super().run(output_names, input_feed, run_options)
 
-    def run_with_iobinding(self, *args: Any) -> None:
+    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
         if _this.flushes or (control := _control()) is None:
-            super().run_with_iobinding(*args)
+            super().run_with_iobinding(iobinding, run_options)
             return
         before = control.flush()  # not with Flushed(), which takes twice the time
         try:
-            super().run_with_iobinding(*args)
+            super().run_with_iobinding(iobinding, run_options)
         finally:
             control.write(before)
 

@@ -30,7 +30,7 @@ from gradgraph.step.manifest import Manifest, numpy_dtype
 from gradgraph.step.step import Step
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-KINDS = ("activations", "gradients", "update")
+KINDS: tuple[str, ...] = ("activations", "gradients", "update")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class NonFiniteSearch:
         found = self._run(model, [f"{PREFIX}{i}" for i in range(len(known))])
         return {name: value.numpy() for name, value in zip(known, found, strict=True)}
 
-    def _run(self, model: onnx.ModelProto, outputs: list[str]) -> list[ort.OrtValue]:
+    def _run(self, model: onnx.ModelProto, outputs: list[str]) -> Sequence[ort.OrtValue]:
         del model.graph.output[:]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         read = {i for node in model.graph.node for i in reads(node)}
@@ -160,7 +160,7 @@ class NonFiniteSearch:
         session = self._open(model)
         feeds = {i.name: self._feeds[i.name] for i in session.get_inputs()}
         with explained("running the step failed"):
-            found: list[ort.OrtValue] = session.run_with_ort_values(outputs, feeds)
+            found: Sequence[ort.OrtValue] = session.run_with_ort_values(outputs, feeds)
         return found
 
 

@@ -11,7 +11,7 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
-from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights
+from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights, results
 from gradgraph.step.manifest import TensorSpec, dtype_name
 
 
@@ -55,8 +55,7 @@ class Predictor:
         """The outputs for a batch, by name; raises DataError if it does not fit, ModelError if onnxruntime fails."""
         feeds = self._checker(batch)
         with explained("running the model failed"):
-            found = self._session.run(self.outputs, dict(feeds))
-        return dict(zip(self.outputs, found, strict=True))
+            return results(self._session, self.outputs, feeds)
 
     def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of

@@ -8,10 +8,10 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import onnx
@@ -293,7 +293,7 @@ def create_session(
             enable_fallback=0,
             disabled_optimizers=idle_optimizers(model),
         )
-    session.gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
+    cast("Any", session).gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
     obtained = session.get_providers()
     missing = [_name(p) for p in placement.providers if _name(p) not in obtained]
     if missing:
@@ -304,6 +304,14 @@ def create_session(
             shell="repair the installation, or choose --device cpu",
         )
     return session
+
+
+def results(
+    session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The values that ``session`` gives for outputs that are tensors, by name."""
+    arrays = cast("Sequence[np.ndarray]", session.run(outputs, dict(feeds)))
+    return dict(zip(outputs, arrays, strict=True))
 
 
 _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file

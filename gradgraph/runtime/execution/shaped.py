@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.step.manifest import TensorSpec
 
@@ -87,5 +89,4 @@ class ShapedSessions(Generic[Session]):
 
 
 def _size(feed: Feed, axis: int) -> int:
-    shape = feed.shape
-    return int(shape()[axis] if callable(shape) else shape[axis])
+    return int(feed.shape[axis] if isinstance(feed, np.ndarray) else feed.shape()[axis])

@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import OnnxRuntimeException
 
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import Choose, lower, opened
@@ -113,7 +114,7 @@ class Tuner:
             lower(model, self.backend, _choice_of(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
-            except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
+            except (GradgraphError, OnnxRuntimeException):
                 continue  # a form that this runtime refuses is no candidate
         times: dict[str, list[float]] = {name: [] for name in runs}
         end = time.perf_counter() + BUDGET * len(runs)

@@ -109,7 +109,7 @@ class Trial:
             if not found:
                 return
 
-    def step(self, batch: Any, rates: Mapping[str, float]) -> float:
+    def step(self, batch: Any, rates: Mapping[str, Any]) -> float:
         """Train once, and return the loss."""
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch) if part.name else executor.check_batch(batch)

@@ -136,8 +136,8 @@ def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Va
 
 def _is_column(column: Var, tensor: Var) -> bool:
     """Has ``column`` a number for each channel?"""
-    dims, channels = column.shape or (), (tensor.shape or ())[1]
-    return dims in ((channels, 1, 1), (1, channels, 1, 1))
+    channels = tensor.dim(1)
+    return column.shape in ((channels, 1, 1), (1, channels, 1, 1))
 
 
 def _is_column_of_images(column: Var, tensor: Var) -> bool:

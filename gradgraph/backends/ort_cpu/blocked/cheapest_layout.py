@@ -11,7 +11,7 @@ A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -58,7 +58,7 @@ def _values(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *node.outputs) if v is not None]
 
 
-def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
+def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
     """The nodes that should compute in blocks."""
     network = Network()
     for node, form in forms.items():

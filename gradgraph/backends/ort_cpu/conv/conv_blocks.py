@@ -200,8 +200,7 @@ def convolution(
     **activation: Any,
 ) -> Var:
     """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
-    (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
-    shape = (batch, outputs, *seen.count(known_sizes(size)))
+    shape = (x.dim(0), blocks.dim(0), *seen.count(known_sizes((x.shape or ())[2:])))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 

@@ -54,7 +54,7 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
     if not is_static((*count, *(w.shape or ()))) or attrs.get("group", 1) != 1:
         return None
     size = [n * s for n, s in zip(known_sizes(count), seen.strides, strict=True)]
-    like_x = ir.Value(name="x", type=y.value.type, shape=ir.Shape([(y.shape or ())[0], (w.shape or ())[1], *size]))
+    like_x = ir.Value(name="x", type=y.value.type, shape=ir.Shape([y.dim(0), w.dim(1), *size]))
     x = op.wrap(like_x)
     conv = layer(x, w, y, attrs)
     return None if conv is None or not _serves(conv) else blocked_patches_dx(op, conv, y, w, x, b)

@@ -147,7 +147,7 @@ def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
     Where channels lie in blocks, b pixels of a block are a square, which is turned first, and runs are whole squares.
     """
-    block, rows = nchwc_block(), (v.shape or ())[2]
+    block, rows = nchwc_block(), v.dim(2)
     assert isinstance(rows, int)
     blocked = plan.channels % block == 0
     lines, run = (plan.channels // block, block * block) if blocked else (plan.channels, block)

@@ -96,8 +96,7 @@ def _rows(seen: Windows) -> int:
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, channels: int) -> Var:
     """From channels in their order to ``channels`` in theirs; ``blocks`` are the weights in blocks."""
-    batch, _, *size = x.shape or ()
-    high, wide = seen.count(known_sizes(size))
+    high, wide = seen.count(known_sizes((x.shape or ())[2:]))
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
     parts = []
@@ -107,14 +106,13 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
         parts.append(op.Reshape(part, [-1, 1, channels * tiles * wide]))
     at_points = op.Concat(*parts, axis=1)
     y = op.Reshape(_rows_of_y(op, at_points, seen, (channels, high, wide)), [-1, channels, high, wide])
-    record_shape(y.value, (batch, channels, high, wide))
+    record_shape(y.value, (x.dim(0), channels, high, wide))
     return ordered(op, y)
 
 
 def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
     """``Bᵀ x``, in blocks: for each point [images, channels, tiles, wide]."""
-    _, channels, high, wide = x.shape or ()
-    assert isinstance(channels, int) and isinstance(high, int) and isinstance(wide, int)
+    channels, high, _ = known_sizes((x.shape or ())[1:])
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
     tile = Windows((SIX, 1), (rows, 1), (1, 1), (begin, 0), (end, 0))
@@ -127,7 +125,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
     """``G w``: of [out/b, in/b, down, across, b in, b out], with the points in front and nothing down."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
-    inputs = (blocks.shape or ())[1]
+    inputs = blocks.dim(1)
     assert isinstance(inputs, int)
     squares = channels * inputs // block**2
     order = np.arange(squares * taps, dtype=np.int32).reshape(squares, taps).T.reshape(-1)

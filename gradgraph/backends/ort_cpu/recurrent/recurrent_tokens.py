@@ -41,7 +41,7 @@ class Tokens:
     def of(cls, op: Builder, gather: ir.Node, turned: bool) -> Tokens:
         table, ids = (op.wrap(x) for x in gather.inputs if x is not None)
         ids = op.Transpose(ids, perm=[1, 0]) if turned else ids
-        ((rows, _), (steps, sequences)) = table.shape or (), ids.shape or ()
+        rows, steps, sequences = table.dim(0), ids.dim(0), ids.dim(1)
         one_hot = op.Gather(op.const(np.eye(int(rows or 0), dtype=np.float32)), ids, axis=0)
         record_shape(one_hot.value, (steps, sequences, rows))
         return cls(table, ids, one_hot)

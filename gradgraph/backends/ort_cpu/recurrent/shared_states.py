@@ -142,9 +142,9 @@ class _Layer:
         """Write ``Direction.scan``, and record the shapes of its results where those of one step are known."""
         results = self.s.scan(write, states, steps, against=back)
         node = results[0].value.producer()
-        body, length = node.attributes["body"].as_graph(), (self.s.X.shape or (None,))[0]
+        body, length = node.attributes["body"].as_graph(), self.s.X.dim(0)
         for y, inner in list(zip(results, body.outputs, strict=True))[len(states) :]:
-            known = self.op.wrap(inner).shape
+            known = shape_of(inner)
             record_shape(y.value, None if known is None else (length, *known))
         return results
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import inputs_of
-from gradgraph.graph.schemas import default_attributes, schema_of
+from gradgraph.graph.schemas import Schema, default_attributes, schema_of
 from gradgraph.graph.shapes import (
     FAILURES,
     OPSET,
@@ -68,7 +68,7 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
     return tuple(op.wrap(results.get(p.name)) for p in schema.outputs[: len(node.outputs)])
 
 
-def _function(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> ir.Function | None:
+def _function(node: ir.Node, schema: Schema, opset: int) -> ir.Function | None:
     content = b""
     if schema.has_function:
         version = max(v for v in schema.function_opset_versions if v <= opset)

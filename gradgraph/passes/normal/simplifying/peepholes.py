@@ -320,10 +320,10 @@ def _few_elements(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Expand")
 def _no_elements(op: Builder, node: ir.Node) -> Var | None:
-    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.shape_of(node.outputs[0])
-    if dtype is None or dims is None or 0 not in dims or not shapes.is_static(dims):
+    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.all_sizes(shapes.shape_of(node.outputs[0]))
+    if dtype is None or dims is None or 0 not in dims:
         return None
-    if np.prod([float(d) for d in shapes.known_sizes(dims) if d]) > _NUMPY_ELEMENTS:
+    if np.prod([float(d) for d in dims if d]) > _NUMPY_ELEMENTS:
         return None
     return op.const(np.zeros(dims, dtype.numpy()))
 
@@ -332,7 +332,7 @@ def _no_elements(op: Builder, node: ir.Node) -> Var | None:
 def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
     if not is_zeros(input_at(node, 2)):
         return None
-    without: Var = op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
+    without: Var = op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), outputs=1, **attributes(node))
     return without
 
 

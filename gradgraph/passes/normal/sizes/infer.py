@@ -311,10 +311,10 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
         if tensor is not None and tensor.size <= _MOST_STEERING:
             inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
             graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
-            graph.initializer[-1].name = value.name
+            graph.initializer[-1].name = value.name or ""
         elif tensor is not None and not value.is_graph_input():
             dims = [int(d) for d in tensor.shape.numpy()]
-            graph.input.append(onnx.helper.make_tensor_value_info(value.name, int(tensor.dtype), dims))
+            graph.input.append(onnx.helper.make_tensor_value_info(value.name or "", int(tensor.dtype), dims))
     graph.node.extend(ir.serde.serialize_node(n) for n in model.graph)
     outputs = set(model.graph.outputs)
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)

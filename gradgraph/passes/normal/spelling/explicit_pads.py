@@ -159,7 +159,7 @@ def _max_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, 
 
 
 def _average_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Any:
-    included = attrs | {"count_include_pad": 1}
+    included = {**attrs, "count_include_pad": 1}
     y = op.AveragePool(op.Pad(x, pads, 0), **included)
     if attrs.get("count_include_pad"):
         return y

@@ -47,10 +47,11 @@ def write_fake_quantization(model: ir.Model) -> bool:
     for node in calls_of(model, "DequantizeLinear"):
         before = node.inputs[0].producer() if node.inputs[0] else None
         x: ir.Value | None = None
+        limits: tuple[int, int] | None = None
         if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
             x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
         elif straight and before is not None:
-            x, limits = _rounded_bias(node, before), None
+            x = _rounded_bias(node, before)
         if x is None or node.inputs[1] is None:
             continue
         number, scale, zero = (editor.op.wrap(v) for v in (x, *[*node.inputs, None][1:3]))

@@ -214,12 +214,12 @@ def words_of(shape: Shape) -> str:
 
 @_for("Conv")
 def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
-    channels = w[1]
+    kernels, channels = w[0], w[1]
     if isinstance(channels, int) and differ(x[1], channels * group):
         yield f"reads {x}, and its weights {w} in {group} group(s) take {channels * group} channels"
-    if isinstance(w[0], int) and group > 0 and w[0] % group:
-        yield f"has weights {w}, whose {w[0]} kernels do not divide into {group} groups"
-    yield from _kernels(x, w, w[0], b, **rest)
+    if isinstance(kernels, int) and group > 0 and kernels % group:
+        yield f"has weights {w}, whose {kernels} kernels do not divide into {group} groups"
+    yield from _kernels(x, w, kernels, b, **rest)
     yield from _window(x, () if w.shape is None else w.shape[2:], **rest)
 
 
@@ -227,7 +227,8 @@ def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, *
 def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
     if w.rank is not None and w.rank > 1 and differ(x[1], w[0]):
         yield f"reads {x}, and its weights {w} take {w[0]} channels"
-    yield from _kernels(x, w, w[1] * group if isinstance(w[1], int) else None, b, **rest)
+    channels = w[1]
+    yield from _kernels(x, w, channels * group if isinstance(channels, int) else None, b, **rest)
 
 
 def _kernels(
@@ -322,7 +323,8 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Word
 
 @_for("RotaryEmbedding")
 def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> Words:
-    if x.rank == 3 and (num_heads <= 0 or (isinstance(x[2], int) and x[2] % num_heads)):
+    width = x[2]
+    if x.rank == 3 and (num_heads <= 0 or (isinstance(width, int) and width % num_heads)):
         yield f"has {num_heads} heads, and reads {x}, whose last axis must hold as many"
 
 
