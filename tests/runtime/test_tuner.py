@@ -69,6 +69,18 @@ def test_the_slow_form_loses_and_the_choice_is_kept(train: onnx.ModelProto, tmp_
     assert again.chosen == tuner.chosen
 
 
+def test_a_form_that_fails_is_no_candidate(train: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
+        y = OPERATORS["ConvGradWeight"].portable(op, *inputs, **attrs)
+        return y + op.Gather(op.Reshape(y, [-1]), 1_000_000)  # out of range, which onnxruntime sees when it runs
+
+    rows = [Form(w.__name__, DOMAIN, "ConvGradWeight", w, lambda call: True, ()) for w in (failing, slow)]
+    monkeypatch.setitem(ORT_CPU.lowering.forms._rows, KEY, rows)
+    tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)))
+    tuner(train, SIZES)
+    assert choices(tuner) == {"portable"}
+
+
 def test_the_tables_decide_where_nothing_was_timed(train: onnx.ModelProto) -> None:
     tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)))
     choose = tuner(train, {})  # the batch is unknown, so nothing can be timed alone

@@ -306,9 +306,7 @@ def create_session(
     return session
 
 
-def results(
-    session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The values that ``session`` gives for outputs that are tensors, by name."""
     arrays = cast("Sequence[np.ndarray]", session.run(outputs, dict(feeds)))
     return dict(zip(outputs, arrays, strict=True))

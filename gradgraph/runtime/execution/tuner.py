@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import OnnxRuntimeException
 
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import Choose, lower, opened
@@ -37,7 +36,7 @@ from gradgraph.machine.hardware import processor
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.rules.named_operators import operator_of
 from gradgraph.rules.registry import Key, key_of
-from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained
 from gradgraph.step.manifest import package_version
 
 log = logging.getLogger("gradgraph")
@@ -114,7 +113,7 @@ class Tuner:
             lower(model, self.backend, _choice_of(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
-            except (GradgraphError, OnnxRuntimeException):
+            except GradgraphError:
                 continue  # a form that this runtime refuses is no candidate
         times: dict[str, list[float]] = {name: [] for name in runs}
         end = time.perf_counter() + BUDGET * len(runs)
@@ -137,7 +136,8 @@ class Tuner:
             session.run_with_iobinding(binding)
             binding.synchronize_outputs()  # a device may still compute when a call has returned
 
-        run()
+        with explained("running a form failed"):
+            run()
         return run
 
     # --- the cache ---

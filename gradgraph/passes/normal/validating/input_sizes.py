@@ -416,7 +416,7 @@ def _pad(x: Operand, given: Operand | None = None, _value: Any = None, axes: Ope
         return
     if axes is None:
         yield from _one_for_each(x, given, "pads", 2)
-    elif given.rank == axes.rank == 1 and isinstance(axes[0], int) and differ(given[0], 2 * axes[0]):
+    elif given.rank == axes.rank == 1 and isinstance(count := axes[0], int) and differ(given[0], 2 * count):
         yield f"has {given[0]} pads, and axes {axes}"
 
 
