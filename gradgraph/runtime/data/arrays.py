@@ -78,7 +78,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
         stored = StoredArray(path, start, shape or (1,), dtype)
         if shape and stored.nbytes > IN_MEMORY and not is_fortran:
             return stored
-        return stored[:].reshape(shape, order="F" if is_fortran else "C")
+        return stored[:].reshape(-1).reshape(shape, order="F" if is_fortran else "C")
 
 
 @contextlib.contextmanager
