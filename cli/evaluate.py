@@ -11,7 +11,8 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, device_option
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
+from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import from_stdin
 
 
@@ -26,6 +27,7 @@ from gradgraph.cli.stdin import from_stdin
 )
 @IMAGE
 @CHECKPOINT
+@UNTRAINED
 @click.option("--per-class", is_flag=True, help="A table of classes: precision, recall, F1, and what is confused.")
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="The name of a class, in their order; repeatable."
@@ -41,6 +43,7 @@ def command(
     data: Path,
     image: dict[str, Any],
     checkpoint: Path | None,
+    untrained: bool,
     per_class: bool,
     classes: tuple[str, ...],
     worst: int | None,
@@ -59,8 +62,10 @@ def command(
     at one sample at a time: where labels are wrong, or something is not learnt yet.
     """
     from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.step import Step
 
-    trainer = Trainer(str(step), device=device)
+    checkpoint = checkpoint_to_use(step, checkpoint, untrained)
+    trainer = Trainer(Step.load(step), device=device)
     if checkpoint is not None:
         trainer.load(checkpoint)
     with from_stdin(data) as path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, build_option
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.run_weights import checkpoint_to_use
 
 if TYPE_CHECKING:
     import onnx
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @click.command("export", cls=Command)
 @click.argument("step", type=PATH)
 @CHECKPOINT
+@UNTRAINED
 @click.option("--weights", type=PATH, help="Weights in place of these: .safetensors, .npz, .onnx, or a flat .bin.")
 @click.option(
     "-o",
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 @click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
 @FORCE
 @output.json_option
-def command(step: Path, out: Path, as_json: bool, force: bool, **given: Any) -> None:
+def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, **given: Any) -> None:
     """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
     Examples:
@@ -57,6 +59,10 @@ def command(step: Path, out: Path, as_json: bool, force: bool, **given: Any) -> 
     export = _Export(step, out, **given)
     kind = _KINDS["folder" if export.ort else out.suffix if out.suffix in _KINDS else ".onnx"]
     export.check(kind)
+    if "checkpoint" not in kind.takes and untrained:
+        raise click.UsageError(f"{kind.what} has nothing that --untrained could change; leave it out")
+    if "checkpoint" in kind.takes and export.weights is None:
+        export = replace(export, checkpoint=checkpoint_to_use(step, export.checkpoint, untrained, required=False))
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)
@@ -65,7 +71,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, **given: Any) -> 
         return
     if remark := facts.get("stored"):
         output.say(remark)
-    settled = "checkpoint" not in kind.takes or export.checkpoint or export.weights
+    settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
     remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
     output.say(f"wrote {out}: {kind.words.format(**facts)}{remark}")
 

@@ -65,8 +65,9 @@ STORE = placed("output", "--store", type=click.Choice(["float32", "float16"]), d
 
 
 CHECKPOINT = click.option(
-    "--checkpoint", type=PATH, help="The run of the step; without it, the weights are those before training."
+    "--checkpoint", type=PATH, help="The run of the step; by default that of the folder of `train --run` it lies in."
 )
+UNTRAINED = click.option("--untrained", is_flag=True, help="The weights before training, as the step was built.")
 NOT_AVERAGED = click.option(
     "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
 )

@@ -12,8 +12,9 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, device_option
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import STDIO, from_stdin
 from gradgraph.errors import listed
 
@@ -48,6 +49,7 @@ TARGET = "target"  # the name of the first of them where nobody says otherwise
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to write; repeatable. All by default."
 )
 @CHECKPOINT
+@UNTRAINED
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Samples per run. 32 by default, or what the model is fixed to."
 )
@@ -62,6 +64,7 @@ def command(
     out: Path,
     outputs: tuple[str, ...],
     checkpoint: Path | None,
+    untrained: bool,
     batch_size: int | None,
     not_averaged: bool,
     device: Literal["auto", "cpu", "cuda"],
@@ -86,6 +89,10 @@ def command(
     write = predictions.writer_for(out)
     if out != STDIO:
         check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
+    if model.is_dir():
+        checkpoint = checkpoint_to_use(model, checkpoint, untrained)
+    elif untrained:
+        raise click.UsageError("--untrained belongs to a step folder; a model has its weights inside")
     read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE

@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Any
 from gradgraph.cli import output, toml
 from gradgraph.errors import OutputError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.runtime.saved.run_files import BEST, LAST, RECIPE, STEP, checkpoint_in
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
     from gradgraph.runtime.trainer import Trainer
 
-PAGE, RECIPE = "README.md", "recipe.toml"
+PAGE = "README.md"
 FILES = {  # options that name a file: the file in the folder, and what it holds
     "export_to": ("trained.onnx", "the trained model, for any runtime"),
-    "checkpoint": ("run.ckpt", "weights, optimizer and progress of the last epoch: to go on from"),
+    "checkpoint": (LAST, "weights, optimizer and progress of the last epoch: to go on from"),
     "history": ("history.csv", "loss and metrics of each epoch"),
     "logs": ("log.jsonl", "figures of every few steps, as JSON lines"),
-    "out": ("step", "the training step: its graphs, and a manifest that says what is what"),
+    "out": (STEP, "the training step: its graphs, and a manifest that says what is what"),
 }
 OTHERS = {
-    "run.best.ckpt": "the state of the best epoch, where `--patience` looks for one",
+    BEST: "the state of the best epoch, where `--patience` looks for one",
     RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
 }
 LARGEST_DIGESTED = 1 << 30  # bytes: larger files are named by their size alone
@@ -133,10 +134,9 @@ class RunFolder:
         write_atomically(self.path / PAGE, "\n".join(lines).encode())
 
     def _next_commands(self) -> list[str]:
-        checkpoint = "run.best.ckpt" if (self.path / "run.best.ckpt").exists() else "run.ckpt"
-        run = [str(self.path / name) for name in ("step", checkpoint)]
+        run = [str(self.path / STEP), str(checkpoint_in(self.path))]
         data = str(self.read.get("validation", self.read["data"]))
-        step = str(run[0]) if (self.path / "step").exists() else str(self.read["model"])
+        step = str(run[0]) if (self.path / STEP).exists() else str(self.read["model"])
         commands = {
             "go on, for more epochs": ["train", str(self.path / RECIPE), "--resume"],
             "what it gets wrong": ["evaluate", step, "--checkpoint", run[1], "--data", data, "--worst", "10"],

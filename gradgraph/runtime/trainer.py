@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import onnx
@@ -25,7 +26,7 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError
+from gradgraph.errors import ArgumentError, BuildError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.models import INLINE_LIMIT, save_model
 from gradgraph.optim.plateau import Plateau
@@ -51,6 +52,7 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.runtime.saved.run_files import checkpoint_of
 from gradgraph.step.folder import weight_bytes
 from gradgraph.step.inference import inference_model
 from gradgraph.step.manifest import UPDATE, Manifest
@@ -108,6 +110,7 @@ class Trainer(Diagnosis):
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
         self.turns = self._executor.turns
         self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
+        self._unread = None if isinstance(step, Step) else checkpoint_of(Path(step))  # of the run that it belongs to
         log.info("training on %s", self.described)
 
     @property
@@ -382,6 +385,7 @@ class Trainer(Diagnosis):
             DataError: the data do not fit.
         """
         data = paired(data, y, self.manifest)
+        self._warn_if_untrained()
         return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
@@ -407,6 +411,7 @@ class Trainer(Diagnosis):
         Raises:
             DataError: the data do not fit, or outputs of different shapes cannot be put together.
         """
+        self._warn_if_untrained()
         if isinstance(x, Columns | Samples):
             batch_size = batch_size or x.order.batch_size
         order = self._executor.order(batch_size, shuffle=False, drop_last=False)
@@ -455,7 +460,9 @@ class Trainer(Diagnosis):
         """
         given = values if isinstance(values, Mapping) else read_values(values)
         with self.turns.trained("load_state_dict"):
-            return self._executor.take(given, strict)
+            loaded = self._executor.take(given, strict)
+            self._unread = None
+            return loaded
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -498,6 +505,16 @@ class Trainer(Diagnosis):
         with self.turns.trained("load", in_callbacks=False):
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
+            self._unread = None
+
+    def _warn_if_untrained(self) -> None:
+        """Say once that the weights are those before training, where a run has trained others."""
+        if self._unread is not None and self.progress.steps == 0:
+            log.warning(
+                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') takes those of the run",
+                shown(self._unread),
+            )
+            self._unread = None
 
     @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG)
     def export(
@@ -540,6 +557,7 @@ class Trainer(Diagnosis):
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:
         """The inference model; large weights lie where those of the step do."""
+        self._warn_if_untrained()
         needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
         with self.turns.taken():
             values = self._executor.state.read_for_use(needed, self.manifest.averages if averaged else {})

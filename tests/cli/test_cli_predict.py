@@ -45,9 +45,9 @@ def test_a_step_with_a_checkpoint_and_csv(cli: Cli, folder: Path) -> None:
     assert rows[0] == ["logits[0]", "logits[1]", "logits[2]"]
     trained = gg.Trainer.resume("step", "run.ckpt").predict(arrays(32, seed=2)["x"])
     np.testing.assert_allclose(np.array(rows[1:], np.float32), trained, rtol=1e-5, atol=1e-6)
-    ran = cli("predict", "step", "--data", "held_out.npz", "--json")
+    ran = cli("predict", "step", "--untrained", "--data", "held_out.npz", "--json")
     assert json.loads(ran.out) == {"file": "predictions.npz", "rows": 32, "outputs": {"logits": [32, 3]}}
-    assert cli("predict", "step", "--data", "held_out.npz", "-o", "-").out.count("\n") == 33
+    assert cli("predict", "step", "--untrained", "--data", "held_out.npz", "-o", "-").out.count("\n") == 33
 
 
 def test_data_from_stdin_and_from_a_folder(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

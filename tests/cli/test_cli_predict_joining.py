@@ -66,6 +66,7 @@ def test_tables_on_the_command_line(cli: Cli, folder: Path, is_step: bool) -> No
         gg.build(model("rows"), loss="cross_entropy").save(folder / "classifier")
     else:
         onnx.save(model("rows"), folder / "classifier")
-    ran = cli("predict", "classifier", "--data", "x.csv", "--batch-size", "4")
+    untrained = ["--untrained"] if is_step else []
+    ran = cli("predict", "classifier", *untrained, "--data", "x.csv", "--batch-size", "4")
     assert ran.code == 0 and "not read: 'target'" in ran.err, ran.err
     np.testing.assert_allclose(np.load("predictions.npz")["rows"], WHOLE["rows"], rtol=1e-5, atol=1e-6)

@@ -46,7 +46,7 @@ def test_other_commands_read_it(cli: Cli, step: Path) -> None:
     assert list(facts["steps"]) == ["head", "body"]
     assert {"train.head", "train.body", "eval"} <= facts["nodes"].keys()
     assert cli("export", "step", "-o", "plain.onnx").code == 0
-    assert cli("predict", "step", "--data", "held_out.npz", "-o", "found.npz").code == 0
+    assert cli("predict", "step", "--untrained", "--data", "held_out.npz", "-o", "found.npz").code == 0
     assert cli("train", "step", "--data", "train.npz", "--dry-run").code == 0
     assert cli("tune", "step", "--batch-size", "8").code == 0
     profiled = cli("train", "step", "--data", "train.npz", "--profile")

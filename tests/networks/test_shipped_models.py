@@ -420,7 +420,7 @@ def test_the_losses_of_a_detector_are_those_of_pytorch(detecting: tuple[Any, Pat
     batch = squares(network, 6, 1)
     np.savez("batch.npz", **batch)
     shell(f"gradgraph build {path} {DETECTS} -o step")
-    said = json.loads(shell("gradgraph evaluate step --data batch.npz --json"))["scores"]
+    said = json.loads(shell("gradgraph evaluate step --untrained --data batch.npz --json"))["scores"]
     with torch.no_grad():
         boxes, classes = Heads(network).eval()(torch.tensor(batch["image"]))
     mask, given = torch.tensor(batch["boxes_mask"]), {k: torch.tensor(v) for k, v in batch.items()}
@@ -440,7 +440,7 @@ def test_a_detector_trains(detecting: tuple[Any, Path], shell: Shell) -> None:
     shell(
         "gradgraph train step --data train.npz --batch-size 8 --epochs 25 --checkpoint run.ckpt --export trained.onnx"
     )
-    before = json.loads(shell("gradgraph evaluate step --data train.npz --json"))["scores"]
+    before = json.loads(shell("gradgraph evaluate step --untrained --data train.npz --json"))["scores"]
     said = evaluated(shell, "train.npz")
     assert said["boxes_loss"] < 0.5 * before["boxes_loss"] and said["classes_loss"] < 0.3 * before["classes_loss"]
     shell("gradgraph predict trained.onnx --data held_out.npz -o predicted.npz")
