@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from gradgraph.arguments import bound
 from gradgraph.frontend.module import Module
 
 
@@ -16,9 +17,9 @@ class FunctionLayer(Module):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__()
-        bound = inspect.signature(type(self)).bind(*arguments, **options)
-        bound.apply_defaults()
-        self.options = dict(bound.arguments)
+        given = bound(type(self), inspect.signature(type(self)), arguments, options)
+        given.apply_defaults()
+        self.options = dict(given.arguments)
 
     def forward(self, *tensors: Any) -> Any:
         return type(self)._computes(*tensors, **self.options)

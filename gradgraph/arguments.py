@@ -46,7 +46,7 @@ def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the arguments of these names, where they are given.
 
     Raises:
-        ArgumentError: one is of another kind.
+        ArgumentError: one is of another kind, or the function has no argument of a name that is given.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -54,7 +54,7 @@ def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
+            for name, value in bound(function, signature, args, kwargs).arguments.items():
                 if name in kinds:
                     kinds[name].check(name, value)
             return function(*args, **kwargs)
@@ -62,6 +62,26 @@ def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def bound(
+    function: Callable[..., Any], signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call of ``function`` by their names in ``signature``.
+
+    Raises:
+        ArgumentError: it has no argument of a name that is given; the message suggests what was meant.
+        TypeError: one is missing, or there are too many.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError:
+        known = [name for name in signature.parameters if name != "self"]
+        for name in kwargs:
+            if name not in known:
+                called = function.__qualname__.removesuffix(".__init__")
+                raise ArgumentError(f"{called} has no argument '{shown(name)}'{suggestion(name, known)}") from None
+        raise
 
 
 def described(value: Any) -> str:

@@ -67,6 +67,7 @@ class Recompute:
             BuildError: a number of bytes is not enough, sizes are not known, or there is no attention.
             UnknownNameError: a name matches nothing.
         """
+        self._check_sizes(model)
         for written in passes:
             differentiated = Differentiated(written)
             compute_again(op, self._segments(model, differentiated, beside))
@@ -92,18 +93,18 @@ class Recompute:
             return Course(passes, lambda value: bytes_of(value, _USUAL | self.sizes, _OTHER)).cheapest()
         return _places_behind(model, passes, as_names(self.keep))
 
+    def _check_sizes(self, model: ir.Model) -> None:
+        """Raise UnknownNameError unless inputs have all dimensions whose sizes are said."""
+        known = _open_dimensions(model)
+        for name in self.sizes:
+            if name not in known:
+                raise UnknownNameError(
+                    f"no input has a dimension called '{shown(name)}'{suggestion(name, sorted(known))}"
+                )
+
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
         """Raise BuildError unless there is a size for each open dimension of the inputs."""
-        dims = {
-            d for v in model.graph.inputs if v.shape is not None and not v.is_initializer() for d in shape_of(v) or ()
-        }
-        for name in self.sizes:
-            if name not in dims:
-                raise UnknownNameError(
-                    f"no input has a dimension called '{shown(name)}'"
-                    f"{suggestion(name, sorted(d for d in dims if isinstance(d, str)))}"
-                )
-        parts = {part for d in dims if isinstance(d, str) for part in size_factors(d)}
+        parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
         missing = sorted(part for part in parts if not part.isdecimal() and part not in self.sizes)
         if missing:
             example = (
@@ -145,6 +146,11 @@ def _readable(size: int) -> str:
     if size < 1e6:
         return f"{size / 1e3:.1f} kB"
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _open_dimensions(model: ir.Model) -> set[str]:
+    inputs = (v for v in model.graph.inputs if v.shape is not None and not v.is_initializer())
+    return {d for v in inputs for d in shape_of(v) or () if isinstance(d, str)}
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:

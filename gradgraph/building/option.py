@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from gradgraph.arguments import Kind, found_at
+from gradgraph.arguments import Kind, bound, found_at
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -136,7 +136,7 @@ def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Call
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            signature.bind(*args, **kwargs)
+            bound(function, signature, args, kwargs)
             return function(made(*args, **kwargs))
 
         call.__signature__ = signature  # type: ignore[attr-defined]

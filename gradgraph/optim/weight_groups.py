@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, Makers, as_names, described, matching
+from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, Makers, as_names, bound, described, matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import readers
@@ -59,9 +59,11 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
     own = inspect.signature(make)
     names = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _KINDS]
+    signature = own.replace(parameters=[*names, *extra])
 
     @functools.wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+        bound(make, signature, args, kwargs)
         grouping = {name: kwargs.pop(name) for name in _KINDS if name in kwargs}
         grouping = {name: value for name, value in grouping.items() if value is not None}
         made = make(*args, **kwargs)
@@ -73,7 +75,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
             _KINDS[name].check(name, value)
         return _grouped(base, make, arguments, grouping)
 
-    call.__signature__ = own.replace(parameters=[*names, *extra])  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]
     RECIPES.add(make.__name__, call)
     return call
 

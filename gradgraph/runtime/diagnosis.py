@@ -111,7 +111,7 @@ class Diagnosis:
         """
         check_counts(steps=steps)
         with self._trial("overfit", data, batch_size, step, shuffle=False) as trial:
-            trial.part.rates.check_names(hyperparameters)
+            trial.part.rates.check_names(hyperparameters, self.overfit)
             return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
@@ -157,7 +157,7 @@ class Diagnosis:
         executor = self._executor
         part, batch = executor.named_batch(name, batch)
         with executor.turns.trained("profile", in_callbacks=False):
-            part.rates.check_names(hyperparameters)
+            part.rates.check_names(hyperparameters, self.profile)
             feeds = executor.batch_of(part, batch)
             with executor.undone():
                 return executor.profile(feeds, hyperparameters, steps, part)

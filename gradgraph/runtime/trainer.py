@@ -319,8 +319,8 @@ class Trainer(Diagnosis):
         executor = self._executor
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
-            return rates_of(given, pattern, executor.parts), pattern
-        executor.part.rates.check_names(given)
+            return rates_of(given, pattern, executor.parts, self.fit), pattern
+        executor.part.rates.check_names(given, self.fit)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
                 raise ArgumentError(f"{name} is a dict by step, and this step is the only one; give a number")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shapes import shape_of, size_factors
 
 VERSION = 1
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
@@ -247,6 +247,18 @@ class Manifest(StepSpec):
     def spec(self, name: str) -> TensorSpec | None:
         """The batch input or target of that name."""
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
+
+    @property
+    def open_dimensions(self) -> tuple[str, ...]:
+        """The names of the sizes that inputs and targets leave open."""
+        return tuple(dict.fromkeys(d for s in (*self.inputs, *self.targets) for d in s.shape if isinstance(d, str)))
+
+    def check_sizes(self, sizes: Iterable[str]) -> None:
+        """Raise UnknownNameError unless each of ``sizes`` is an open dimension, or a factor of one (``11*batch``)."""
+        known = dict.fromkeys([*self.open_dimensions, *(f for d in self.open_dimensions for f in size_factors(d))])
+        for name in sizes:
+            if name not in known:
+                raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, known)}")
 
     @functools.cached_property
     def parts(self) -> Mapping[str, PartSpec]:

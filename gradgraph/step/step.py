@@ -328,5 +328,9 @@ class Step:
 
         Args:
             sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.
+
+        Raises:
+            UnknownNameError: the step has no such dimension.
         """
+        self.manifest.check_sizes(sizes)
         return summary(self.manifest, self.trains, self.eval, self.nodes, sizes)

@@ -196,7 +196,7 @@ def test_a_build_option_is_one_field() -> None:
     assert spellings(More)["caution"].section == "training"
     with pytest.raises(ArgumentError, match="caution is 'high'; it should be a number"):
         build("model.onnx", caution="high")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cautoin'"):
+    with pytest.raises(TypeError, match="has no argument 'cautoin'; did you mean 'caution'"):
         build("model.onnx", cautoin=0.1)  # type: ignore[call-arg]
 
 

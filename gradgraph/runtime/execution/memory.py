@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
-from gradgraph.errors import UnknownNameError, readable_bytes, shown, suggestion
+from gradgraph.errors import readable_bytes, shown
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of, size_of_name
 from gradgraph.passes.normal.sizes.infer import infer_shapes
@@ -118,11 +118,8 @@ def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
     """A size for each open dimension; raises UnknownNameError."""
-    names = list(dict.fromkeys(d for s in batch_specs(m) for d in s.shape if isinstance(d, str)))
-    for name in sizes:
-        if name not in names:
-            raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, names)}")
-    return {name: size_of_name(name, sizes, otherwise=1) for name in names}
+    m.check_sizes(sizes)
+    return {name: size_of_name(name, sizes, otherwise=1) for name in m.open_dimensions}
 
 
 def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:

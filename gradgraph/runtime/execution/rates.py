@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import onnxruntime as ort
@@ -19,12 +20,13 @@ class Rates:
     """The values that steps are fed.
 
     Attributes:
+        defaults: the value of each where none is given.
         given: what was last written; None makes the next step write anew.
     """
 
     def __init__(self, defaults: Mapping[str, float]) -> None:
         self.given: dict[str, float] | None = None
-        self._defaults = defaults
+        self.defaults = defaults
         self._arrays = {name: np.array(value, np.float32) for name, value in defaults.items()}
 
     @functools.cached_property
@@ -42,7 +44,7 @@ class Rates:
         self.check_names(given)
         for name, number in given.items():
             NUMBER.check(f"the hyperparameter '{shown(name)}'", number)
-        values = {name: float(given.get(name, default)) for name, default in self._defaults.items()}
+        values = {name: float(given.get(name, default)) for name, default in self.defaults.items()}
         for name, value in values.items():
             if not abs(value) <= LARGEST:  # the state would be lost, and only the next loss would tell
                 raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give a finite number")
@@ -51,11 +53,13 @@ class Rates:
         self.given = dict(given)
         return values
 
-    def check_names(self, given: Mapping[str, object]) -> None:
-        """Raise UnknownNameError unless the step has all of these."""
+    def check_names(self, given: Iterable[str], function: Callable[..., object] | None = None) -> None:
+        """Raise UnknownNameError unless the step has all of these; an argument of ``function`` may have been meant."""
         for name in given:
-            if name not in self._defaults:
+            if name not in self.defaults:
+                arguments = [] if function is None else inspect.signature(function).parameters
+                known = [*self.defaults, *(a for a in arguments if a not in ("self", "hyperparameters"))]
                 raise UnknownNameError(
                     f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)"
-                    f"{suggestion(name, self._defaults)}"
+                    f"{suggestion(name, known)}"
                 )

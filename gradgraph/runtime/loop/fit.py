@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradgraph.arguments import described
-from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
+from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
@@ -33,6 +33,8 @@ from gradgraph.step.finishes import add_sums, as_row, finished
 from gradgraph.step.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 
 log = logging.getLogger("gradgraph")
+
+HOOKS = ("on_step", "on_epoch", "on_end")  # the methods of a callback
 
 Rate = float | Callable[[int], float] | Plateau
 
@@ -57,6 +59,8 @@ class FitOptions:
     log_every: int = 50
 
     def __post_init__(self) -> None:
+        for callback in self.callbacks:
+            _check_callback(callback)
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
         names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate", "log_every")
@@ -67,6 +71,21 @@ class FitOptions:
                 remedy="pass patience=<epochs>",
                 shell="add --patience",
             )
+
+
+def _check_callback(callback: object) -> None:
+    """Raise ArgumentError for what ``fit`` would never call."""
+    hooks = [name for name in HOOKS if callable(getattr(callback, name, None))]
+    if hooks and not isinstance(callback, type):
+        return
+    if hooks:
+        called = shown(callback.__name__)  # type: ignore[attr-defined]
+        raise ArgumentError(f"the callback is the class {called}; make one of it: callbacks=[{called}(...)]")
+    methods = "on_step(trainer, results), on_epoch(trainer, row) and on_end(trainer, history)"
+    near = next((n for n in dir(callback) if not hasattr(object, n) and "did you mean" in suggestion(n, HOOKS)), None)
+    found = f", but has '{shown(near)}'{suggestion(near, HOOKS)}" if near else ""
+    raise ArgumentError(f"the callback, {described(callback)}, has no method that fit calls{found}; "
+                        f"give an object with any of {methods}")  # fmt: skip
 
 
 class Fit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gradgraph.errors import BuildError, DataError, DivergedError, shown
@@ -115,7 +115,9 @@ class SeveralFit(Fit):
             yield from (m.name for m in manifest.steps[name].measures if m.name != column(name, "loss"))
 
 
-def rates_of(given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any]) -> dict[str, Any]:
+def rates_of(
+    given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any], fit: Callable[..., Any]
+) -> dict[str, Any]:
     """The hyperparameters of ``fit`` by step: ``{"learning_rate": {"generator": 1e-4}}``.
 
     Raises:
@@ -123,7 +125,10 @@ def rates_of(given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any
         UnknownNameError: a step has no such hyperparameter, or is not among those of the fit.
     """
     found: dict[str, Any] = {}
+    known = {name for part in parts.values() for name in part.rates.defaults}
     for name, rates in given.items():
+        if name not in known:
+            next(iter(parts.values())).rates.check_names([name], fit)
         if not isinstance(rates, Mapping):
             raise BuildError(
                 f"several steps have a {name} each",
