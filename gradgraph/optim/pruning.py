@@ -53,9 +53,11 @@ class Pruning:
                     f"'{shown(pattern)}', which is to be pruned, matches no trained weight of two axes or more"
                     f"{suggestion(pattern, names)}"
                 )
-            found.update(n for n in here if not self.group or self._fits(params[names.index(n)], pattern == n))
-        if not found:
-            raise BuildError(f"no weight has an axis of inputs that {self.group} divides")
+            fitting = [n for n in here if not self.group or self._fits(params[names.index(n)], pattern == n)]
+            if not fitting:
+                of = "" if pattern == "*" else f" that '{shown(pattern)}' matches"
+                raise BuildError(f"no weight{of} has an axis of inputs that {self.group} divides")
+            found.update(fitting)
         return [i for i, n in enumerate(names) if n in found]
 
     def _fits(self, weight: ir.Value, named: bool) -> bool:

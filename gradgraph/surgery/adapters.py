@@ -29,7 +29,17 @@ from gradgraph.surgery.adapter_kinds.adapter import (
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, numbers_of, opened, set_numbers
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    check_patterns,
+    closed,
+    learn_sizes,
+    matched,
+    numbers_of,
+    opened,
+    set_numbers,
+)
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
@@ -80,14 +90,15 @@ def lora(
         other weight stays as it is stored.
 
     Raises:
-        UnknownNameError: nothing that can have an adapter matches; the message names what matched and cannot.
+        UnknownNameError: nothing that can have an adapter matches a name or glob; the message names what matched and
+            cannot.
         BuildError: the model has adapters of this name already, or of a kind that shares no layer with others.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     before = adapters_of(work)
     layers = adaptable(work, target, kind, name, before)
-    inward = {layer.name for layer in (linear_layers(work, feedforward)[0] if as_names(feedforward) else [])}
+    inward = _inward(layers, feedforward, kind)
     counts = 2.0 * rank if alpha is None else float(alpha)
     scale = counts / KINDS[kind].spread(rank)
     rng = np.random.default_rng(seed)
@@ -104,6 +115,21 @@ def lora(
 lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
     f"\n    - ``\"{name}\"``: {kind.about}." for name, kind in KINDS.items()
 )  # fmt: skip
+
+
+def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) -> set[str]:
+    """The names of the layers of which the input is multiplied."""
+    if not as_names(feedforward):
+        return set()
+    if kind != "ia3":
+        raise BuildError(f"feedforward is for adapters of kind ia3, and these are of kind {shown(kind)}; leave it out")
+    known = [layer.name for layer in layers]
+    check_patterns(feedforward, _names_of(layers), "layer that gets an adapter", known)
+    return {layer.name for layer in matched(feedforward, ((layer.names, layer) for layer in layers))}
+
+
+def _names_of(layers: Sequence[Any]) -> list[str]:
+    return [name for layer in layers for name in layer.names]
 
 
 def _weighable() -> str:
@@ -153,13 +179,17 @@ def adaptable(
             f"'{x.name}' is a Gemm that weighs its product or its bias (alpha, beta)" for x in layers if x.weighs
         ]
         layers = [layer for layer in layers if not layer.weighs]
+    what = "layer" if search is linear_layers else "part"
     if not layers:
         known, _ = search(work, "*")
         because = f": {others[0]}" if others else ""
         raise UnknownNameError(
-            f"no {'layer' if search is linear_layers else 'part'} that can have an adapter matches "
+            f"no {what} that can have an adapter matches "
             f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
         )
+    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # kinds from outside have none
+        known = [layer.name for layer in search(work, "*")[0]]
+        check_patterns(target, _names_of(layers), f"{what} that can have an adapter", known)
     if before:
         taken = {a.module: a for a in before}
         shared = next((taken[x.name] for x in layers if x.name in taken), None)

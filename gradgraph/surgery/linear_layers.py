@@ -66,6 +66,12 @@ class Layer:
         return self.node.op_type
 
     @property
+    def names(self) -> list[str]:
+        """The names by which a pattern finds it: of its weight, its module, the module that it repeats, its node."""
+        weight = stored(self.weight)
+        return [n for n in (None if weight is None else weight.name, self.name, self.repeats, self.node.name) if n]
+
+    @property
     def place(self) -> int:
         """The number of the input that is the weight."""
         return 0 if self.kind == "Gather" else 1
@@ -194,8 +200,7 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
             yield [n for n in (node.name, module_of(node)) if n], about
         elif node in layers:
             layer = layers[node]
-            names = [n for n in (weights[node].name, layer.name, layer.repeats, node.name) if n]
-            yield names, _why_not(node, layer.name) or layer
+            yield layer.names, _why_not(node, layer.name) or layer
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:

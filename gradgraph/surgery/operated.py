@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import as_names, matching
+from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.graph.prune import prune
@@ -138,6 +139,21 @@ def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]
     """The things that ``target``, names and globs, matches by one of their names, in their order."""
     patterns = as_names(target)
     return [thing for names, thing in named if any(matching(pattern, names) for pattern in patterns)]
+
+
+def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str, known: Iterable[str] = ()) -> None:
+    """Raise UnknownNameError for a name or glob that matches none of ``names``, which would have no effect.
+
+    Args:
+        names: the names of all that is changed.
+        what: what one of those is.
+        known: names to choose from, for the message; by default ``names``.
+    """
+    every = list(dict.fromkeys(names))
+    for pattern in as_names(target):
+        if not matching(pattern, every):
+            hint = suggestion(pattern, list(known) or every)
+            raise UnknownNameError(f"'{shown(pattern)}' matches no {what}{hint}")
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:

@@ -41,9 +41,19 @@ def refuse_integer_products(work: ir.Model) -> None:
         )
 
 
+def names_of_quantised(work: ir.Model) -> list[str]:
+    """The names by which a pattern finds what is quantised."""
+    return [name for node in _with_integers(work) for name in _names(node)]
+
+
+def _with_integers(work: ir.Model) -> list[ir.Node]:
+    """The DequantizeLinear nodes that read stored integers."""
+    return [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
+
+
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> int:
     """Let the layers that ``target`` names train, or all that are quantised; how many of their tensors do."""
-    found = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
+    found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
     stood_for = {node.inputs[0]: as_read(node.outputs[0]) for node in reversed(chosen)}
@@ -67,13 +77,13 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 def _named(nodes: Sequence[ir.Node], target: str | Sequence[str]) -> list[ir.Node]:
     """Choose the nodes that a pattern matches by their integers, by a reader or by its module."""
-    named = []
-    for node in nodes:
-        own = (node.inputs[0].name if node.inputs[0] else None) or ""
-        readers = [use.node for use in node.outputs[0].uses()]
-        known = [own, _base(own), *(r.name for r in readers), *map(module_of, readers)]
-        named.append(([name for name in known if name], node))
-    return matched(target, named)
+    return matched(target, ((_names(node), node) for node in nodes))
+
+
+def _names(node: ir.Node) -> list[str]:
+    own = (node.inputs[0].name if node.inputs[0] else None) or ""
+    readers = [use.node for use in node.outputs[0].uses()]
+    return [name for name in (own, _base(own), *(r.name for r in readers), *map(module_of, readers)) if name]
 
 
 def _base(name: str) -> str:

@@ -30,8 +30,8 @@ from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.operated import Path, Result, closed, free_name, learn_sizes, numbers_of, opened
-from gradgraph.surgery.quantised_again import go_on, is_quantised, refuse_integer_products
+from gradgraph.surgery.operated import Path, Result, check_patterns, closed, free_name, learn_sizes, numbers_of, opened
+from gradgraph.surgery.quantised_again import go_on, is_quantised, names_of_quantised, refuse_integer_products
 from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
 from gradgraph.surgery.stored_weights import as_read
 from gradgraph.surgery.tried import run_model
@@ -90,7 +90,7 @@ def qat(
         BuildError: the model trains through rounding already, data are needed and not given, or its layers multiply
             integers in a way whose float form is not known.
         DataError: the data are not what the model takes.
-        UnknownNameError: no layer with a stored weight matches.
+        UnknownNameError: no layer with a stored weight matches a name or glob.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -102,6 +102,7 @@ def qat(
         convert_to_opset(work)
     described = json.loads(work.metadata_props.get(QUANTISED, "{}"))
     work.metadata_props[QUANTISED] = json.dumps({**described, "weights": weights, "activations": activations})
+    names = names_of_quantised(work)
     again = go_on(work, target, ranges == "learned") if quantised else 0
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
     if not layers and not again and target is None:
@@ -112,6 +113,9 @@ def qat(
         )
     if not layers and not again:
         raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target or ()))}")
+    if target is not None:
+        names += [name for layer in layers for name in layer.names]
+        check_patterns(target, names, "layer with a stored weight", [one.name for one in _float_layers(work, "*")])
     read = [] if activations is None else dict.fromkeys(layer.data for layer in layers)
     new = [x for x in read if not _comes_rounded(x)]
     if new and data is None:

@@ -11,7 +11,7 @@ from gradgraph.errors import ModelError
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import place_of
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, make_way, opened
+from gradgraph.surgery.operated import Path, Result, add_weight, check_patterns, closed, make_way, opened
 from gradgraph.surgery.weights import weights_named
 
 
@@ -29,7 +29,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
         out: write the result to this path.
 
     Raises:
-        UnknownNameError: a name matches no floating weight.
+        UnknownNameError: a name matches no floating weight, or none that several modules read.
         ModelError: none of these is read in several places.
         OutputError: ``out`` cannot be written.
     """
@@ -41,6 +41,8 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
     if not chosen:
         what = "no weight" if weights is None else "none of these weights"
         raise ModelError(f"{what} is read by several modules, so there is nothing to untie")
+    if weights is not None:
+        check_patterns(weights, [v.name or "" for v in chosen], "weight that several modules read")
     for value in chosen:
         _untie(work, value)
     return closed(work, model, out)

@@ -40,12 +40,16 @@ class Bias:
     def kind(self) -> str:
         return self.node.op_type
 
+    @property
+    def names(self) -> list[str]:
+        """The names by which a pattern finds it."""
+        return [n for n in (self.name, self.name.removesuffix(".bias"), module_of(self.node), self.node.name) if n]
+
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Bias], list[str]]:
     """The biases that names or globs match, by tensor, module or node."""
     every = {bias.name: bias for bias in _biases(work)}.values()
-    names = [(b.name, b.name.removesuffix(".bias"), module_of(b.node), b.node.name) for b in every]
-    return matched(target, zip([[n for n in of_one if n] for of_one in names], every, strict=True)), []
+    return matched(target, ((bias.names, bias) for bias in every)), []
 
 
 def _biases(work: ir.Model) -> Iterator[Bias]:

@@ -51,6 +51,11 @@ class Attention:
     def kind(self) -> str:
         return self.node.op_type
 
+    @property
+    def names(self) -> list[str]:
+        """The names by which a pattern finds it."""
+        return [n for n in (self.name, self.node.name) if n]
+
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Attention], list[str]]:
     """Attentions that names or globs match, by module or node; and why others that match cannot have a prefix."""
