@@ -86,7 +86,7 @@ lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 format: $(call STAMP,lint)

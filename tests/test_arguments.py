@@ -49,9 +49,11 @@ USUAL = {"lr": 0.1, "total_steps": 9, "gamma": 0.9, "step_size": 9, "steps": 9, 
 
 
 def needed(function: Callable[..., Any]) -> dict[str, Any]:
-    """Usual values of the arguments that a function cannot do without."""
+    """Usual values of the arguments that a function cannot do without; 9 where none is usual."""
     return {
-        k: USUAL[k] for k, p in inspect.signature(function).parameters.items() if p.default is p.empty and k in USUAL
+        k: USUAL.get(k, 9)
+        for k, p in inspect.signature(function).parameters.items()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     }
 
 

@@ -88,6 +88,11 @@ CASES: dict[str, tuple[Any, str, np.ndarray, np.ndarray, Any]] = {
 }  # fmt: skip
 
 
+def test_every_metric_has_a_case() -> None:
+    tried = {getattr(metric, "name", metric) for metric, *_ in CASES.values()}
+    assert tried == {*metrics.METRICS} - {"token_accuracy"}  # which has a test of its own
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_metric_is_exact_over_unequal_batches(name: str) -> None:
     metric, loss, x, target, value = CASES[name]

@@ -99,7 +99,7 @@ class StepOptions:
               "arguments", "sparsity_option"),
         Shell("optimizer", "Keep and update float32 copies of float16 weights.", "flag", "master_weights"),
         Shell("schedule", "How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'.",
-              "text", "schedule", key="name", metavar="SCHEDULE"),
+              "text", "schedule", key="name", metavar="SCHEDULE", names=("optim.schedules:SCHEDULES",)),
         default="adamw",
     )  # fmt: skip
     _: KW_ONLY

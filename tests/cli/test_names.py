@@ -169,7 +169,9 @@ def test_a_part_stands_in_as_many_files_as_contributing_says(what: str) -> None:
             rf'"{re.escape(name)}"|\bdef {re.escape(name)}\b|(?:losses|metrics|optim)\.{re.escape(name)}\b'
         )
         found = [place for place, text in texts.items() if said.search(text)]
-        assert len(found) == number_of_files(what), (name, found)
+        assert len(found) == number_of_files(what), (
+            f"'{name}' stands in {found}; a word that means other things as well goes into ELSEWHERE"
+        )
 
 
 def test_a_build_option_is_one_field() -> None:

@@ -1,10 +1,13 @@
 """Every function computes what PyTorch's of the same name does: one expression, read by both."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 
-from gradgraph.frontend import functional
+from gradgraph.frontend import functional, nn
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
@@ -30,6 +33,7 @@ M = {"x": ((2, 3, 4), "mask")}
 RM = {"x": ((2, 3, 4), "real"), "m": ((2, 3, 4), "mask")}
 MM = {"x": ((2, 3, 4), "mask"), "y": ((2, 3, 4), "mask")}
 IMG = {"x": ((2, 3, 5, 6), "real")}
+VOLUME = {"x": ((2, 2, 4, 5, 6), "real")}
 QKV = {"q": ((2, 2, 5, 4), "real"), "k": ((2, 2, 6, 4), "real"), "v": ((2, 2, 6, 3), "real")}
 CLS = {"x": ((4, 5), "real"), "t": ((4,), 5)}
 CLS2 = {"x": ((4, 5, 2, 3), "real"), "t": ((4, 2, 3), 5)}
@@ -259,6 +263,18 @@ PRODUCTS = [
     ("F.matmul(x, y)", {"x": ((2, 1, 3, 4), "real"), "y": ((5, 4, 2), "real")}),
     ("F.bmm(x, y.transpose(1, 2)) + x.bmm(y.mT)", RR),
     ("x @ y", {"x": ((2, 3, 4), "real"), "y": ((4,), "real")}),
+    ("F.mm(x, y)", {"x": ((3, 4), "real"), "y": ((4, 2), "real")}),
+    ("F.mv(x, y)", {"x": ((3, 4), "real"), "y": ((4,), "real")}),
+    ("F.conv3d(x, w, padding=1)", {**VOLUME, "w": ((3, 2, 2, 3, 2), "real")}),
+    ("F.conv1d(x, w, dilation=2)", {"x": ((2, 3, 9), "real"), "w": ((4, 3, 3), "real")}),
+    ("F.conv_transpose1d(x, w, stride=2)", {"x": ((2, 3, 4), "real"), "w": ((3, 2, 3), "real")}),
+    ("F.conv_transpose3d(x, w)", {"x": ((3, 2, 4, 5, 6), "real"), "w": ((2, 3, 2, 3, 2), "real")}),
+    ("F.avg_pool1d(x, 2) + F.max_pool1d(x, 2)", R),
+    ("F.avg_pool3d(x, 2) + F.max_pool3d(x, 2)", VOLUME),
+    (
+        "F.adaptive_avg_pool3d(x, 2) + F.adaptive_max_pool3d(x, 2)",
+        VOLUME,
+    ),  # calls of adaptive_avg_pool, adaptive_max_pool
     ("F.outer(x, y)", {"x": ((3,), "real"), "y": ((4,), "real")}),
     ("F.linear(x, w, b)", {**R, "w": ((5, 4), "real"), "b": ((5,), "real")}),
     ("F.bilinear(x, y, w, b)", {**RR, "w": ((5, 4, 4), "real"), "b": ((5,), "real")}),
@@ -411,3 +427,10 @@ def test_accuracy_near_zero(name, x):
     model = model_of(getattr(functional, name), {"v": x}, dynamic=())
     (found,) = run_model(model, {"v": x}).values()
     np.testing.assert_allclose(found, getattr(np, name)(x.astype(np.float64)), rtol=5e-7)
+
+
+def test_every_function_and_layer_is_tried() -> None:
+    """By name, in a test of the frontend or of losses."""
+    tests = [path for folder in (".", "..") for path in Path(__file__).parent.joinpath(folder).glob("test_*.py")]
+    words = {word for path in tests for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    assert {*functional.__all__, *nn.__all__} - words == set()

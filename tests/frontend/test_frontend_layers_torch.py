@@ -161,6 +161,14 @@ def test_layer(text, shape, kind):
     assert {i.name for i in model.graph.initializer} <= set(theirs.state_dict())
 
 
+@pytest.mark.parametrize("text", ["Bilinear(3, 4, 5)", "Bilinear(3, 4, 5, bias=False)"])
+def test_a_layer_of_two_inputs(text):
+    ours, theirs = twins(text)
+    feeds = {"x": drawn((2, 3), kind="real"), "z": drawn((2, 4), kind="real")}
+    (y,) = run_model(model_of(ours, feeds), feeds).values()
+    assert_close(y, theirs(*map(torch.from_numpy, feeds.values())))
+
+
 SPATIAL = [
     t
     for t in PLAIN

@@ -16,6 +16,7 @@ from surgery.test_adapters import LAYERS, feed, floats, made, node, run, trained
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError, UnknownNameError
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -286,7 +287,7 @@ STACKED = made(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3", "bottleneck", "prefix", "bitfit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_names_of_each_kind_are_saved_loaded_and_merged_by_themselves(kind: str, tmp_path: Path) -> None:
     prefix = kind == "prefix"
     base = surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx") if prefix else STACKED
@@ -314,7 +315,7 @@ def _of(model: onnx.ModelProto, name: str) -> set[str]:
     return {weight for one in json.loads(described) if one["name"] == name for weight in one["weights"]}
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3", "bottleneck", "bitfit"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prefix"])  # of attentions alone
 def test_training_goes_on_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     base, x = LAYERS["Gemm"], floats(8, 32)
     data = {"x": x, "target": run(base, x) + 1}
