@@ -88,6 +88,8 @@ class Loss:
         reads: what it takes of the model, an output each.
         shares: of the same tensors: what each element counts where its losses are averaged; 1 if there is none.
         binary: targets say yes (above 1/2) or no, and so does the side of ``middle`` on which a prediction lies.
+        activation: it computes this operator of its first output, Softmax or Sigmoid, which are therefore logits.
+        of_logs: its first output holds logarithms of probabilities.
     """
 
     name: str
@@ -98,6 +100,8 @@ class Loss:
     shares: Formula | None = None
     binary: bool = False
     middle: float = 0.0
+    activation: str = ""
+    of_logs: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors, **self.arguments)
@@ -141,13 +145,16 @@ def named(
     shares: Formula | None = None,
     binary: bool = False,
     middle: float = 0.0,
+    activation: str | Callable[[Mapping[str, Any]], str] = "",
+    of_logs: bool = False,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
     Args:
-        name, function, reads, shares, binary, middle: as for ``Loss``.
+        name, function, reads, shares, binary, middle, of_logs: as for ``Loss``.
+        activation: likewise, or what gives it for the options.
         options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
         targets: as for ``Loss``, or what gives them for the options.
         check: raises BuildError for options that make no sense.
@@ -162,7 +169,8 @@ def named(
             )
         check(arguments)
         chosen = targets(arguments) if callable(targets) else targets
-        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle)
+        computed = activation(arguments) if callable(activation) else activation
+        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle, computed, of_logs)
 
     LOSSES.add(name, recipe(name, function, options, make))
 

@@ -112,4 +112,5 @@ named("hinge_embedding", hinge_embedding_loss, "margin reduction", SIGNS)
 named("soft_margin", soft_margin_loss, "reduction", SIGNS, binary=True)
 named("multi_margin", multi_margin_loss, "p margin weight reduction", (labels(-1),), check=_check_power)
 named("multilabel_margin", multilabel_margin_loss, "reduction", PADDED)
-named("multilabel_soft_margin", multilabel_soft_margin_loss, "weight reduction", binary=True)
+named("multilabel_soft_margin", multilabel_soft_margin_loss, "weight reduction", binary=True,
+      activation="Sigmoid")  # fmt: skip

@@ -97,6 +97,8 @@ def _check_dice(arguments: Mapping[str, Any]) -> None:
 
 
 named("focal", focal_loss, "gamma weight ignore_index reduction axis", by_class, shares=label_shares,
-      check=_check_gamma)  # fmt: skip
-named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma, binary=True)
-named("dice", dice_loss, "smooth activation reduction", check=_check_dice, binary=True)
+      activation="Softmax", check=_check_gamma)  # fmt: skip
+named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma, binary=True,
+      activation="Sigmoid")  # fmt: skip
+named("dice", dice_loss, "smooth activation reduction", check=_check_dice, binary=True,
+      activation=lambda given: "" if given["activation"] == "none" else given["activation"].capitalize())  # fmt: skip

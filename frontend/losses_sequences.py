@@ -157,4 +157,4 @@ _ctc.__doc__ = """``−log Σ p(path)`` over all paths that spell the labels, di
 
 The model gives scores or log-probabilities ``[T, N, C]``; ``batch_first`` takes ``[N, T, C]``.
 """
-named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, check=_check_blank)
+named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", check=_check_blank)

@@ -197,8 +197,9 @@ named("l1", l1_loss, "reduction")
 named("huber", huber_loss, "delta reduction", check=positive("delta"))
 named("smooth_l1", smooth_l1_loss, "beta reduction", check=_check_beta)
 named("log_cosh", log_cosh_loss, "reduction")
-named("bce_with_logits", binary_cross_entropy_with_logits, "pos_weight reduction", binary=True)
+named("bce_with_logits", binary_cross_entropy_with_logits, "pos_weight reduction", binary=True,
+      activation="Sigmoid")  # fmt: skip
 named("bce", binary_cross_entropy, "reduction", binary=True, middle=0.5)
-named("kl_div", kl_div, "log_target reduction", reductions=(*REDUCTIONS, "batchmean"))
+named("kl_div", kl_div, "log_target reduction", of_logs=True, reductions=(*REDUCTIONS, "batchmean"))
 named("poisson_nll", poisson_nll_loss, "log_input full eps reduction", check=positive("eps"))
 named("gaussian_nll", _gaussian_nll, "full eps reduction", reads=("mean", "variance"), check=positive("eps"))

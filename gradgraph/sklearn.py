@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
+from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.pipeline import build
 from gradgraph.building.terms import SAMPLE_WEIGHT
 from gradgraph.errors import BuildError, RuntimeUnavailableError
+from gradgraph.files.models import load_model
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.optim import by_name
 from gradgraph.runtime.execution.session import RuntimeOptions
@@ -115,8 +117,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _begin(self, X: Array, outputs: int, weighs: bool) -> None:
         """A new model, or the one that was given, as a step; ``weighs``: samples have weights."""
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        model = self.model
-        if model is None:
+        model, self._gives_probabilities = self.model, False
+        if model is not None:
+            found = probabilities(load_model(model).graph.outputs[0])
+            self._gives_probabilities = found is not None and found.kind == "Softmax"
+        else:
             manual_seed(seed)
             sizes = [X.shape[1], *self.hidden, outputs]
             layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
@@ -212,8 +217,10 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities [samples, classes]: the softmax of the model's scores."""
+        """Probabilities [samples, classes]: the softmax of the model's scores, unless it ends in one itself."""
         scores = self._outputs(X).astype(np.float64)
+        if self._gives_probabilities:
+            return np.asarray(scores / scores.sum(axis=1, keepdims=True))
         e = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(e / e.sum(axis=1, keepdims=True))
 

@@ -149,3 +149,15 @@ def test_arrays_that_were_pickled_train(dtype: str) -> None:
         trainer = gg.Trainer(step, device="cpu")
         losses.append((trainer.step({"x": array, "target": Y})["loss"], trainer.evaluate({"x": array, "target": Y})))
     assert losses[0] == losses[1]
+
+
+def test_probabilities_of_a_model_that_ends_in_a_softmax() -> None:
+    model = mlp()
+    ended = onnx.ModelProto()
+    ended.CopyFrom(model)
+    ended.graph.node.append(onnx.helper.make_node("Softmax", [model.graph.output[0].name], ["p"], axis=1))
+    ended.graph.output[0].name = "p"
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = x[:, :3].argmax(1)
+    found, wanted = (Classifier(m, epochs=2, random_state=0).fit(x, y) for m in (ended, model))
+    np.testing.assert_allclose(found.predict_proba(x), wanted.predict_proba(x), atol=1e-5)

@@ -30,6 +30,7 @@ class Part:
         below: the weights that ``freeze_below`` freezes.
         model: what becomes its train graph.
         objective_for: gives the objective for a graph.
+        doubts: findings about what that reads.
         optimizer: with the average that ``ema`` asks for.
         read: the values of the model that the loss depends on.
         trained: the weights that it trains.
@@ -43,6 +44,7 @@ class Part:
     below: Sequence[str] = field(init=False)
     model: ir.Model = field(init=False)
     objective_for: Callable[[ir.Graph], Objective] = field(init=False)
+    doubts: Sequence[Finding] = field(init=False)
     optimizer: Optimizer = field(init=False)
     objective: Objective = field(init=False)
     read: Sequence[ir.Value] = field(init=False)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
 from gradgraph.building.distillation import Imitation, check_imitation, imitated, imitation_of
+from gradgraph.building.logits import logits_behind, reading
 from gradgraph.building.loss_function import TracedLoss
 from gradgraph.building.measured import Measure, Written, measured, renamed
 from gradgraph.building.metric_columns import MetricColumns, default_metrics, wanted
@@ -27,7 +28,7 @@ from gradgraph.building.terms import (
     terms_of,
     weighed,
 )
-from gradgraph.errors import BuildError, shown
+from gradgraph.errors import BuildError, Finding, shown
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
@@ -48,6 +49,7 @@ class Objective:
         function: computes the loss in place of terms.
         factors: the inputs that weigh samples or elements.
         imitation: of a teacher; it is all there is without terms and function.
+        logits: those that terms read in place of outputs of the model.
     """
 
     terms: tuple[Term, ...] = ()
@@ -56,6 +58,7 @@ class Objective:
     factors: tuple[TargetSpec, ...] = ()
     metrics: MetricColumns = field(default_factory=MetricColumns)
     imitation: Imitation | None = None
+    logits: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,7 +94,7 @@ class Objective:
         """Inner values that are outputs only while a step is written."""
         teacher = self.imitation
         beside = [n for n in teacher.values if n not in teacher.own] if teacher else []
-        return [*(self.function.kept if self.function else ()), *self.metrics.kept, *beside]
+        return [*(self.function.kept if self.function else ()), *self.metrics.kept, *beside, *self.logits]
 
     @property
     def names_read(self) -> set[str]:
@@ -238,8 +241,11 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
 # --- what users give -------------------------------------------------------------------------------------
 
 
-def objectives_of(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph], Objective]:
-    """Return a function from graphs to objectives; inner values that these read become outputs of ``model``."""
+def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
+    """Return a function from graphs to objectives, and findings about what these read.
+
+    Inner values that they read become outputs of ``model``.
+    """
     weighs = bool(options.sample_weight or options.mask)
     loss = _given_loss(options, model, weighs)
     metrics = None if options.metrics is None else wanted(options.metrics)
@@ -250,6 +256,13 @@ def objectives_of(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph],
         raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
     function = loss if isinstance(loss, TracedLoss) else None
     outputs = [v.name for v in model.graph.outputs if v.name and v.name not in (function.kept if function else ())]
+    taken, findings, behind = dict[str, str](), list[Finding](), tuple[str, ...]()
+    if not isinstance(loss, TracedLoss) and loss is not OWN:
+        own = list(model.graph.outputs)
+        tried = terms_of(model.graph, loss, options.output, options.target_name)
+        taken, findings = logits_behind(model.graph, tried, options.output is not None or isinstance(loss, Mapping))
+        model.graph.outputs[:] = own
+        behind = tuple(make_outputs(model, list(taken.values())))
 
     def objective(graph: ir.Graph, read: Sequence[str], kept: Sequence[str]) -> Objective:
         terms: tuple[Term, ...] = ()
@@ -260,21 +273,21 @@ def objectives_of(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph],
             mask = False if isinstance(options.mask, Mapping) else options.mask
             factors = factors_of(options.sample_weight, mask, logits[:1], logits[:-1], free)
         elif not isinstance(loss, TracedLoss):
-            terms = terms_of(graph, loss, options.output, options.target_name)
+            terms = reading(terms_of(graph, loss, options.output, options.target_name), taken)
             if weighs:
                 terms, factors = weighed(graph, terms, options.sample_weight, options.mask)
         plain = isinstance(loss, Loss) and not weighs
         chosen = default_metrics(terms) if metrics is None else metrics
         numbers = [m for m in chosen if plain and terms and terms[0].loss.labels and m.is_number]
         columns = MetricColumns(numbers, [m for m in chosen if m not in numbers], outputs, read, kept)
-        return Objective(terms, plain, function, factors, columns, imitation)
+        return Objective(terms, plain, function, factors, columns, imitation, behind)
 
     read, kept = list[str](), list[str]()
     if any(not isinstance(m.metric, Metric) for m in metrics or ()):
         trial = model.clone()
         _, read = objective(trial.graph, (), ()).emit_and_read(builder_for(trial), trial.graph)
         kept = make_outputs(model, read)
-    return lambda graph: objective(graph, read, kept)
+    return (lambda graph: objective(graph, read, kept)), findings
 
 
 def _given_loss(options: StepOptions, model: ir.Model, weighs: bool) -> Loss | TracedLoss | Mapping[Any, Any]:

@@ -108,7 +108,7 @@ def objectives(draft: Draft) -> Draft:
     """Find what each part minimises, and by which optimizer; the inner values that it reads become outputs."""
     for part in draft.parts:
         part.model = draft.model if draft.is_alone else draft.model.clone()
-        part.objective_for = objectives_of(part.options, part.model)
+        part.objective_for, part.doubts = objectives_of(part.options, part.model)
         part.optimizer = RECIPES.given(part.options.optimizer)
         if part.options.ema is not None:
             part.optimizer = optim.ema(part.optimizer, part.options.ema)
@@ -158,6 +158,7 @@ def weights(draft: Draft) -> Draft:
         part.read = part.objective.read(part.model.graph)
         part.trained = parameters_of(part.model, part.read, own.train, own.freeze, part.below)
         by_default = is_default(own.train, (*as_names(own.freeze), *part.below))
+        found |= dict.fromkeys(part.doubts)
         found |= dict.fromkeys(review(part.model.graph, part.read, part.trained, by_default))
     every = draft.parts[0].model.graph.initializers
     draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]

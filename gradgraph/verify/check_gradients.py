@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import Path, carries, is_tensor
+from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.autodiff.review import review
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.errors import (
@@ -98,7 +99,8 @@ class Report:
         outputs: the outputs that were differentiated.
         tensors: one entry per tensor.
         findings: warnings about what is trained by default, and what was computed from it beforehand (see
-            ``gradgraph.autodiff.review``); none where ``wrt`` says what is differentiated.
+            ``gradgraph.autodiff.review``), none where ``wrt`` says what is differentiated; and about outputs that are
+            probabilities.
     """
 
     precision: str
@@ -156,11 +158,24 @@ def check_gradients(
         report = check.run(DOUBLE, "")
     except _CannotRunError as reason:
         report = check.run(SINGLE, str(reason))
+    targets = [v for v in normal.graph.outputs if v.name in outputs]
+    report = dataclasses.replace(report, findings=tuple(_probabilities(targets)))
     if wrt is not None:
         return report
-    targets = [v for v in normal.graph.outputs if v.name in outputs]
     trained = [v.name for v in trainable(normal.graph, targets) if v.name]
-    return dataclasses.replace(report, findings=tuple(review(normal.graph, targets, trained)))
+    return dataclasses.replace(report, findings=(*report.findings, *review(normal.graph, targets, trained)))
+
+
+def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
+    """Warnings about outputs that losses of logits do not fit."""
+    for value in outputs:
+        found = probabilities(value)
+        if found is not None:
+            loss = "cross_entropy" if found.kind == "Softmax" else "bce_with_logits"
+            name = found.logits.name if found.logits is not None else None
+            read = f"'{shown(name)}' holds the logits" if name else "cut the model before it for such a loss"
+            yield Finding(f"output '{shown(value.name)}'", f"ends in a {found.kind}",
+                          f"losses of logits such as {loss} compute one themselves", read, "warning")  # fmt: skip
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:

@@ -1,0 +1,63 @@
+"""Losses of logits on outputs that are probabilities: the logits behind them are read, or a finding says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.probabilities import Probabilities, probabilities
+from gradgraph.building.outputs import output_of
+from gradgraph.building.terms import Term
+from gradgraph.errors import Finding, shown
+from gradgraph.graph.shapes import shape_of
+from gradgraph.losses import class_axis
+
+
+def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
+    """The logits to read in place of outputs, by name, and findings about the outputs that ``terms`` read.
+
+    Args:
+        named: somebody has named the outputs; they are read as they are.
+    """
+    taken: dict[str, str] = {}
+    findings = []
+    for term in terms:
+        name = term.outputs[0] if term.outputs else ""
+        found = probabilities(output_of(graph, name)) if term.loss.activation or term.loss.of_logs else None
+        if found is None:
+            continue
+        doubt = _doubt(term, name, found)
+        logits = found.logits if found.kind == term.loss.activation and _over_classes(graph, term, found) else None
+        if logits is None or not logits.name:
+            findings.append(doubt)
+        elif named:
+            findings.append(replace(doubt, remedy=f"name the logits behind it, '{shown(logits.name)}'"))
+        else:
+            taken[name] = logits.name
+            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, '{shown(logits.name)}'"))
+    return taken, findings
+
+
+def reading(terms: Sequence[Term], taken: Mapping[str, str]) -> tuple[Term, ...]:
+    """``terms`` that read the logits in place of these outputs."""
+    return tuple(replace(t, outputs=tuple(taken.get(name, name) for name in t.outputs)) for t in terms)
+
+
+def _over_classes(graph: ir.Graph, term: Term, found: Probabilities) -> bool:
+    """Whether a Softmax is over the axis that the loss takes for that of classes."""
+    shape = shape_of(output_of(graph, term.outputs[0]))
+    return found.kind != "Softmax" or (shape is not None and found.axis == class_axis(shape, term.loss.axis))
+
+
+def _doubt(term: Term, name: str, found: Probabilities) -> Finding:
+    subject, loss = f"output '{shown(name)}'", term.loss
+    if loss.of_logs:
+        expected = f"{loss.name} takes logarithms of them"
+        return Finding(subject, "holds probabilities", expected, "give it a LogSoftmax, or logits to cross_entropy",
+                       "warning")  # fmt: skip
+    same = found.kind == loss.activation
+    expected = f"{loss.name} computes {'one itself' if same else f'a {loss.activation} of what it reads'}"
+    remedy = "give it what lies before that: name an output of logits, or cut the model there (gradgraph surgery)"
+    return Finding(subject, f"ends in a {found.kind}", expected, remedy, "warning")

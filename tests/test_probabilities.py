@@ -1,0 +1,159 @@
+"""Losses on outputs that are probabilities: every loss of logits reads what lies before them, or says why it does not.
+
+The plain reference is the same network without the Softmax or Sigmoid at its end.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.parser import parse_model
+
+import gradgraph as gg
+from gradgraph.losses import LOSSES
+
+ENDS = {
+    "Softmax": "p = Softmax <axis = 1> (z)",
+    "Sigmoid": "p = Sigmoid (z)",
+    "Softmax, passed on": "s = Softmax <axis = -1> (z)\n i = Identity (s)\n p = Cast <to = 1> (i)",
+    "Softmax, cut": "s = Softmax <axis = 1> (z)\n p = Clip (s, least, most)",
+    "Softmax, turned": "s = Softmax <axis = 1> (z)\n t = Reshape (s, turned)\n p = Transpose <perm = [1, 0]> (t)",
+    "Sigmoid, reshaped": "s = Sigmoid (z)\n p = Reshape (s, shape)",
+    "Sigmoid of two classes": "s = Sigmoid (z)\n n = Sub (most, s)\n p = Concat <axis = 1> (n, s)",
+}
+LOGITS = {name for name, make in LOSSES.items() if make().activation}
+OF_LOGS = {"kl_div", "nll"}
+OF_VALUES = {  # that may well be probabilities
+    "bce", "gaussian_nll", "hinge", "hinge_embedding", "huber", "l1", "log_cosh", "mse", "multi_margin",
+    "multilabel_margin", "poisson_nll", "smooth_l1", "soft_margin",
+    "clip", "cosine_embedding", "info_nce", "triplet",
+}  # fmt: skip
+ROWS, RNG = 5, np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 4)).astype(np.float32)
+
+
+def network(end: str = "p = Identity (z)", wide: bool = False) -> onnx.ModelProto:
+    classes = 6 if wide else 3
+    model = parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, {classes}] p)
+    <float[4, 3] w, float least = {{0.0}}, float most = {{1.0}},
+     int64[2] shape = {{-1, 3}}, int64[2] turned = {{3, -1}}> {{
+        z = MatMul (x, w)
+        {end}
+    }}""")
+    w = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    return model
+
+
+def batch(step: gg.Step) -> dict[str, Any]:
+    (target,) = step.manifest.targets
+    whole = target.dtype == "int64"
+    values = np.arange(ROWS) % 3 if whole else RNG.integers(0, 2, (ROWS, 3)).astype(np.float32)
+    return {"x": X, target.name: values}
+
+
+def words(step: gg.Step) -> str:
+    return "\n".join(str(f) for f in step.findings if f.subject == "output 'p'")
+
+
+def test_every_loss_is_of_logits_of_logarithms_or_of_values() -> None:
+    assert {name for name, make in LOSSES.items() if make().of_logs} == OF_LOGS
+    assert {*LOGITS} | OF_LOGS | OF_VALUES == {*LOSSES.keys()}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("loss", sorted(LOGITS - {"ctc"}))
+def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: str) -> None:
+    model = network(ENDS[end], wide=end == "Sigmoid of two classes")
+    kind, own = end[:7], LOSSES[loss]().activation
+    step = gg.build(model, loss)
+    assert f"ends in a {kind}" in words(step)
+    assert [o for o in step.eval.graph.output if o.name == "z"] == []
+    assert words(gg.build(model, loss, output="p")), "also where it is named"
+    read = "reads the logits behind it, 'z'" in words(step)
+    assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on"))
+    if not read:
+        return
+    given = batch(step)
+    trainer, plain = gg.Trainer(step, device="cpu"), gg.Trainer(gg.build(network(), loss), device="cpu")
+    for _ in range(3):
+        found, wanted = trainer.step(given), plain.step(given)
+        np.testing.assert_allclose([found[n] for n in wanted], [wanted[n] for n in wanted], rtol=1e-6)
+    wanted_scores = plain.evaluate(given)
+    assert trainer.evaluate(given) == pytest.approx(wanted_scores, rel=1e-6)
+    logits = plain.predict(X)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) if own == "Softmax" else 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(trainer.predict(X), p, rtol=1e-5)
+    assert [o.name for o in trainer.export().graph.output] == ["p"]
+
+
+@pytest.mark.parametrize("loss", sorted(LOGITS | OF_LOGS | OF_VALUES))
+def test_other_outputs_are_nothing_to_speak_of(loss: str) -> None:
+    """Logits, log-probabilities and probabilities inside of the network."""
+    if len(LOSSES[loss]().reads) > 1 or loss == "ctc":
+        return
+    for end in ("p = Identity (z)", "p = LogSoftmax <axis = 1> (z)", "s = Softmax <axis = 1> (z)\n p = MatMul (s, c)"):
+        model = network(end)
+        if "c)" in end:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "c"))
+        assert not words(gg.build(model, loss))
+    if loss in OF_VALUES:
+        assert not words(gg.build(network(ENDS["Sigmoid"]), loss))
+    if loss in OF_LOGS:
+        assert "holds probabilities" in words(gg.build(network(ENDS["Softmax"]), loss))
+
+
+def test_several_losses_and_named_logits() -> None:
+    model = network(ENDS["Softmax"])
+    step = gg.build(model, {"p": "cross_entropy"})
+    assert "name the logits behind it, 'z'" in words(step)
+    assert not words(gg.build(model, "cross_entropy", output="z"))
+
+
+def test_a_softmax_over_another_axis_stays() -> None:
+    model = network("a = Reshape (z, cut)\n p = Softmax <axis = 2> (a)")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1, 3]), "cut"))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    for size in ("batch", 1, 3):
+        dim = model.graph.output[0].type.tensor_type.shape.dim.add()
+        setattr(dim, "dim_param" if isinstance(size, str) else "dim_value", size)
+    assert "reads the logits" not in words(gg.build(model, "cross_entropy"))
+    assert "reads the logits" in words(gg.build(model, gg.losses.cross_entropy(axis=2)))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"precision": "bfloat16"},
+    {"accumulate": True},
+    {"recompute": "sqrt"},
+    {"sample_weight": True},
+    {"mask": True},
+    {"metrics": ["f1", "accuracy"]},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_with_other_options(options: dict[str, Any]) -> None:
+    steps = [gg.build(network(end), "cross_entropy", **options) for end in (ENDS["Softmax"], "p = Identity (z)")]
+    given = {"x": X, "target": np.arange(ROWS) % 3}
+    if "sample_weight" in options:
+        given["sample_weight"] = np.linspace(0, 1, ROWS, dtype=np.float32)
+    if "mask" in options:
+        given["mask"] = np.arange(ROWS) < 4
+    found, wanted = (gg.Trainer(step, device="cpu").evaluate(given) for step in steps)
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
+
+
+def test_check_says_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from gradgraph.cli.app import run
+
+    onnx.save(network(ENDS["Softmax"]), tmp_path / "m.onnx")
+    assert run(["check", str(tmp_path / "m.onnx")]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "output 'p' ends in a Softmax" in told and "'z' holds the logits" in told
+    assert run(["check", str(tmp_path / "m.onnx"), "--json"]) == 0
+    assert "ends in a Softmax" in json.dumps(json.loads(capsys.readouterr().out)["findings"])
