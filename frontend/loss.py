@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, Makers, checked
 from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend import reductions
+from gradgraph.frontend.pointwise import numbers_like
 from gradgraph.frontend.reductions import mean
+from gradgraph.frontend.trace import TensorLike, Value
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
 
@@ -221,6 +224,52 @@ def reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction not in REDUCTIONS:
         raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else reductions.sum(losses)
+
+
+def class_weights(weight: TensorLike, x: Tensor, axis: int) -> Tensor:
+    """A factor for each class of ``x``, which lie on this axis.
+
+    Raises:
+        BuildError: the numbers are known, and are none of weights, or more or fewer than there are classes.
+    """
+    if (array := _known_weights("weight", weight)) is not None:
+        shape = x.traced.shape
+        classes = None if shape is None else shape[axis]
+        if array.ndim != 1 or (isinstance(classes, int) and array.size != classes):
+            has = "is a single number" if array.ndim == 0 else f"has the shape {list(array.shape)}"
+            raise BuildError(f"weight {has}, and a loss takes one for each of the {classes or 'n'} classes")
+    return numbers_like(weight, x)
+
+
+def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = False) -> Tensor:
+    """Factors for the elements of ``x``, or for all that lie along its last axes.
+
+    Raises:
+        BuildError: the numbers are known, and are none of weights, or do not fit along these axes.
+    """
+    array, shape = _known_weights(name, weight, signed), x.traced.shape
+    if array is not None and shape is not None:
+        pairs = zip(reversed(array.shape), reversed(shape), strict=False)
+        if array.ndim > len(shape) or any(n not in (1, d) for n, d in pairs if isinstance(d, int)):
+            raise BuildError(
+                f"{name} has the shape {list(array.shape)}, which does not fit what the loss reads, of shape "
+                f"{list(shape)}; give one number, or as many as its last axis is long"
+            )
+    return numbers_like(weight, x)
+
+
+def _known_weights(name: str, weight: TensorLike, signed: bool = False) -> np.ndarray[Any, Any] | None:
+    """The numbers of weights; None for a traced tensor, whose numbers are not known yet."""
+    if isinstance(weight, Value):
+        return None
+    array = np.asarray(weight, np.float64)
+    wrong = ~(np.isfinite(array) & (signed | (array >= 0)))
+    if wrong.any():
+        below = "" if signed else ", none of them below zero"
+        raise BuildError(f"{name} holds {array[wrong][0]:g}; give finite numbers{below}")
+    if not signed and not array.any():
+        raise BuildError(f"{name} holds no number above zero, so that nothing would count; give one")
+    return array
 
 
 def rank_of(x: Tensor) -> int | None:

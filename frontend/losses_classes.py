@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
-from gradgraph.frontend.loss import Spec, Target, named, over, rank_of, reduced
-from gradgraph.frontend.pointwise import cast, numbers_like, real
+from gradgraph.frontend.loss import Spec, Target, class_weights, named, over, rank_of, reduced
+from gradgraph.frontend.pointwise import cast, real
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
@@ -116,7 +116,7 @@ def _likelihood(
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
     picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
     share = cast(counted, log_p.dtype)
-    weights = None if weight is None else numbers_like(weight, log_p)
+    weights = None if weight is None else class_weights(weight, log_p, at)
     if weights is not None:
         share = share * op.Gather(weights, safe)
     losses = picked * share
@@ -135,7 +135,10 @@ def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
     """The share of each label in a mean: nothing if it is ignored, else the weight of its class."""
     counted = op.Not(op.Equal(target, arguments["ignore_index"]))
     share, weight = cast(counted, x.dtype), arguments["weight"]
-    return share if weight is None else share * op.Gather(numbers_like(weight, x), op.Where(counted, target, 0))
+    if weight is None:
+        return share
+    weights = class_weights(weight, x, classes_at(x, arguments["axis"]))
+    return share * op.Gather(weights, op.Where(counted, target, 0))
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -164,7 +167,7 @@ def soft_cross_entropy(
         target = target * (1.0 - label_smoothing) + label_smoothing / tensor(x.shape[at], x.dtype)
     products = -target * op.LogSoftmax(x, axis=at)
     if weight is not None:
-        products = products * _along(numbers_like(weight, x), x, at)
+        products = products * _along(class_weights(weight, x, at), x, at)
     return reduced(op.ReduceSum(products, [at], keepdims=0), reduction)
 
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError
 from gradgraph.frontend import reductions
-from gradgraph.frontend.loss import Spec, Target, like, named, over, reduced
+from gradgraph.frontend.loss import Spec, Target, class_weights, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair, softplus
-from gradgraph.frontend.pointwise import cast, numbers_like, real, where
+from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import amax, cumsum, mean
 from gradgraph.frontend.subscripts import arange, gather
 from gradgraph.frontend.trace import TensorLike, op, tensor
@@ -66,7 +66,7 @@ def multi_margin_loss(
     losses = op.Relu(margin - gather(x, -1, at) + x)
     losses = losses * losses if p == 2 else losses
     if weight is not None:
-        losses = losses * numbers_like(weight, x)[target].unsqueeze(-1)
+        losses = losses * class_weights(weight, x, -1)[target].unsqueeze(-1)
     return reduced(mean(where(arange(x.shape[-1]) == at, 0.0, losses), -1), reduction)
 
 

@@ -35,7 +35,7 @@ def focal_loss(
     x, target = real(logits), tensor(target)
     plain = cross_entropy(x, target, None, ignore_index, "none", axis=axis)  # −log p[t]
     hard = (1.0 - op.Exp(-plain)) ** gamma
-    share = label_shares(x, target, ignore_index=ignore_index, weight=weight)
+    share = label_shares(x, target, ignore_index=ignore_index, weight=weight, axis=axis)
     losses = plain * hard * share
     return reductions.sum(losses) / reductions.sum(share) if reduction == "mean" else reduced(losses, reduction)
 

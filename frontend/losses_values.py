@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import reductions
-from gradgraph.frontend.loss import REDUCTIONS, named, positive, rank_of, reduced
-from gradgraph.frontend.pointwise import numbers_like, real, where
+from gradgraph.frontend.loss import REDUCTIONS, element_weights, named, positive, rank_of, reduced
+from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def binary_cross_entropy_with_logits(
     if pos_weight is None:
         losses = softplus(x) - x * target
     else:
-        weights = numbers_like(pos_weight, x)
+        weights = element_weights("pos_weight", pos_weight, x)
         # (1 − t)·x + (1 + (w − 1)·t)·softplus(−x)
         losses = (1.0 - target) * x + (1.0 + (weights - 1.0) * target) * softplus(-x)
-    return reduced(losses if weight is None else losses * numbers_like(weight, x), reduction)
+    return reduced(losses if weight is None else losses * element_weights("weight", weight, x, signed=True), reduction)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def binary_cross_entropy(
     """
     p, target = pair(p, target)
     losses = -(target * _held_log(p) + (1.0 - target) * _held_log(1.0 - p))
-    return reduced(losses if weight is None else losses * numbers_like(weight, p), reduction)
+    return reduced(losses if weight is None else losses * element_weights("weight", weight, p, signed=True), reduction)
 
 
 def _held_log(p: Tensor) -> Tensor:
