@@ -1,4 +1,4 @@
-"""Arguments of losses, and lengths and labels in batches, that cannot be meant: refused in one sentence before step 1."""
+"""Arguments of losses, lengths and labels that cannot be meant: refused in one sentence before step 1."""
 
 from __future__ import annotations
 
