@@ -37,6 +37,8 @@ class Spec(NamedTuple):
 
     Attributes:
         axes: for each of its axes that axis of the first output which it is as long as; None for a length of its own.
+        most: no number is negative or above it; a name stands for a size.
+        counted_by: the name of the target that says how many of the numbers in a row count.
     """
 
     dtype: ir.DataType
@@ -44,6 +46,8 @@ class Spec(NamedTuple):
     axes: Sequence[int | None]
     classes: int | None = None
     ignore_index: int | None = None
+    most: int | str | None = None
+    counted_by: str | None = None
 
 
 @dataclass(frozen=True)

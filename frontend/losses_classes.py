@@ -46,7 +46,9 @@ def labels(axis: int, ignore_index: int | None = None) -> Target:
         at = class_axis(shape, axis)
         classes = shape[at]
         spec = over(scores, [i for i in range(len(shape)) if i != at], ir.DataType.INT64)
-        return spec._replace(classes=classes if isinstance(classes, int) else None, ignore_index=ignore_index)
+        if isinstance(classes, int):
+            return spec._replace(classes=classes, ignore_index=ignore_index)
+        return spec._replace(ignore_index=ignore_index, most="classes" if ignore_index is None else None)
 
     return Target("target", "class numbers (int64), the prediction's shape without the axis of classes", spec, True)
 

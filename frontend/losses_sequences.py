@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,21 +130,25 @@ def _ctc(
 def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
     at = 0 if arguments["batch_first"] else 1
 
-    def spec(*rest: str) -> Any:
+    def last_class(shape: Shape) -> int | str:
+        return shape[2] - 1 if isinstance(shape[2], int) else "classes"
+
+    def spec(most: Callable[[Shape], int | str | None], *rest: str, **more: Any) -> Any:
         def found(outputs: Sequence[Var]) -> Spec:
             shape = outputs[0].shape or (None,) * outputs[0].rank
             if len(shape) != 3:
                 raise BuildError(
                     f"ctc reads scores of steps, rows and classes, but the model's output has shape {list(shape)}"
                 )
-            return Spec(ir.DataType.INT64, (shape[at], *rest), (at, *(None for _ in rest)))
+            axes = (at, *(None for _ in rest))
+            return Spec(ir.DataType.INT64, (shape[at], *rest), axes, most=most(shape), **more)
 
         return found
 
     return (
-        Target("target", "class numbers (int64) `[N, S]`", spec("labels")),
-        Target("input_lengths", "int64 `[N]`", spec()),
-        Target("target_lengths", "int64 `[N]`", spec()),
+        Target("target", "class numbers (int64) `[N, S]`", spec(last_class, "labels", counted_by="target_lengths")),
+        Target("input_lengths", "int64 `[N]`", spec(lambda shape: shape[1 - at] or "steps")),
+        Target("target_lengths", "int64 `[N]`", spec(lambda shape: "labels")),
     )
 
 

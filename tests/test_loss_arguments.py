@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnx.parser import parse_model
 
 import gradgraph as gg
 from gradgraph.arguments import Makers
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, DataError, ModelError
 from gradgraph.frontend import functional as F
 from gradgraph.losses import LOSSES
 
@@ -79,3 +80,97 @@ def test_functions_say_it_too() -> None:
 
     with pytest.raises(BuildError, match="weight holds nan"):
         gg.build(network(), loss, targets={"t": ("batch", "int64")})
+
+
+# --- lengths and labels in batches ---------------------------------------------------------------------------
+
+STEPS, ROWS, LABELS = 6, 4, 3
+
+
+def sequences(steps: str = "time", classes: str = "5") -> onnx.ModelProto:
+    model = parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, {steps}, 2] x) => (float[batch, {steps}, {classes}] scores) <float[2, 5] w> {{
+        scores = MatMul (x, w)
+    }}""")
+    w = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    return model
+
+
+def spoken() -> dict[str, np.ndarray[Any, Any]]:
+    """Right ones; what lies behind the lengths of labels is nobody's concern."""
+    return {
+        "x": np.random.default_rng(0).normal(size=(ROWS, STEPS, 2)).astype(np.float32),
+        "target": np.array([[1, 2, 3], [4, -1, -1], [1, 99, 99], [2, 2, -1]]),
+        "input_lengths": np.array([6, 6, 5, 6]),
+        "target_lengths": np.array([3, 1, 1, 2]),
+    }
+
+
+WRONG_IN_A_BATCH = {
+    "a length beyond the input": ("input_lengths", 2, 7, "holds 7 in row 2, but its numbers are from 0 to 6"),
+    "a length below zero": ("input_lengths", 1, -1, "holds -1 in row 1"),
+    "more labels than there are": ("target_lengths", 3, 4, "holds 4 in row 3, but its numbers are from 0 to 3"),
+    "fewer than no labels": ("target_lengths", 0, -2, "holds -2 in row 0"),
+    "a label below zero": ("target", (0, 1), -1, r"holds -1 in row 0 at \[1\]"),
+    "a label that is no class": ("target", (3, 1), 5, r"holds 5 in row 3 at \[1\], but its numbers are from 0 to 4"),
+}
+
+
+@pytest.mark.parametrize("sizes", [("time", "5"), ("6", "5")])
+@pytest.mark.parametrize("wrong", WRONG_IN_A_BATCH)
+def test_lengths_and_labels_that_cannot_be_meant(wrong: str, sizes: tuple[str, str]) -> None:
+    trainer = gg.Trainer(gg.build(sequences(*sizes), gg.losses.ctc(batch_first=True)), device="cpu")
+    name, place, number, words = WRONG_IN_A_BATCH[wrong]
+    right, given = spoken(), spoken()
+    given[name][place] = number
+    before = trainer.state_dict()
+    assert np.isfinite(trainer.evaluate(right)["loss"])
+    for call in (
+        lambda: trainer.step(given),
+        lambda: trainer.evaluate(given),
+        lambda: trainer.fit(given, 1, 2, shuffle=True, progress=False),
+        lambda: trainer.fit([right, given], 1, progress=False),
+    ):
+        with pytest.raises(DataError, match=words):
+            call()
+        trainer.load_state_dict(before)
+    assert np.isfinite(trainer.step(right)["loss"])
+
+
+def test_all_of_a_column_is_looked_at_before_the_first_step() -> None:
+    trainer = gg.Trainer(gg.build(sequences(), gg.losses.ctc(batch_first=True)), device="cpu")
+    given = spoken()
+    given["input_lengths"][3] = 60
+    with pytest.raises(DataError, match="holds 60 in row 3"):
+        trainer.fit(given, 1, 1, shuffle=False, progress=False)
+    assert trainer.progress.steps == 0
+
+
+LABELLED = [name for name, make in LOSSES.items() if make().labels and name != "ctc"]
+
+
+@pytest.mark.parametrize("classes", ["3", "c"])
+@pytest.mark.parametrize("loss", LABELLED)
+def test_labels_below_zero(loss: str, classes: str) -> None:
+    """Also where nobody knows how many classes there are: -1 would be the last one."""
+    trainer = gg.Trainer(gg.build(network(classes), loss), device="cpu")
+    x = np.ones((ROWS, 4), np.float32)
+    assert np.isfinite(trainer.step({"x": x, "target": np.array([0, 1, 2, 0])})["loss"])
+    with pytest.raises(DataError, match=r"'target' holds .*-1 in row 2"):
+        trainer.step({"x": x, "target": np.array([0, 1, -1, 0])})
+
+
+def test_the_manifest_keeps_what_is_checked() -> None:
+    manifest = gg.build(sequences(), gg.losses.ctc(batch_first=True)).manifest
+    assert type(manifest).from_json(manifest.to_json()) == manifest
+    assert [(t.most, t.counted_by) for t in manifest.targets] == [
+        (4, "target_lengths"), ("time", None), ("labels", None)
+    ]  # fmt: skip
+    for field in ("most", "counted_by", "classes"):
+        for wrong in (3.5, [1], True, {}):
+            damaged = json.loads(manifest.to_json())
+            damaged["targets"][0][field] = wrong
+            with pytest.raises(ModelError, match="is ill-typed"):
+                type(manifest).from_json(json.dumps(damaged))
+    assert "most" not in gg.build(network(), "cross_entropy").manifest.to_json()

@@ -164,8 +164,17 @@ def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, 
     read = _outputs_read(graph, loss, output)
     specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in read])
     names = [free.fresh(target if i == 0 else prefix + t.name) for i, t in enumerate(loss.targets)]
+    renamed = {t.name: name for t, name in zip(loss.targets, names, strict=True)}
     targets = tuple(
-        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape), s.classes, s.ignore_index)
+        TargetSpec(
+            name,
+            dtype_name(int(s.dtype)),
+            tuple(s.shape),
+            s.classes,
+            s.ignore_index,
+            s.most,
+            renamed.get(s.counted_by or ""),
+        )
         for name, s in zip(names, specs, strict=True)
     )
     return Term(loss, read, targets, **more)

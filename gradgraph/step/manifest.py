@@ -54,10 +54,18 @@ class StateSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class TargetSpec(TensorSpec):
-    """An input of the loss. ``classes``: labels lie in [0, classes), or equal ``ignore_index``."""
+    """An input of the loss.
+
+    Attributes:
+        classes: labels lie in [0, classes), or equal ``ignore_index``.
+        most: numbers lie in [0, most]; a name stands for the size of a dimension in this batch.
+        counted_by: the target that says how many of the numbers in a row count; others may be anything.
+    """
 
     classes: int | None = None
     ignore_index: int | None = None
+    most: Dim = None
+    counted_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +226,9 @@ class Manifest(StepSpec):
         data = first | dataclasses.asdict(self)
         for name in _OF_A_STEP if self.steps else ():
             del data[name]
+        for target in data["targets"]:
+            for name in [n for n in ("most", "counted_by") if target[n] is None]:
+                del target[name]
         for spec in (data, *data["steps"].values()):
             for name in [n for n in _IF_ANY if not spec.get(n, True)]:
                 del spec[name]
@@ -440,6 +451,11 @@ def _spec(kind: type, data: Any) -> Any:
     if not isinstance(spec.name, str) or not all(d is None or isinstance(d, int | str) for d in spec.shape):
         raise ValueError(f"the entry of {spec.name!r} is ill-typed")
     numpy_dtype(spec.dtype)
+    if isinstance(spec, TargetSpec):
+        numbers = all(n is None or type(n) is int for n in (spec.classes, spec.ignore_index))
+        bound = spec.most is None or type(spec.most) is int or isinstance(spec.most, str)
+        if not numbers or not bound or not isinstance(spec.counted_by, str | None):
+            raise ValueError(f"the target {spec.name!r} is ill-typed")
     return spec
 
 

@@ -50,9 +50,14 @@ class BatchChecker:
         labels = [s for s in self.specs.values() if isinstance(s, TargetSpec) and s.classes is not None]
         self._classes = {s.name: s.classes or 0 for s in labels}
         targets = [s for s in self.specs.values() if isinstance(s, TargetSpec)]
+        bounded = [s for s in targets if s.most is not None]
+        self._bounded = sorted(bounded, key=lambda s: s.counted_by is not None)  # counts before what they count
+        # of those whose number of classes is not known
+        self._open = {s.name for s in targets if s.ignore_index is not None and s.classes is None}
         self._ignorable = [s for s in targets if s.ignore_index is not None]
         # an ignored label within the range may be all that a batch holds, and only a full check sees that
-        self._quick = not finite and not any(s.ignore_index in range(s.classes or 0) for s in labels)
+        looked_at = finite or self._bounded or self._open
+        self._quick = not looked_at and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
         self._usual: dict[str, _Usual] = {}  # what the last batch looked like that went through all checks
         self._usual_size = -1  # how many arrays that batch had; -1 where there was none, or one with other values
@@ -98,6 +103,7 @@ class BatchChecker:
             _check_shape(spec, array.shape, symbols)
             self.check_values(spec, array)
             checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self.check_bounds(checked, {dim: size for dim, (_, size) in symbols.items()})
         self._remember(checked)
         return checked
 
@@ -204,10 +210,35 @@ class BatchChecker:
             log.warning("'%s' is %s and is converted to %s", shown(spec.name), array.dtype, wanted)
         return converted
 
+    def check_bounds(self, arrays: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
+        """Check that lengths lie within what they count, and labels among classes, where ``arrays`` hold all these.
+
+        Args:
+            arrays: of a batch, or whole columns.
+            sizes: of dimensions by name; those of ``arrays`` by default.
+        """
+        found: dict[str, int] = dict(sizes or {})
+        if sizes is None and self._bounded:
+            for name, spec in self.specs.items():
+                found |= {str(d): n for d, n in zip(spec.shape, arrays[name].shape, strict=False) if isinstance(d, str)}
+        for spec in self._bounded:
+            array = arrays[spec.name]
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+                continue
+            counts = arrays.get(spec.counted_by) if spec.counted_by is not None else None
+            counted = None
+            if isinstance(counts, np.ndarray) and array.ndim == counts.ndim + 1:
+                counted = np.arange(array.shape[-1]) < counts[..., None]
+            most = spec.most if isinstance(spec.most, int) else found.get(spec.most or "")
+            _check_bound(spec, array, most, counted)
+
     def check_values(self, spec: TensorSpec, array: Array) -> None:
         """Check that labels are in range, and floats finite if that was asked for."""
-        if isinstance(spec, TargetSpec) and spec.classes is not None and array.dtype.kind in "iu":
-            _check_labels(spec, array)
+        if isinstance(spec, TargetSpec) and array.dtype.kind in "iu":
+            if spec.classes is not None:
+                _check_labels(spec, array)
+            elif spec.name in self._open:
+                _check_bound(spec, array, None, array != spec.ignore_index)
         if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             where = np.argwhere(~np.isfinite(array))[0]
             raise DataError(f"'{shown(spec.name)}' holds {array[tuple(where)]} {_position(where)}; clean the data")
@@ -400,6 +431,20 @@ def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
         raise DataError(
             f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where, first)}, "
             f"but labels go from 0 to {spec.classes - 1}; correct it"
+        )
+
+
+def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Array | None) -> None:
+    """Raise DataError for a number below 0 or above ``most`` among those that are ``counted``."""
+    wrong = (array < 0) if most is None else (array < 0) | (array > most)
+    if counted is not None:
+        wrong &= counted
+    if wrong.any():
+        where = np.argwhere(wrong)[0]
+        wanted = "0 or above" if most is None else f"from 0 to {most}"
+        raise DataError(
+            f"'{shown(spec.name)}' holds {array[tuple(where)]} {_position(where)}, but its numbers are {wanted}; "
+            "correct it"
         )
 
 

@@ -84,6 +84,8 @@ class Columns:
         checker.check_names(arrays)
         self.kind = checker.kind
         self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
+        if not any(isinstance(a, StoredArray) for a in self.arrays.values()):
+            checker.check_bounds(self.arrays)
         self.order = order
         self.rows: int | None = common_length({n: len(a) for n, a in self.arrays.items()})
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
