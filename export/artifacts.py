@@ -13,6 +13,7 @@ import safetensors.numpy
 from gradgraph.arguments import checked
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
@@ -104,6 +105,7 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
         ModelError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
+    check_suffix(path, ".safetensors")
     arrays = weights(step, checkpoint, averaged=averaged)
     write_atomically(path, safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in sorted(arrays.items())}))
     return arrays

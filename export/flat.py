@@ -16,6 +16,7 @@ from gradgraph.arguments import PATH, checked
 from gradgraph.errors import ModelError, shown
 from gradgraph.export.artifacts import Arrays, opened_trainer
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -82,6 +83,7 @@ class FlatWeights:
         Raises:
             OutputError: they cannot be written.
         """
+        check_suffix(path, ".bin")
         path = Path(path)
         rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in self.table]
         document = {"kind": _KIND, "dtype": "float32", "elements": self.buffer.size, "tensors": rows}

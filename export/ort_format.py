@@ -18,6 +18,7 @@ from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.atomic import check_replaceable, write_atomically, write_folder_atomically
 from gradgraph.files.models import load_model, to_proto
+from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.machine import processes
 from gradgraph.machine.custom_ops import KNOWN, absolute
 from gradgraph.step.folder import MANIFEST_FILE, model_names
@@ -90,6 +91,7 @@ def save_required_operators(
         ModelError, RuntimeUnavailableError: as for ``required_operators``.
         OutputError: ``path`` cannot be written.
     """
+    check_suffix(path, ".config")
     text = required_operators(source, types=types, custom_ops=custom_ops)
     write_atomically(path, text.encode())
     return text
@@ -134,6 +136,7 @@ def save_ort(
         RuntimeUnavailableError: onnxruntime's converter does not run.
         OutputError: the folder cannot be written, or is not empty and ``force`` is not given.
     """
+    check_suffix(folder, FOLDER)
     step = step if isinstance(step, Step) else Step.load(step)
     models = _models(step)
     check_replaceable(

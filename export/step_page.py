@@ -19,6 +19,7 @@ import onnx_ir as ir
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import read_message
 from gradgraph.files.protos import reads
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.execution.memory import Moment, moments
@@ -53,6 +54,7 @@ def save_page(
         UnknownNameError: the step has no such dimension.
         OutputError: ``path`` cannot be written.
     """
+    check_suffix(path, ".html")
     if not isinstance(source, Step):
         title = title or Path(source).resolve().name
     if isinstance(source, Step) or Path(source).is_dir():

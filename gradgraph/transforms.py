@@ -32,6 +32,7 @@ from gradgraph.backends.demands import mark
 from gradgraph.backends.engine import opset_for, write_for
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.machine.collector import paused_collection
 from gradgraph.passes.normal import blaming, normalise
 from gradgraph.passes.normal.opsets.older import write_at
@@ -76,6 +77,7 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
             chosen = named(backend)
             written_at = opset_for(chosen, options["opset"])
             if out is not None:
+                check_suffix(out, ".onnx")
                 check_writable(out)
             work = normalise(model, parameters=options["wrt"])
             of = options["output"] if "output" in options else options["outputs"]

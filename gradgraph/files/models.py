@@ -32,6 +32,7 @@ from gradgraph.files.large_weights import large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.checks import in_order, is_sorted, validate
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -148,8 +149,10 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     and its data belong together.
 
     Raises:
-        OutputError: the file cannot be written, or the model without its initializers exceeds 2 GB.
+        OutputError: the file cannot be written, or has the extension of another format; or the model without its
+            initializers exceeds 2 GB.
     """
+    check_suffix(path, ".onnx")
     own = model.clone() if isinstance(model, ir.Model) else load_model(model)
     weights = stored_values(own)
     with says_why(path):

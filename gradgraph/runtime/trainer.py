@@ -29,6 +29,7 @@ from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.errors import ArgumentError, BuildError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.models import INLINE_LIMIT, save_model
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.stored_integers import store_integers, stores_integers
@@ -540,8 +541,10 @@ class Trainer(Diagnosis):
             BuildError: ``mixed``, and the step is not in mixed precision.
             ModelError: the step keeps no output of the model; or its weights exceed 2 GB, and no ``path`` is given.
             UnknownNameError: the model has no such output.
-            OutputError: ``path`` cannot be written.
+            OutputError: ``path`` cannot be written, or has the extension of another format.
         """
+        if path is not None:
+            check_suffix(path, ".onnx")
         model = self._exported(outputs, averaged, mixed)
         if path is not None:
             outside = any(is_external(t) for t in model.graph.initializer)

@@ -37,6 +37,7 @@ from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
 from gradgraph.files.models import check_fits
 from gradgraph.files.protos import proto_tensors
+from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.step.contract import check_against_graphs, check_halves
 from gradgraph.step.folder import (
@@ -137,6 +138,7 @@ class Step:
                 refer to.
             ModelError: that file has changed since the step was loaded.
         """
+        check_suffix(folder, FOLDER)
         models = {name: self._model(name) for name in model_names(self.manifest)}
         shared = self._shared(Path(folder)) if share_weights else {}
         contents = folder_contents(models, self.manifest, self._pieces, shared)

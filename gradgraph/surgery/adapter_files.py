@@ -26,6 +26,7 @@ from gradgraph.arguments import NAMES, PATH, TEXT, checked
 from gradgraph.errors import BuildError, DataError, listed, shown
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import Source
+from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
@@ -60,6 +61,7 @@ def save_adapter(
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
+    check_suffix(folder, FOLDER)
     work = opened(model, None)
     adapters = chosen_adapters(work, name, "save")
     if len(names_of_adapters(adapters)) > 1:

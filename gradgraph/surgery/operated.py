@@ -14,6 +14,7 @@ from gradgraph.arguments import as_names, matching
 from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import names_of, own_tensor
 from gradgraph.passes.normal.edit import value_named as value_named
@@ -29,6 +30,7 @@ _TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
 def opened(model: Source, out: Path | None) -> ir.Model:
     """A copy of ``model`` with what is known of its sizes; ``out`` can be written."""
     if out is not None:
+        check_suffix(out, ".onnx")
         check_writable(out)
     work = load_model(model)
     learn_sizes(work)

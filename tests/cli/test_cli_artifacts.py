@@ -97,3 +97,12 @@ def test_ort_files_and_lists_of_operators(cli: Cli) -> None:
 def test_an_option_that_changes_nothing_is_refused(cli: Cli, words: list[str], said: str) -> None:
     ran = cli("export", "step", *words)
     assert ran.code == 2 and said in ran.err
+
+
+def test_the_extension_of_another_format_is_refused(cli: Cli) -> None:
+    cli("build", "model.onnx", "-o", "step")
+    ran = cli("export", "step", "--untrained", "-o", "w.npz")
+    assert ran.code == 1 and "'w.npz' has the extension of arrays" in ran.err and not Path("w.npz").exists()
+    ran = cli("train", "step", "--data", "train.npz", "--checkpoint", "run.onnx")
+    assert ran.code == 1 and ".onnx is written by: gradgraph export STEP -o FILE.onnx" in ran.err
+    assert not Path("run.onnx").exists()

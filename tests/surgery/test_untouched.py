@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from gradgraph import surgery
+from gradgraph.errors import OutputError
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "distill": lambda m, **out: surgery.distill(m, language_model(), **out),
@@ -86,3 +87,10 @@ def test_a_file_stays_as_it_was(name: str, tmp_path: Path) -> None:
     OPERATIONS[name](path, out=out)
     assert path.read_bytes() == before
     onnx.checker.check_model(out, full_check=True)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_model_is_not_written_under_the_name_of_another_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"'m.safetensors' has the extension of weights alone, .* call it 'm.onnx'"):
+        OPERATIONS[name](language_model(), out=tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, fixed_rows, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
@@ -445,6 +446,7 @@ class Executor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
+        check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
         with self.turns.taken():
             content = encode_checkpoint(self.state.read(), self.progress)
         write_atomically(path, content)

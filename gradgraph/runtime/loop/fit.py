@@ -12,6 +12,7 @@ from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputError, shown, suggestion
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
@@ -61,6 +62,8 @@ class FitOptions:
     def __post_init__(self) -> None:
         for callback in self.callbacks:
             _check_callback(callback)
+        if self.checkpoint is not None:
+            check_suffix(self.checkpoint, ".ckpt", ".safetensors")
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
         names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate", "log_every")

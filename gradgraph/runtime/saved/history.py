@@ -11,6 +11,7 @@ from typing import Any
 
 from gradgraph.errors import DataError
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.saved.plots import drawn
 from gradgraph.runtime.saved.printed import html_table
 
@@ -53,6 +54,8 @@ class History(dict[str, list[float]]):
         Raises:
             OutputError: ``path`` cannot be written.
         """
+        if path is not None:
+            check_suffix(path, ".csv")
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self)
