@@ -1,6 +1,8 @@
 """``gradgraph train --run FOLDER``: all that a run makes, in one folder with a page that explains it.
 
-The page is written before the first step and again at the end, so that a run that was killed says how to go on.
+The page is written before the first step and again at the end, so that a run that was killed says how to go on. What
+lies in the folder already is the user's: without ``--force`` a run begins in an empty one, and one that goes on keeps
+its recipe, and a page that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
 PAGE = "README.md"
+_TRAINED = "Trained by gradgraph"  # what a page begins with, after its title
 FILES = {  # options that name a file: the file in the folder, and what it holds
     "export_to": ("trained.onnx", "the trained model, for any runtime"),
     "checkpoint": (LAST, "weights, optimizer and progress of the last epoch: to go on from"),
@@ -47,11 +50,13 @@ class RunFolder:
         path: where it is, or will be.
         recipe: all options, as tables of TOML.
         read: the files that the run reads, by what they are.
+        resume: the run goes on.
     """
 
     path: Path
     recipe: Mapping[str, Mapping[str, Any]]
     read: Mapping[str, Path]
+    resume: bool = False
 
     def fill(self, given: dict[str, Any], builds: bool) -> None:
         """Name the files that were not named, in place; a step folder is written by a run that ``builds`` one."""
@@ -59,6 +64,17 @@ class RunFolder:
             if option != "out" or builds:
                 path = self.path / name
                 given[option] = given[option] or ((path,) if option == "logs" else path)
+
+    def check(self, force: bool) -> None:
+        """Raise OutputError if a run would write over what is no run's."""
+        if force or not self.path.is_dir() or not any(self.path.iterdir()):
+            return
+        if self.resume and not (self.path / RECIPE).is_file():
+            raise OutputError(f"the folder '{shown(self.path)}' holds no run to go on with, as there is no {RECIPE}; "
+                              "give --run the folder of one, or an empty one")  # fmt: skip
+        if not self.resume and not (self.path / LAST).exists():  # of a checkpoint, more is said where it is looked at
+            raise OutputError(f"the folder '{shown(self.path)}' is not empty; give --run another one, or add --force "
+                              "to write over what lies there")  # fmt: skip
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -85,7 +101,10 @@ class RunFolder:
         Raises:
             OutputError: they cannot be written.
         """
-        write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
+        if not self.resume:
+            (self.path / BEST).unlink(missing_ok=True)  # of a run that this one replaces
+        if not (self.resume and (self.path / RECIPE).exists()):
+            write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
         self._write(trainer, ["It is not done: it runs, or was stopped."])
 
     def finish(self, trainer: Trainer, history: History) -> None:
@@ -100,12 +119,14 @@ class RunFolder:
     def _write(self, trainer: Trainer, result: Iterable[str]) -> None:
         import onnxruntime
 
+        if self.resume and not self._wrote_page():
+            return
         step = trainer.definition
         now = datetime.datetime.now(datetime.timezone.utc)
         lines = [
             f"# {shown(self.path.name)}",
             "",
-            f"Trained by gradgraph {step.manifest.gradgraph} with onnxruntime {onnxruntime.__version__} "
+            f"{_TRAINED} {step.manifest.gradgraph} with onnxruntime {onnxruntime.__version__} "
             f"({trainer.described}) and Python {platform.python_version()} on {platform.system()}, "
             f"{now:%Y-%m-%d %H:%M} UTC.",
             "",
@@ -132,6 +153,11 @@ class RunFolder:
             *_code(self._next_commands()),
         ]
         write_atomically(self.path / PAGE, "\n".join(lines).encode())
+
+    def _wrote_page(self) -> bool:
+        """Is the page that is there, if there is one, a run's?"""
+        page = self.path / PAGE
+        return not page.exists() or _TRAINED in page.read_text(errors="replace")[:1000]
 
     def _next_commands(self) -> list[str]:
         run = [str(self.path / STEP), str(checkpoint_in(self.path))]

@@ -199,6 +199,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     given = {name: value for name, value in given.items() if name not in BUILDING}
     folder = _run_folder(ctx, model, given)
     if folder is not None:
+        folder.check(given["force"])
         ctx.with_resource(folder.made())
         named = {**given, "out": out}
         folder.fill(named, builds=not model.is_dir())
@@ -271,7 +272,8 @@ def _run_folder(ctx: click.Context, model: Path, given: dict[str, Any]) -> RunFo
     if any(given[trial] for trial in ("dry_run", "find_lr", "overfit", "profile")):
         raise click.UsageError("--run keeps what a run makes, and a trial makes nothing; give one of them", ctx)
     read = {"model": model, "data": given["data"], "validation": given["validation"], "weights": given["weights"]}
-    return RunFolder(path, resolved(ctx), {what: file for what, file in read.items() if file is not None})
+    return RunFolder(path, resolved(ctx), {what: file for what, file in read.items() if file is not None},
+                     given["resume"])  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,44 @@ def test_what_cannot_be_a_run_is_one_sentence(cli: Cli, name: str) -> None:
     assert before == {p: p.read_bytes() for p in RUN.rglob("*") if p.is_file()}
 
 
+FILES = ("README.md", "recipe.toml", "history.csv", "trained.onnx", "log.jsonl", "run.best.ckpt", "notes.txt", "step/a")
+
+
+@pytest.mark.parametrize("mine", FILES)
+def test_a_folder_with_files_of_others_is_refused(cli: Cli, mine: str) -> None:
+    """Each file that a run writes, and one that it does not."""
+    (RUN / mine).parent.mkdir(parents=True)
+    (RUN / mine).write_text("mine")
+    ran = cli(*TRAIN)
+    assert ran.code == 1 and "is not empty; give --run another one, or add --force" in ran.err
+    ran = cli(*TRAIN, "--resume")
+    assert ran.code == 1 and ("holds no run to go on with" in ran.err) is (mine != "recipe.toml")
+    assert [p.read_text() for p in RUN.rglob("*") if p.is_file()] == ["mine"]
+
+
+def test_an_empty_folder_is_filled_and_force_writes_over_another(cli: Cli) -> None:
+    RUN.mkdir(parents=True)
+    ok(cli, *TRAIN, "--validation", "held_out.npz", "--patience", "1")
+    assert (RUN / "run.best.ckpt").exists()
+    (RUN / "README.md").write_text("mine")
+    ok(cli, *TRAIN, "--force")
+    assert (RUN / "README.md").read_text().startswith("# one")
+    assert not (RUN / "run.best.ckpt").exists()  # of the other run: evaluate would take its weights
+
+
+def test_a_run_that_goes_on_keeps_its_recipe_and_a_page_of_others(cli: Cli) -> None:
+    ok(cli, *TRAIN)
+    recipe = (RUN / "recipe.toml").read_text() + "# mine\n"
+    (RUN / "recipe.toml").write_text(recipe)
+    ok(cli, "train", str(RUN / "recipe.toml"), "--resume", "--epochs", "3")
+    assert (RUN / "recipe.toml").read_text() == recipe
+    assert "9 steps, 3 epochs." in (RUN / "README.md").read_text()
+    (RUN / "README.md").write_text("mine")
+    ok(cli, "train", str(RUN / "recipe.toml"), "--resume", "--epochs", "4")
+    assert (RUN / "README.md").read_text() == "mine"
+    assert len((RUN / "history.csv").read_text().splitlines()) == 5
+
+
 def test_data_that_do_not_fit_leave_no_folder(cli: Cli) -> None:
     np.savez("wrong.npz", x=np.zeros((4, 5), np.float32), target=np.zeros(4, np.int64))
     assert cli(*TRAIN, "--data", "wrong.npz").code == 1
