@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from running import Loop
 import gradgraph as gg
 from gradgraph import optim
 from gradgraph.errors import ArgumentError, BuildError
-from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.optim.schedules import SCHEDULES, rates_end
 
 STEPS = 50
 
@@ -149,3 +150,87 @@ def test_a_schedule_works_with_every_kind_of_network_weight() -> None:
     step = gg.build(network(), "mse", optim.adamw(optim.one_cycle(0.01, 50)))
     assert step.manifest.hyperparameters == {}
     assert step.manifest.optimizer["arguments"]["lr"]["schedule"] == "one_cycle"
+
+
+# --- what has ended -------------------------------------------------------------------------------------------
+
+ENDING: list[tuple[optim.Schedule, int | None]] = [
+    (optim.constant(0.1), None),
+    (optim.linear(0.1, 7), 7),
+    (optim.linear(0.1, 7, 0.01), None),
+    (optim.cosine(0.1, 9), 9),
+    (optim.cosine(0.1, 9, 0.01), None),
+    (optim.exponential(0.1, 0.9), None),
+    (optim.step_decay(0.1, 3, 0.5), None),
+    (optim.multi_step(0.1, [3, 5]), None),
+    (optim.polynomial(0.1, 8, 2.0), 8),
+    (optim.polynomial(0.1, 8, 2.0, 0.01), None),
+    (optim.cosine_restarts(0.1, 5), None),
+    (optim.one_cycle(0.1, 20, final_div_factor=10.0), None),
+    (optim.inverse_square_root(0.1, 4), None),
+    (optim.warmup(4, optim.linear(0.1, 5)), 9),
+    (optim.warmup(4, optim.constant(0.1)), None),
+    (optim.sequential([optim.constant(0.1), optim.cosine(0.1, 6)], [5]), 11),
+    (optim.sequential([optim.linear(0.1, 2), optim.constant(0.1)], [5]), None),
+    (optim.linear(0.1, 7).scaled(0.5), 7),
+    (optim.function(lambda s: max(0.5 - 0.1 * s, 0.0) if s != 5 else 0.0, 12), 5),
+    (optim.function(lambda s: 0.1, 12), None),
+]
+
+
+def ends(optimizer: optim.Optimizer) -> float | None:
+    return rates_end(gg.build(line(), None, optimizer).manifest.optimizer)
+
+
+def test_these_are_all_schedules() -> None:
+    assert {schedule.name for schedule, _ in ENDING} == {*SCHEDULES.keys(), "scaled"} - {"reduce_on_plateau"}
+
+
+@pytest.mark.parametrize(("schedule", "end"), ENDING, ids=lambda value: getattr(value, "name", str(value)))
+def test_the_end_of_a_schedule_is_where_its_rates_are(schedule: optim.Schedule, end: int | None) -> None:
+    """The formula in words against the numbers: 0 from there on, and not before."""
+    given = rates(schedule, 24)
+    moving = np.flatnonzero(given)
+    if end is None:
+        assert given[-1] != 0.0
+    else:
+        assert moving[-1] == end - 1
+    assert ends(optim.sgd(schedule)) == end
+
+
+@pytest.mark.parametrize("how", ["step", "fit", "accumulate", "resumed"])
+def test_training_at_rate_0_is_said_once(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    step = gg.build(line(), None, optim.sgd(optim.linear(0.1, 6)), accumulate=how == "accumulate")
+    trainer, x = gg.Trainer(step, device="cpu"), {"x": np.ones((6, 2), np.float32)}
+
+    def train(count: int) -> int:
+        """Do so many updates; returns how often it was said."""
+        caplog.clear()
+        if how == "accumulate":
+            trainer.fit(x, count // 3, 1, accumulate=2, progress=False)
+        elif how == "step":
+            for _ in range(count):
+                trainer.step({"x": x["x"][:1]})
+        else:
+            trainer.fit(x, count // 6, 1, progress=False)
+        return sum("schedule of the learning rate has ended" in message for message in caplog.messages)
+
+    assert train(6) == 0
+    if how == "resumed":
+        trainer.save(tmp_path / "run.ckpt")
+        trainer = gg.Trainer.resume(step, tmp_path / "run.ckpt")
+        trainer.progress.fit_epoch = trainer.progress.epoch
+    assert train(12) == 1
+    assert "after 6 updates it is 0" in caplog.text
+    assert train(12) == 0
+
+
+def test_a_rate_that_somebody_sets_says_nothing() -> None:
+    assert ends(optim.sgd(optim.linear(0.1, 6), groups={"w": {"lr": 0.1}})) == 6
+    assert ends(optim.sgd(optim.linear(0.1, 6), groups={"w": optim.adamw(0.1)})) is None
+    assert ends(optim.sgd(optim.linear(0.1, 6), groups={"w": {"lr": optim.linear(0.1, 9)}})) == 9
+    assert ends(optim.sgd(optim.linear(0.1, 6), groups={"w": {"start": 3}})) is None
+    assert ends(optim.ema(optim.adamw(optim.cosine(0.1, 6)), 0.9)) == 6
+    assert ends(optim.sgd(0.1)) is None
+    for damaged in ({"schedule": "linear"}, {"schedule": "sequential", "schedules": [], "milestones": []}, [1, None]):
+        assert rates_end({"name": "sgd", "arguments": {"lr": damaged}}) is None

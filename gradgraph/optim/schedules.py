@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -263,7 +263,53 @@ def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
         return op.Gather(op.const(table), op.cast(op.Min(s, float(len(table) - 1)), ir.DataType.INT64))
 
     name = getattr(rate, "__name__", type(rate).__name__)
-    return Schedule("function", emit, {"rate": name, "total_steps": int(total_steps)})
+    moving = np.flatnonzero(table)
+    ends = {"ends": int(moving[-1]) + 1 if moving.size else 0} if table[-1] == 0 else {}
+    return Schedule("function", emit, {"rate": name, "total_steps": int(total_steps), **ends})
+
+
+def rates_end(optimizer: Mapping[str, Any]) -> float | None:
+    """The number of finished steps from which on all learning rates of an optimizer are 0, as a manifest has it.
+
+    None where they never are, or nobody can say: a rate is fed, or fixed, or groups start later.
+    """
+    ends = list(_ends_in({"arguments": optimizer.get("arguments")}))
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
+    """The ends of all rates; a number among the arguments of an optimizer has none, and one of a group is a factor."""
+    if isinstance(described, Mapping) and "schedule" in described:
+        try:
+            yield _end_of(described)
+        except (KeyError, TypeError, IndexError, ValueError):  # of a manifest that somebody else has written
+            yield None
+    elif isinstance(described, Mapping):
+        for name, value in described.items():
+            if NUMBER.fits(value) and (name == "start" or (name == "lr" and of_optimizer)):
+                yield None
+            else:
+                yield from _ends_in(value, name == "arguments")
+    elif isinstance(described, list | tuple):
+        for value in described:
+            yield from _ends_in(value)
+
+
+def _end_of(schedule: Mapping[str, Any]) -> float | None:
+    """The step of this schedule's clock from which on it gives 0; None if it never does for good."""
+    kind = schedule["schedule"]
+    if kind in ("linear", "cosine", "polynomial"):
+        return max(float(schedule["total_steps"]), 1.0) if schedule["end"] == 0 else None
+    if kind == "function":
+        return float(schedule["ends"]) if "ends" in schedule else None
+    if kind == "scaled":
+        return _end_of(schedule["of"])
+    if kind in ("warmup", "sequential"):
+        later = _end_of(schedule["then"] if kind == "warmup" else schedule["schedules"][-1])
+        before = schedule["steps"] if kind == "warmup" else schedule["milestones"][-1]
+        return None if later is None else float(before) + later
+    return None
 
 
 LAST_STEP = 1 << 24  # float32 counts no further

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
 import os
 import tempfile
@@ -42,6 +43,8 @@ from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
 from gradgraph.step.manifest import column
+
+log = logging.getLogger("gradgraph")
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -139,6 +142,8 @@ class Executor:
         if changed:
             written = rates.write(hyperparameters)
             self.progress.hyperparameters.update({column(part.name, name): value for name, value in written.items()})
+        if part.ends is not None:
+            self._warn_if_ended(part, part.ends)
         session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
@@ -155,6 +160,19 @@ class Executor:
         else:
             p.sizes = part.training.usual
         return session
+
+    def _warn_if_ended(self, part: Part, ends: float) -> None:
+        """Say once that the schedule of a step has ended, and nothing is learned any more."""
+        p = self.progress
+        if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # at least as many as there were updates
+            return
+        if int(self.state.read([part.counter])[part.counter]) >= ends:
+            part.ends = None
+            whose = f" of '{shown(part.name)}'" if part.name else ""
+            log.warning(
+                "the schedule of the learning rate%s has ended: after %d updates it is 0, and the weights no longer "
+                "move; build the step with a longer one, or stop here", whose, ends,
+            )  # fmt: skip
 
     def _diverged(
         self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import onnx
 
+from gradgraph.optim.schedules import rates_end
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
-from gradgraph.step.manifest import Manifest
+from gradgraph.step.manifest import Manifest, column
 
 
 class Part:
@@ -25,6 +26,8 @@ class Part:
     Attributes:
         specs: what a batch of it holds.
         rates: its hyperparameters.
+        ends: the number of updates after which its learning rates are 0 for good; None where they are not.
+        counter: the state that counts them.
         training: the sessions that do steps.
     """
 
@@ -35,6 +38,9 @@ class Part:
         self.name, self.model = name, model
         self.specs = manifest.specs_of(name)
         self.rates = Rates(spec.hyperparameters)
+        counter = column(name, "step")
+        counts = counter in spec.writes and any(s.name == counter and s.kind == "counter" for s in manifest.state)
+        self.ends, self.counter = rates_end(spec.optimizer) if counts else None, counter
         self._manifest, self._make = manifest, make
         self.close_sessions()
 
