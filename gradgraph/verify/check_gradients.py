@@ -171,11 +171,10 @@ def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
     for value in outputs:
         found = probabilities(value)
         if found is not None:
-            loss = "cross_entropy" if found.kind == "Softmax" else "bce_with_logits"
             name = found.logits.name if found.logits is not None else None
             read = f"'{shown(name)}' holds the logits" if name else "cut the model before it for such a loss"
             yield Finding(f"output '{shown(value.name)}'", f"ends in a {found.kind}",
-                          f"losses of logits such as {loss} compute one themselves", read, "warning")  # fmt: skip
+                          "losses of logits compute one themselves", read, "warning")  # fmt: skip
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
