@@ -44,7 +44,9 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
     state.held += [mark.value for mark in found]
     weight = ""
     if written.weight is not None and not written.adds_up:
-        weight = op.Identity(written.weight(), name=BATCH_WEIGHT).value.name or ""
+        counted = op.Identity(written.weight(), name=BATCH_WEIGHT).value
+        counted.shape = ir.Shape(())
+        weight = counted.name or ""
     names = {p.name or "": mark.value.name or "" for p, mark in zip(params, found, strict=True)}
     return Marks(found, SeparateSpec(names, weight=weight, adds_up=written.adds_up))
 

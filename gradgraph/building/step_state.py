@@ -104,8 +104,9 @@ class StepState:
         return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
 
     def report(self, name: str, number: Var) -> None:
-        """Make ``number`` an output."""
+        """Make ``number``, a scalar, an output."""
         result = self.op.Identity(number, name=column(self.name, name)).value
+        result.shape = ir.Shape(())
         self.reports[result.name or ""] = result
 
     def next_step(self, moves: Var | None = None) -> list[Slot]:
