@@ -151,7 +151,7 @@ class NotAMethod:
     [
         (Hookless(), "has no method that fit calls, but has 'on_epoch_end'; did you mean 'on_epoch'"),
         (Hookless, "the callback, the class Hookless, has no method that fit calls"),
-        (Hooked, r"the callback is the class Hooked; make one of it: callbacks=\[Hooked\(...\)\]"),
+        (Hooked, "the callback is the class Hooked; give an instance of it"),
         (lambda trainer, row: None, r"has no method that fit calls; give an object with any of on_step\("),
         (print, "the callback, the function print, has no method"),
         (NotAMethod(), "has no method that fit calls"),

@@ -83,7 +83,7 @@ def _check_callback(callback: object) -> None:
         return
     if hooks:
         called = shown(callback.__name__)  # type: ignore[attr-defined]
-        raise ArgumentError(f"the callback is the class {called}; make one of it: callbacks=[{called}(...)]")
+        raise ArgumentError(f"the callback is the class {called}; give an instance of it, which its call makes")
     methods = "on_step(trainer, results), on_epoch(trainer, row) and on_end(trainer, history)"
     near = next((n for n in dir(callback) if not hasattr(object, n) and "did you mean" in suggestion(n, HOOKS)), None)
     found = f", but has '{shown(near)}'{suggestion(near, HOOKS)}" if near else ""
