@@ -41,8 +41,10 @@ MOST_NODES = 7
 # forward passes of onnxruntime that round more than they must, which is no fault of a gradient
 INEXACT = {"GroupNormalization": "onnxruntime takes variances as E[x²] - E[x]² in float32"}
 # onnxruntime takes the open size of a label of an Einsum from one operand, also where that broadcasts its 1, and plans
-# too little memory for the result; it depends on what else is in the graph, and a forward Einsum can fail so, too
-REFUSALS = {"Einsum": "Shape mismatch attempting to re-use buffer"}
+# too little memory for the result; it depends on what else is in the graph, and a forward Einsum can fail so, too. In
+# float16, it plans one buffer for elements of a sequence that have unequal sizes
+_PLANNED = "Shape mismatch attempting to re-use buffer"
+REFUSALS = {"Einsum": _PLANNED, "SequenceErase": _PLANNED}
 LARGEST = 2e4  # of a result: float16 ends at 65,504
 MARGINS = {"float32": 2e-4, "float64": 1e-7, "float16": 6e-2}  # of the largest entry, for rounding between two nodes
 DIFFERENCES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-3}  # a rule's own constants are rounded to the type
@@ -51,8 +53,8 @@ MOVED = 50  # how many times the change that rounding the point makes is allowed
 
 @functools.cache
 def trials() -> list[tuple[Rule, list[Case]]]:
-    """Rules with the cases that onnxruntime can run, too."""
-    rules = [r for r in rules_with_cases() if r.domain in DOMAINS]
+    """Rules with the cases that onnxruntime can run, too, in an order that no import changes."""
+    rules = sorted((r for r in rules_with_cases() if r.domain in DOMAINS), key=lambda r: (r.domain, r.op_type))
     able = [(r, [c for c in r.cases if not c.onnxruntime and _movable(c)]) for r in rules]
     return [(r, c) for r, c in able if c]
 
