@@ -47,7 +47,8 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _found(value: ir.Value, node: ir.Node, same: bool) -> Probabilities:
-    logits, kind = node.inputs[0], "Softmax" if node.op_type == "Softmax" else "Sigmoid"
+    logits = node.inputs[0]
+    kind: Literal["Softmax", "Sigmoid"] = "Softmax" if node.op_type == "Softmax" else "Sigmoid"
     if not same or logits is None:
         return Probabilities(kind)  # type: ignore[arg-type]
     axis = None
