@@ -38,8 +38,8 @@ def probabilities(value: ir.Value) -> Probabilities | None:
         same = same and node.op_type in SAME
         if node.op_type == "Concat":  # [1 − p, p], as of two classes
             parts = (probabilities(x) for x in node.inputs if x is not None)
-            kind = next((found.kind for found in parts if found is not None), None)
-            return None if kind is None else Probabilities(kind)
+            known = next((found for found in parts if found is not None), None)
+            return None if known is None else Probabilities(known.kind)
         if node.inputs[0] is None:
             return None
         at = node.inputs[0]
@@ -50,11 +50,11 @@ def _found(value: ir.Value, node: ir.Node, same: bool) -> Probabilities:
     logits = node.inputs[0]
     kind: Literal["Softmax", "Sigmoid"] = "Softmax" if node.op_type == "Softmax" else "Sigmoid"
     if not same or logits is None:
-        return Probabilities(kind)  # type: ignore[arg-type]
+        return Probabilities(kind)
     axis = None
     if kind == "Softmax":
         given = node.attributes.get("axis")
         axis = -1 if given is None else given.as_int()
         axis = axis % len(value.shape) if value.shape is not None and len(value.shape) else axis
     has_name = bool(logits.name) and logits.dtype == value.dtype and logits.producer() is not None
-    return Probabilities(kind, axis, logits if has_name else None)  # type: ignore[arg-type]
+    return Probabilities(kind, axis, logits if has_name else None)
