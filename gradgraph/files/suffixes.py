@@ -1,4 +1,4 @@
-"""What a file holds, as its extension says: nothing is written under the name of another format."""
+"""Extensions of files and the formats that they say: nothing is written under the name of another format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.errors import OutputError, shown
 
 @dataclass(frozen=True)
 class Format:
-    """What files of an extension hold, and what writes them, in Python and on the command line; empty for nothing."""
+    """The content of files with an extension, and its writers in Python and on the command line; empty for nothing."""
 
     holds: str
     python: str = ""
