@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,14 @@ from gradgraph.passes.normal.sizes.ranks import gives
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 
 _MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
-_ROOM = 150_000_000  # bytes for one inference, beside what the file's own size allows
+# bytes for one inference, beside what the file's own size allows: protobuf frees what it has not yet filled if memory
+# ends, which does no harm where a block comes from the system and is 0, as those beyond 32 MB do
+_ROOM = 1_000_000_000
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
+_SMALL = 2**20  # elements of a tensor that may become a vector without harm
+_LONG = 2**22  # elements of a computed vector that ONNX's inference had better not write out
 _NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
@@ -117,7 +122,7 @@ def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -
     """Let ONNX infer, without data if these do not fit into memory; return ``proto`` if types do not fit either."""
     room += _COPIES * proto.ByteSize()
     found = proto
-    for data in (True, False):
+    for data in (True, False) if _has_short_vectors(proto) else (False,):
         with contextlib.suppress(MemoryError), limited_memory(room):
             found = onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
             break
@@ -127,10 +132,26 @@ def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -
     return found
 
 
-def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+def _has_short_vectors(proto: onnx.ModelProto) -> bool:
+    """Whether ONNX's inference may write out each computed vector, as far as sizes follow without data.
+
+    A large tensor may become a vector by one Reshape, so where there is one, sizes are inferred first.
+    """
+    if all(math.prod(d.dim_value or 1 for d in dims) <= _SMALL for dims in _shapes_of(proto)):
+        return True
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    del inferred.graph.input[:]  # weights among them, for which _bytes_allowed has room
+    return all(len(dims) != 1 or dims[0].dim_value <= _LONG for dims in _shapes_of(inferred))
+
+
+def _shapes_of(proto: onnx.ModelProto) -> Iterator[Sequence[onnx.TensorShapeProto.Dimension]]:
     for graph in proto_graphs(proto):
         for info in (*graph.input, *graph.value_info, *graph.output):
-            yield from info.type.tensor_type.shape.dim
+            yield info.type.tensor_type.shape.dim
+
+
+def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    yield from itertools.chain.from_iterable(_shapes_of(proto))
 
 
 def _bytes_allowed(model: ir.Model) -> int:
