@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -30,7 +29,6 @@ _ROOM = 1_000_000_000
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
-_SMALL = 2**20  # elements of a tensor that may become a vector without harm
 _LONG = 2**22  # elements of a computed vector that ONNX's inference had better not write out
 _NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
@@ -133,12 +131,7 @@ def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -
 
 
 def _has_short_vectors(proto: onnx.ModelProto) -> bool:
-    """Whether ONNX's inference may write out each computed vector, as far as sizes follow without data.
-
-    A large tensor may become a vector by one Reshape, so where there is one, sizes are inferred first.
-    """
-    if all(math.prod(d.dim_value or 1 for d in dims) <= _SMALL for dims in _shapes_of(proto)):
-        return True
+    """Whether ONNX's inference may write out each computed vector, as far as sizes follow without data."""
     inferred = onnx.shape_inference.infer_shapes(proto)
     del inferred.graph.input[:]  # weights among them, for which _bytes_allowed has room
     return all(len(dims) != 1 or dims[0].dim_value <= _LONG for dims in _shapes_of(inferred))
