@@ -25,7 +25,7 @@ from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 _MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 # bytes for one inference, beside what the file's own size allows: protobuf frees what it has not yet filled if memory
 # ends, which does no harm where a block comes from the system and is 0, as those beyond 32 MB do
-_ROOM = 320_000_000
+_ROOM = 220_000_000
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
