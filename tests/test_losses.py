@@ -282,11 +282,12 @@ def test_huber_wants_a_delta_above_zero(delta: float) -> None:
         losses.huber(delta)
 
 
-def test_weights_that_are_constant_nodes_are_trained_when_named() -> None:
-    """As ndonnx writes them: no initializers at all."""
+def test_constant_nodes_beside_initializers_are_trained_when_named() -> None:
     constant = model(["batch", C], LOGITS)
     weight = constant.graph.initializer.pop()
     constant.graph.node.insert(0, onnx.helper.make_node("Constant", [], [weight.name], value=weight))
+    assert gg.build(constant).manifest.trainable == (weight.name,)  # as ndonnx writes it: no initializers at all
+    constant.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.float32), "unread"))
     with pytest.raises(gg.GradgraphError, match=f"nothing is left to train.*train='{weight.name}' would train"):
         gg.build(constant)
     assert gg.build(constant, train=weight.name).manifest.trainable == (weight.name,)

@@ -34,6 +34,7 @@ from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.checks import in_order, is_sorted, validate
+from gradgraph.graph.constant_nodes import lift_weights
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
@@ -55,12 +56,16 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     External data are mapped, not read. Their file must lie in the base directory; as an exception for download
     caches, a model file that is itself a symlink may keep its data beside the file that its link points to.
 
+    Weights that stand in the file as Constant nodes are initializers here (``gradgraph.graph.constant_nodes``).
+
     Raises:
         ModelError: nothing readable there, or the model is not well formed (see ``gradgraph.graph.checks.validate``).
     """
     if isinstance(source, ir.Model):
         validate(source)
-        return _copy(source)
+        copy = _copy(source)
+        lift_weights(copy)
+        return copy
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
     PATH_OR_MODEL.check("the model", source)
@@ -121,6 +126,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir
             model.graph.sort()
         for function in model.functions.values():
             function.sort()
+        lift_weights(model)
     except ModelError as error:
         raise ModelError(f"{what} cannot be used: {error}", error.findings) from error.__cause__
     except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:

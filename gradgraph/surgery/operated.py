@@ -15,8 +15,9 @@ from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.prune import prune
-from gradgraph.passes.normal.edit import names_of, own_tensor
+from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.edit import value_named as value_named
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 

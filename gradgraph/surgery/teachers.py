@@ -12,9 +12,10 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
 from gradgraph.files.models import Source, load_model
+from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.marks import TEACHER, TEACHERS
 from gradgraph.graph.shapes import OPSET, clash, shape_of
-from gradgraph.passes.normal.edit import names_of, own_tensor
+from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.operated import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named

@@ -180,13 +180,6 @@ def attributes(node: ir.Node) -> dict[str, Any]:
     return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
 
 
-def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
-
-
 def names_of(model: ir.Model) -> Iterator[str]:
     """Names of all values and nodes, in all graphs."""
     stack = [model.graph]

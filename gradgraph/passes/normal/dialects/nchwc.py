@@ -22,9 +22,10 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
+from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.shapes import is_single, recorded_shape, stored_sizes
 from gradgraph.passes.normal.dialects.contrib import fused, fused_conv
-from gradgraph.passes.normal.edit import discard, nodes_of, own_tensor
+from gradgraph.passes.normal.edit import discard, nodes_of
 
 BLOCKED = "com.microsoft.nchwc"
 REMEDY = "save the model at onnxruntime's level 'extended', or use the original one"

@@ -15,8 +15,9 @@ import onnx_ir as ir
 from gradgraph.errors import escaped
 from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph import shapes
+from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.machine.limits import limited_memory
-from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of, own_tensor
+from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
 from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
 from gradgraph.passes.normal.sizes.ranks import gives

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from gradgraph.graph.constant_nodes import become_initializer, tensor_in
 from gradgraph.graph.marks import is_detached, mark_constant
-from gradgraph.passes.normal.edit import graph_of, nodes_of, own_tensor
+from gradgraph.passes.normal.edit import graph_of, nodes_of
 
 
 def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
@@ -42,7 +43,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
 def _register(node: ir.Node, main: ir.Graph) -> None:
     if not {"value", "value_int", "value_ints", "value_float", "value_floats"} & set(node.attributes):
         return
-    tensor = node.attributes.get_tensor("value")
+    tensor = tensor_in(node)
     if tensor is None:  # onnx-ir's own way to read a value renames the tensor, which may be the caller's
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is not None and tensor.dtype != ir.DataType.STRING:
@@ -51,15 +52,7 @@ def _register(node: ir.Node, main: ir.Graph) -> None:
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
     """Replace the one output of ``node`` by an initializer of the same name, marked; False if it must stay."""
-    old = node.outputs[0]
-    graph = graph_of(node)
-    if old.is_graph_output() and graph is not main:
-        return False  # a body's outputs must be computed in the body
-    new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-    new.const_value = own_tensor(tensor, old.name)
+    if (new := become_initializer(node, tensor, main)) is None:
+        return False
     mark_constant(new)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    old.name = None
-    graph.remove(node, safe=True)
-    main.register_initializer(new)
     return True

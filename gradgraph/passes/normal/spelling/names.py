@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import UNNAMED
-from gradgraph.passes.normal.edit import graphs_of, is_wanted, own_tensor
+from gradgraph.graph.constant_nodes import own_tensor
+from gradgraph.passes.normal.edit import graphs_of, is_wanted
 
 _ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # where it makes a Gemm of MatMul and Add on three axes
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.graph.constant_nodes import weights_were_nodes
 from gradgraph.graph.marks import is_marked_constant, learned_ranges, mark_constant
 from gradgraph.graph.shapes import is_single
 from gradgraph.passes.normal.weights.roles import Role, Uses, roles
@@ -50,13 +51,14 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
     1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
     2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are none;
-    3. these are none: Constant nodes; numbers that ``graph.builder`` or an exporter wrote into a formula; tensors that
+    3. these are none: Constant nodes of a file that has its weights elsewhere; numbers that ``graph.builder`` or an exporter wrote into a formula; tensors that
        PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless they
        are factors of products: masks of −∞, JAX's choice where there is no result;
     4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor first states of zeros;
     5. one number alone is a weight where a layer reads it as one (a slope, a bias, a norm of one channel), where Exp,
        Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
-       entry of the state that PyTorch's older exporter calls by its path. Otherwise it is a number in a formula;
+       entry of the state that PyTorch's older exporter calls by its path, a parameter of PaddlePaddle. Otherwise it is
+       a number in a formula;
     6. all others are weights.
     """
     exporter = _exporter(model)
@@ -87,8 +89,11 @@ def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
 
 def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
     """Does the file say that this is a parameter or buffer itself, and not computed from others?"""
-    return bool(_word_of_exporter(value)) or (
-        graph.meta.get(_EXPORTER) == _OLDER_TORCH and bool(_STATE_OF_TORCH.match(value.name or ""))
+    name = value.name or ""
+    return bool(
+        _word_of_exporter(value)
+        or (graph.meta.get(_EXPORTER) == _OLDER_TORCH and _STATE_OF_TORCH.match(name))
+        or _STATE_OF_PADDLE.match(name)
     )
 
 
@@ -118,8 +123,11 @@ def _word_of_exporter(value: ir.Value) -> str:
 
 _BUILDERS_OWN = re.compile(r"const/")
 _CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initializer by onnxslim and its like
-_EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*|onnx::\w+|\d+|_inlfunc_.*)$")
+_EXPORTERS_OWN = re.compile(
+    r"(_?val_\d+|scalar_tensor_default.*|/.*|onnx::\w+|\d+|_inlfunc_.*|p2o\.helper\..*|Constant@\d+)$"
+)
 _STATE_OF_TORCH = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")  # as the older exporter calls parameters and buffers
+_STATE_OF_PADDLE = re.compile(r"\w+_\d+\.[wb]_\d+$")  # conv2d_0.w_0
 _STEP_OF_TORCH = re.compile(
     r"(_to_copy|abs|add|alias|all|amax|amin|any|arange|argmax|argsort|atan2|avg_pool1d|bitwise_and|"
     r"bitwise_not|bitwise_or|bmm|broadcast_to|cat|chunk|clamp|clamp_max|clamp_min|clone|complex|"
@@ -157,11 +165,12 @@ class _Judge:
         self._computed = {v.name for node in model.graph for v in node.outputs}
         self._writes_numbers = exporter in _WRITERS_OF_NUMBERS
         self._names_state = exporter == _OLDER_TORCH
+        self._were_nodes = weights_were_nodes(model)
 
     def verdict(self, name: str, value: ir.Value) -> Verdict:
         if is_marked_constant(value):
             return Verdict(False, "it stands in the file as a Constant node")
-        if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
+        if _BUILDERS_OWN.match(name) or (_CONSTANT_NODE.match(name) and not self._were_nodes):
             return Verdict(False, "its name says that it is a number in a formula")
         if said := _word_of_exporter(value):
             words = "its parameter is frozen" if said == _FROZEN else f"it is a {said}"
@@ -188,8 +197,10 @@ class _Judge:
             return Verdict(True, "its name says that it is a variable of TensorFlow")
         if self._names_state and _STATE_OF_TORCH.match(name):
             return Verdict(True, "its name says that it is part of PyTorch's state")
+        if _STATE_OF_PADDLE.match(name):
+            return Verdict(True, "its name says that it is a parameter of PaddlePaddle")
         reason = f"one number, {next(iter(uses.values()))}"
-        if is_generated or self._writes_numbers:
+        if is_generated or self._writes_numbers or self._were_nodes:
             return Verdict(False, reason)
         return Verdict(False, f"{reason}, which the file does not tell from a learned one", doubtful=True)
 
