@@ -135,3 +135,12 @@ def test_a_file_of_ir_version_3_stays_one_that_runtimes_read() -> None:
     old = with_constants(language_model())
     old.ir_version = 3
     onnx.checker.check_model(gg.lora(old, "*"), full_check=True)
+
+
+def test_sizes_that_are_called_unknown_need_not_be_equal() -> None:
+    model = paddle()
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "?"
+    step = gg.build(model, "mse", "sgd")
+    assert step.manifest.inputs[0].shape == ("n", 1, None, None)
+    gg.Trainer(step).step({"x": real(2, 1, 4, 5), "target": real(2, 1, 4, 5)})

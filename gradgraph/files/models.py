@@ -41,6 +41,7 @@ PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 PROTOBUF_LIMIT = 2**31
+_UNKNOWN = "?"  # no name that equal sizes share
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -63,9 +64,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     """
     if isinstance(source, ir.Model):
         validate(source)
-        copy = _copy(source)
-        lift_weights(copy)
-        return copy
+        return _understood(_copy(source))
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
     PATH_OR_MODEL.check("the model", source)
@@ -126,11 +125,23 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir
             model.graph.sort()
         for function in model.functions.values():
             function.sort()
-        lift_weights(model)
     except ModelError as error:
         raise ModelError(f"{what} cannot be used: {error}", error.findings) from error.__cause__
     except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
         raise ModelError(f"{what} cannot be used: {_first_line(error)}; export it again with a current onnx") from error
+    return _understood(model)
+
+
+def _understood(model: ir.Model) -> ir.Model:
+    """``model``, in place, with what PaddlePaddle's exporters write said as others say it.
+
+    They keep weights in Constant nodes, and the older one calls every size that it does not know ``?``.
+    """
+    lift_weights(model)
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+            if value.shape is not None and _UNKNOWN in value.shape.dims:
+                value.shape = ir.Shape([None if dim == _UNKNOWN else dim for dim in value.shape])
     return model
 
 

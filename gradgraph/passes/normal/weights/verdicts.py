@@ -51,9 +51,10 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
     1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
     2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are none;
-    3. these are none: Constant nodes of a file that has its weights elsewhere; numbers that ``graph.builder`` or an exporter wrote into a formula; tensors that
-       PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless they
-       are factors of products: masks of −∞, JAX's choice where there is no result;
+    3. these are none: Constant nodes of a file that has its weights elsewhere; numbers that ``graph.builder`` or an
+       exporter wrote into a formula; tensors that PyTorch's exporter folded from numbers and shapes alone; tensors with
+       numbers that are not finite, unless they are factors of products: masks of −∞, JAX's choice where there is no
+       result;
     4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor first states of zeros;
     5. one number alone is a weight where a layer reads it as one (a slope, a bias, a norm of one channel), where Exp,
        Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
