@@ -16,14 +16,14 @@ def lift_weights(model: ir.Model) -> None:
     then told as for initializers. In all other files a Constant node is a number in a formula, and stays.
     """
     graphs = (model.graph, *model.graph.subgraphs())
-    nodes = [(node, tensor) for graph in graphs for node in graph if (tensor := tensor_in(node)) is not None]
-    tensors = sum(tensor.size > 1 and tensor.dtype not in _COUNTS for _, tensor in nodes)
+    nodes = [(graph, node, t) for graph in graphs for node in graph if (t := tensor_in(node)) is not None]
+    tensors = sum(tensor.size > 1 and tensor.dtype not in _COUNTS for _, _, tensor in nodes)
     stored = sum(value.dtype not in _COUNTS for graph in graphs for value in graph.initializers.values())
     if tensors <= _MANY * stored:
         return
-    for node, tensor in nodes:
-        if node.graph is model.graph or not node.outputs[0].is_graph_output():
-            become_initializer(node, tensor, node.graph)
+    for graph, node, tensor in nodes:
+        if graph is model.graph or not node.outputs[0].is_graph_output():
+            become_initializer(node, tensor, graph)
     model.ir_version = max(model.ir_version, 4)  # before, initializers had to be inputs
     model.meta[_WERE_NODES] = True
 
