@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -22,7 +23,8 @@ from gradgraph.passes.normal.edit import nodes_of
 SQRT, ATTENTION = "sqrt", "attention"
 _USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters
 _OTHER = 64
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s+\S+=\d+)*)\s*", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s.*=\d+)?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s+(.+?)=(\d+)(?!\S)")  # exporters write names such as "batch + 1"
 _PARTS = re.compile(r"[/.]")
 _WRITTEN = ("loss", "metrics", "distillation")  # the scopes of what a step adds to the forward pass
 _WORDS = "'sqrt', 'attention', names or globs of values, or a number of bytes such as '500MB'"
@@ -48,7 +50,7 @@ class Recompute:
         if found is not None:
             number, unit, binary, said = found.groups()
             keep = int(float(number) * (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper()))
-            sizes = {name: int(size) for name, size in (word.split("=") for word in said.split())} | sizes
+            sizes = {name: int(size) for name, size in _SIZE.findall(said)} | sizes
         if not (WHOLE.fits(keep) and keep > 0 if isinstance(keep, int) else NAMES.fits(keep) and keep):
             raise ArgumentError(f"recompute is {described(keep)}; it should be {_WORDS}")
         for name, size in sizes.items():
@@ -95,26 +97,25 @@ class Recompute:
 
     def _check_sizes(self, model: ir.Model) -> None:
         """Raise UnknownNameError unless inputs have all dimensions whose sizes are said."""
-        known = _open_dimensions(model)
+        known = sorted({*_open_dimensions(model), *_parts_of_dimensions(model)})
         for name in self.sizes:
             if name not in known:
-                raise UnknownNameError(
-                    f"no input has a dimension called '{shown(name)}'{suggestion(name, sorted(known))}"
-                )
+                raise UnknownNameError(f"no input has a dimension called '{shown(name)}'{suggestion(name, known)}")
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
         """Raise BuildError unless there is a size for each open dimension of the inputs."""
-        parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
-        missing = sorted(part for part in parts if not part.isdecimal() and part not in self.sizes)
+        for value in _inputs(model):
+            _check_named(value)
+        missing = [name for name in _parts_of_dimensions(model) if name not in self.sizes]
         if missing:
-            example = (
-                ", ".join(f"{name}=32" for name in missing) if all(n.isidentifier() for n in missing) else "batch=32"
-            )
+            named = {shown(name): 32 for name in missing}
+            keywords = ", ".join(f"{name}={size}" for name, size in named.items())
+            said = keywords if all(name.isidentifier() for name in named) else f"**{named}"
+            typed = " ".join((f"{self.keep}B", *(f"{name}={size}" for name, size in named.items())))
             raise BuildError(
-                f"to recompute for a number of bytes needs the size of {', '.join(map(shown, missing))}, "
-                "which the model leaves open",
-                remedy=f"say it: gradgraph.Recompute({self.keep}, {example})",
-                shell=f"say it: --recompute '{self.keep}B {example.replace(',', '')}'",
+                f"to recompute for a number of bytes needs the size of {', '.join(named)}, which the model leaves open",
+                remedy=f"say it: gradgraph.Recompute({self.keep}, {said})",
+                shell=f"say it: --recompute {shlex.quote(typed)}",
             )
         return self.sizes
 
@@ -148,9 +149,37 @@ def _readable(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
+def _inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs that are fed."""
+    return [v for v in model.graph.inputs if not v.is_initializer()]
+
+
 def _open_dimensions(model: ir.Model) -> set[str]:
-    inputs = (v for v in model.graph.inputs if v.shape is not None and not v.is_initializer())
-    return {d for v in inputs for d in shape_of(v) or () if isinstance(d, str)}
+    return {d for v in _inputs(model) for d in shape_of(v) or () if isinstance(d, str)}
+
+
+def _check_named(value: ir.Value) -> None:
+    """Raise BuildError if nobody can say the sizes of an input, as its axes have no names."""
+    name, dims = shown(value.name), shape_of(value)
+    if dims is None:
+        raise BuildError(
+            f"to recompute for a number of bytes needs all sizes, and nobody knows the axes of '{name}'",
+            remedy="use recompute='sqrt'",
+            shell="use --recompute sqrt",
+        )
+    if None in dims:
+        axis = dims.index(None)
+        raise BuildError(
+            f"to recompute for a number of bytes needs all sizes, and axis {axis} of '{name}' is open and has no name",
+            remedy=f"give it one: gradgraph.surgery.open_axes(model, {{'{name}': {{{axis}: 'batch'}}}})",
+            shell=f"give it one: `gradgraph surgery MODEL --open {shlex.quote(f'{name}:{axis}=batch')}`",
+        )
+
+
+def _parts_of_dimensions(model: ir.Model) -> list[str]:
+    """The names of which those of open dimensions are made: ``batch`` and ``time`` of ``batch*time``."""
+    parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
+    return sorted(part for part in parts if not part.isdecimal())
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:

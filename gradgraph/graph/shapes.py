@@ -112,7 +112,7 @@ def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unk
 
 def size_factors(name: str) -> list[str]:
     """Split a composite size name such as ``11*batch`` into its factors."""
-    return name.replace(" ", "").split("*")
+    return [part.strip() for part in name.split("*")]
 
 
 def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:

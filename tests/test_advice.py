@@ -1,0 +1,138 @@
+"""Advice in messages is advice: what it names exists, what it types is parsed by the real parser, and it leads on."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx
+import pytest
+from command_line import mlp
+from messages_page import ROOMS
+
+import gradgraph as gg
+from gradgraph.cli.app import COMMANDS, cli, run
+from gradgraph.errors import BuildError
+
+ROOT = Path(__file__).parents[1]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text of the package that a user may read, by place; ``<…>`` stands for what is filled in."""
+    for file in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
+        tree = ast.parse(file.read_text("utf-8"))
+        parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        parts |= {id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values}
+        for node in ast.walk(tree):
+            place = f"{file.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.JoinedStr):
+                yield place, "".join(str(v.value) if isinstance(v, ast.Constant) else "<…>" for v in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                yield place, node.value
+
+
+TEXTS = dict(texts())
+COMMAND = re.compile(r"`gradgraph ([a-z][^`]*)`")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
+DOTTED = re.compile(r"\bgradgraph(?:\.\w+)+")
+
+
+def commands() -> dict[str, click.Command]:
+    context = click.Context(cli)
+    found: dict[str, click.Command] = {}
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {inner}": command.commands[inner] for inner in command.commands}
+    return found
+
+
+CLI = commands()
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {opt for p in command.get_params(click.Context(command)) for opt in (*p.opts, *p.secondary_opts)}
+
+
+OTHERS = {"--format", "--version"}  # of git, and of `gradgraph` itself
+OPTIONS = {name: options_of(command) for name, command in CLI.items()}
+
+
+def typed() -> Iterator[tuple[str, str]]:
+    """Every command that a message types in full."""
+    for place, text in TEXTS.items():
+        for found in COMMAND.findall(text):
+            yield place, found
+
+
+@pytest.mark.parametrize(("place", "text"), list(typed()))
+def test_a_command_in_a_message_is_parsed(place: str, text: str) -> None:
+    words = text.split()
+    inner = " ".join(words[:2])
+    command = inner if inner in CLI else words[0]
+    assert command in CLI
+    assert {o for o in OPTION.findall(text)} <= OPTIONS[command]
+
+
+@pytest.mark.parametrize("place", [place for place, text in TEXTS.items() if OPTION.search(text)])
+def test_an_option_in_a_message_exists(place: str) -> None:
+    assert set(OPTION.findall(TEXTS[place])) <= set().union(OTHERS, *OPTIONS.values())
+
+
+@pytest.mark.parametrize("place", [place for place, text in TEXTS.items() if " " in text and DOTTED.search(text)])
+def test_a_name_in_a_message_exists(place: str) -> None:
+    for name in DOTTED.findall(TEXTS[place]):
+        at: Any = gg
+        for part in name.split(".")[1:]:
+            if not hasattr(at, part) and hasattr(at, "__path__"):
+                importlib.import_module(f"{at.__name__}.{part}")
+            at = getattr(at, part)
+
+
+# --- advice that is followed ---------------------------------------------------------------------------------------
+
+DIMENSIONS = ["N", "batch size", "batch + 1", "2*batch", "a*b", "", "unk__0", "1x", "x.batch", "N=3", "it's", "-1 n"]
+
+
+def with_batch(dimension: str) -> onnx.ModelProto:
+    model = mlp()
+    for value in (*model.graph.input, *model.graph.output):
+        dim = value.type.tensor_type.shape.dim[0]
+        dim.ClearField("dim_param")
+        if dimension:
+            dim.dim_param = dimension
+    return model
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_advice_on_sizes_builds_what_was_refused(
+    dimension: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = with_batch(dimension)
+    with pytest.raises(BuildError) as raised:
+        gg.build(model, recompute=500_000)
+    assert raised.value.remedy and raised.value.shell_remedy
+    remedy = raised.value.remedy[raised.value.remedy.index("gradgraph.") :]
+    if "surgery" in remedy:
+        model = eval(remedy, {"gradgraph": gg, "model": model})
+        shell = raised.value.shell_remedy.split("`")[1].replace("MODEL", str(tmp_path / "m.onnx"))
+        onnx.save(with_batch(dimension), tmp_path / "m.onnx")
+        assert run([*shlex.split(shell)[1:], "-o", str(tmp_path / "named.onnx")]) == 0
+        (dim, _) = onnx.load(tmp_path / "named.onnx").graph.input[0].type.tensor_type.shape.dim
+        assert dim.dim_param == model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+        return
+    assert gg.build(model, recompute=eval(remedy, {"gradgraph": gg})).train
+    onnx.save(model, tmp_path / "m.onnx")
+    command = ["build", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "step")]
+    assert run([*command, "--recompute", "500kB"]) == 1
+    assert " ".join(raised.value.shell_remedy.split()) in " ".join(capsys.readouterr().err.split())
+    advice = raised.value.shell_remedy[raised.value.shell_remedy.index("--recompute") :]
+    assert run([*command, *shlex.split(advice)]) == 0
