@@ -51,10 +51,18 @@ class Recipe:
 
         steps = total_steps()
         known: dict[str, Any] = {} if steps is None else {"total_steps": steps}
-        usual = inspect.signature(RECIPES[self.optimizer]).parameters["lr"] if self.optimizer in RECIPES else None
-        if lr is not None or usual is not None:
-            known["lr"] = lr if usual is None or lr is not None else usual.default
+        name, arguments = self._optimizer_arguments()
+        usual = inspect.signature(RECIPES.named(name)).parameters.get("lr")
+        if "lr" in arguments or usual is not None:
+            known["lr"] = arguments.get("lr", usual and usual.default)
         return schedule_from(self.schedule, known)
+
+    def _optimizer_arguments(self) -> tuple[str, dict[str, Any]]:
+        """The name of the optimizer and its own arguments, as typed."""
+        from gradgraph.optim.recipes import RECIPES
+
+        rate = {} if self.lr is None else {"lr": self.lr}
+        return RECIPES.written(self.optimizer, self.optimizer_option, rate)
 
     def _grouping(self) -> dict[str, Any]:
         """Return the groups of weights, and what else every optimizer takes besides its own arguments."""
@@ -93,10 +101,10 @@ class Recipe:
     def _optimizer(self, rate: Schedule | Plateau | float | None) -> Optimizer:
         from gradgraph import optim
 
-        arguments = {**self.optimizer_option}
+        name, arguments = self._optimizer_arguments()
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
-        optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
+        optimizer = optim.by_name(name, **arguments, **self._grouping())
         clips = [optim.clip_by_unit_norm(self.clip_units)] if self.clip_units is not None else []
         clips += [optim.clip_by_global_norm(self.clip_norm)] if self.clip_norm is not None else []
         if clips:
@@ -132,7 +140,7 @@ class Recipe:
         """The loss, or several by output."""
         from gradgraph.building.terms import OWN_LOSS
 
-        if len(self.loss) > 1 or "=" in self.loss[0]:
+        if len(self.loss) > 1 or _output_and_rest(self.loss[0])[0]:
             return self._losses()
         (name,) = self.loss
         if name != OWN_LOSS:
@@ -161,9 +169,11 @@ class Recipe:
     def _losses(self) -> dict[str, Any]:
         by_output: dict[str, list[tuple[str, float]]] = {}
         for text in self.loss:
-            output, equals, rest = text.partition("=")
-            name, _, weight = rest.partition(":")
-            if not equals:
+            output, rest = _output_and_rest(text)
+            name, colon, weight = rest.rpartition(":")
+            if not colon or rest.endswith(")"):
+                name, weight = rest, ""
+            if not output:
                 raise BuildError(f"'{shown(text)}' names no output; of several losses write each as --loss OUTPUT=NAME")
             try:
                 by_output.setdefault(output, []).append((name, float(weight or 1)))
@@ -189,9 +199,8 @@ class Recipe:
             return None
         by_output: dict[str, list[str]] = {}
         for text in self.metric:
-            output, equals, name = text.partition("=")
-            is_output = equals and "(" not in output
-            by_output.setdefault(output if is_output else "", []).append(name if is_output else text)
+            output, name = _output_and_rest(text)
+            by_output.setdefault(output, []).append(name)
         if "" in by_output and len(by_output) > 1:
             raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, and others do; write OUTPUT=NAME")
         return by_output.get("") or by_output
@@ -204,13 +213,21 @@ def _number(text: str) -> float | str:
         return text
 
 
+def _output_and_rest(text: str) -> tuple[str, str]:
+    """Split ``OUTPUT=NAME``; the "=" in ``f1(average="macro")`` is that of an argument."""
+    output, equals, rest = text.partition("=")
+    return (output, rest) if equals and "(" not in output else ("", text)
+
+
 def _arguments_of(loss: str) -> Mapping[str, Any]:
+    """The parameters of a loss that is named or called; of none, where there is no such loss."""
     from gradgraph.losses import LOSSES
 
-    return inspect.signature(LOSSES[loss]).parameters if loss in LOSSES else {}
+    name = loss.partition("(")[0]
+    return inspect.signature(LOSSES[name]).parameters if name in LOSSES else {}
 
 
-def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
-    from gradgraph import losses
+def _named_loss(text: str, options: Mapping[str, Any]) -> Any:
+    from gradgraph.losses import LOSSES
 
-    return losses.by_name(name, **options)
+    return LOSSES.typed(text, **options)

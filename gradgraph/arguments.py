@@ -226,21 +226,37 @@ class Makers(Table[Callable[..., T]]):
         self.check_arguments(name, arguments)
         return self[name](**arguments)
 
-    def typed(self, text: str) -> T:
-        """Make what ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``.
+    def typed(self, text: str, **more: Any) -> T:
+        """Make what ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``; ``more`` arguments may stand apart.
 
         Raises:
-            BuildError: it is no call of one.
+            BuildError: it is no call of one, or an argument is given twice.
         """
-        if "(" not in text:
-            return self.by_name(text)
+        name, arguments = self.written(text, more)
+        return self.by_name(name, **arguments)
+
+    def written(self, text: str, *more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The name in ``text``, and the arguments in it and in ``more``.
+
+        Raises:
+            BuildError: as for :meth:`typed`.
+        """
+        name, arguments = self._call(text) if "(" in text else (text, {})
+        for given in more:
+            for key, value in given.items():
+                if key in arguments:
+                    raise BuildError(f"the {self.what} {shown(name)} is given '{shown(key)}' twice; give it once")
+                arguments[key] = value
+        return name, arguments
+
+    def _call(self, text: str) -> tuple[str, dict[str, Any]]:
         try:
             call = ast.parse(text, mode="eval").body
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 known = inspect.signature(self.named(call.func.id)).parameters
                 given = {**dict(zip(known, call.args, strict=False)), **{k.arg or "": k.value for k in call.keywords}}
                 if len(call.args) <= len(known):
-                    return self.by_name(call.func.id, **{k: ast.literal_eval(value) for k, value in given.items()})
+                    return call.func.id, {k: ast.literal_eval(value) for k, value in given.items()}
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass
         raise BuildError(f"'{shown(text)}' is no {self.what}; write a name, or a call such as '{self._example}'")

@@ -79,7 +79,7 @@ def test_a_command_in_a_message_is_parsed(place: str, text: str) -> None:
     inner = " ".join(words[:2])
     command = inner if inner in CLI else words[0]
     assert command in CLI
-    assert {o for o in OPTION.findall(text)} <= OPTIONS[command]
+    assert set(OPTION.findall(text)) <= OPTIONS[command]
 
 
 @pytest.mark.parametrize("place", [place for place, text in TEXTS.items() if OPTION.search(text)])

@@ -64,8 +64,8 @@ class StepOptions:
         "``<output>_target``, and each loss is a column ``<output>_loss``. A list of these in place of one, on "
         "the same output and target, gives columns ``<output>_<loss>``.",
         None,
-        Shell("loss", "What is minimised; none if the model computes its own loss. Several are added up: OUTPUT=NAME "
-              "or OUTPUT=NAME:WEIGHT, repeatable, also for one output.",
+        Shell("loss", "What is minimised, such as mse or 'focal(gamma=3)'; none if the model computes its own loss. "
+              "Several are added up: OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable, also for one output.",
               "list", key="name", names=("losses:LOSSES", "none"), default=["cross_entropy"]),
         Shell("loss", "An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable.",
               "arguments", "loss_option", key="options", of="loss"),
@@ -74,8 +74,8 @@ class StepOptions:
     optimizer: str | Optimizer = option(
         "a name, a call such as ``\"sgd(momentum=0.9)\"``, or an ``Optimizer`` from ``gradgraph.optim``.",
         None,
-        Shell("optimizer", "How weights follow their gradients.", key="name", names=("optim.recipes:RECIPES",),
-              default="adamw"),
+        Shell("optimizer", "How weights follow their gradients, such as adamw or 'sgd(momentum=0.9)'.",
+              key="name", names=("optim.recipes:RECIPES",), default="adamw"),
         Shell("optimizer", "Learning rate; the optimizer's own by default.", "number", "lr", in_runs=True),
         Shell("optimizer", "An argument of the optimizer; repeatable.", "arguments", "optimizer_option", key="options",
               of="optimizer"),
