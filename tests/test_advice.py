@@ -15,10 +15,11 @@ import onnx
 import pytest
 from command_line import mlp
 from messages_page import ROOMS
+from small_models import parsed, real
 
 import gradgraph as gg
 from gradgraph.cli.app import COMMANDS, cli, run
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, DifferentiationError
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,3 +137,25 @@ def test_advice_on_sizes_builds_what_was_refused(
     assert " ".join(raised.value.shell_remedy.split()) in " ".join(capsys.readouterr().err.split())
     advice = raised.value.shell_remedy[raised.value.shell_remedy.index("--recompute") :]
     assert run([*command, *shlex.split(advice)]) == 0
+
+
+UNREACHED = """(float[N, 4] x) => (float[N, 3] y, float[N, 3] z) {
+    a = MatMul(x, used) b = MatMul(x, rounded) r = Round(b) y = Add(a, r) z = MatMul(x, other) }"""
+
+
+@pytest.mark.parametrize("train", [["other", "used"], ["rounded", "used"], ["rounded", "used", "other"]])
+def test_advice_on_weights_that_no_loss_depends_on_builds(
+    train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = parsed(UNREACHED, used=real(4, 3), rounded=real(4, 3), other=real(4, 3))
+    with pytest.raises(DifferentiationError, match="the output does not depend on") as raised:
+        gg.build(model, "mse", train=train)
+    found = re.search(r"freeze=(.*)", str(raised.value))
+    assert found
+    assert gg.build(model, "mse", train=train, freeze=eval(found[1])).manifest.trainable == ("used",)
+    onnx.save(model, tmp_path / "m.onnx")
+    chosen = [word for name in train for word in ("--train", name)]
+    command = ["build", str(tmp_path / "m.onnx"), "--loss", "mse", "-o", str(tmp_path / "step"), *chosen]
+    assert run(command) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert run([*command, *shlex.split(said[said.index("--freeze") :])]) == 0

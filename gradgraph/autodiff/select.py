@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import check_rules
-from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
+from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, listed, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.shapes import known_sizes
@@ -140,11 +140,18 @@ def check_scalar(target: ir.Value) -> None:
 
 
 def find_path(
-    model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False
+    model: ir.Model,
+    targets: Sequence[ir.Value],
+    wrt: Sequence[ir.Value],
+    allow_unused: bool = False,
+    leave_out: Callable[[Sequence[str]], Remedies] = lambda names: UNUSED,
 ) -> Path:
     """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body.
 
     A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
+
+    Args:
+        leave_out: what to do, in messages, about tensors of these names on which no target depends.
     """
     names = [t.name for t in targets]
     asked: set[ir.Node] = set()  # ONNX has no body for some inputs of an operator that has one for others
@@ -161,5 +168,7 @@ def find_path(
     unused = [] if allow_unused else [x for x in path.wrt if x not in path.active]
     if unused:
         name, why = shown(unused[0].name), path.where_it_ends(unused[0])
-        raise DifferentiationError(f"the output does not depend on '{name}': {why}", **UNUSED)
+        more = f" (nor on {listed(x.name for x in unused[1:])})" if unused[1:] else ""
+        remedies = leave_out([x.name or "" for x in unused])
+        raise DifferentiationError(f"the output does not depend on '{name}'{more}: {why}", **remedies)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import left_out
 from gradgraph.autodiff.select import running_statistics, trainable
-from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.errors import BuildError, Remedies, UnknownNameError, shown, suggestion
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
 from gradgraph.graph.prune import needed
@@ -109,6 +110,17 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
     _, read = needed(model.graph, [found], lambda node: node.outputs, read_by)
     tensors = {name: v.const_value for name, v in model.graph.initializers.items() if v in read or v is found}
     return [name for name, t in tensors.items() if t is not None and t.dtype.is_floating_point() and t.size > 1]
+
+
+def how_to_freeze(names: Sequence[str]) -> Remedies:
+    """Say in messages that weights of these names are not to be trained."""
+    these = names[0] if len(names) == 1 else list(names)
+    typed = " ".join(f"--freeze {shlex.quote(shown(name))}" for name in names)
+    it = "them" if names[1:] else "it"
+    return {
+        "remedy": f"leave {it} out of train, or pass freeze={these!r}",
+        "shell": f"leave {it} out of --train, or add {typed}",
+    }
 
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:

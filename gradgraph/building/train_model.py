@@ -19,7 +19,7 @@ from gradgraph.building.measured import Written
 from gradgraph.building.objective import own_results
 from gradgraph.building.optimizer_update import OptimizerUpdate
 from gradgraph.building.pruning_masks import PruningMasks
-from gradgraph.building.selection import as_input, frozen_values
+from gradgraph.building.selection import as_input, frozen_values, how_to_freeze
 from gradgraph.building.separate import Halves, cut, marked
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var
@@ -53,7 +53,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     separate = draft.options.separate
     takes_factors = not (draft.precision.dtype or options.accumulate or options.grad_norm or separate)
     slopes = Gradients(model, state, scale, takes_factors)
-    path = find_path(model, [written.loss], params)
+    path = find_path(model, [written.loss], params, leave_out=how_to_freeze)
     zeroing = [link for link in (masks, groups) if link]
     gradients, transforms = slopes.of(path, params, optimizer, zeroing)
     marks = marked(state, params, gradients, written) if separate else None

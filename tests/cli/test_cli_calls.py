@@ -1,4 +1,4 @@
-"""A loss, a metric, an optimizer and a schedule are typed as calls, as in Python, and an argument stands in one place."""
+"""Losses, optimizers and schedules are typed as calls, as in Python, and an argument stands in one place."""
 
 from __future__ import annotations
 
