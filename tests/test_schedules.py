@@ -234,3 +234,46 @@ def test_a_rate_that_somebody_sets_says_nothing() -> None:
     assert ends(optim.sgd(0.1)) is None
     for damaged in ({"schedule": "linear"}, {"schedule": "sequential", "schedules": [], "milestones": []}, [1, None]):
         assert rates_end({"name": "sgd", "arguments": {"lr": damaged}}) is None
+
+
+def test_a_fit_that_is_longer_than_its_schedule_says_so_before_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    x = {"x": np.ones((6, 2), np.float32)}
+    for arguments, last in [({"epochs": 1}, None), ({"epochs": 3}, 18), ({"epochs": 3, "max_steps": 9}, None),
+                            ({"epochs": 3, "max_steps": 11}, 11), ({"epochs": 3, "accumulate": 2}, None),
+                            ({"epochs": 4, "accumulate": 2}, 12)]:  # fmt: skip
+        caplog.clear()
+        step = gg.build(line(), None, optim.sgd(optim.linear(0.1, 9)), accumulate=True)
+        gg.Trainer(step, device="cpu").fit(x, batch_size=1, progress=False, **arguments)
+        said = [message for message in caplog.messages if "schedule" in message]
+        assert len(said) == (last is not None), arguments
+        assert last is None or f"ends after 9 updates, and this fit goes on to {last}" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        (lambda s: 0.1 if s < 3 else 0.0, ["gives 0 after 4 steps, where the weights no longer move"]),
+        (lambda s: 0.1 * s, []),
+        (lambda s: 0.1 * abs(s - 3), []),
+        (lambda s: 0.1 - 0.04 * s, ["gives -0.02 after 3 steps, which moves the weights uphill"]),
+        (optim.reduce_on_plateau(0.1), []),
+        (0.0, []),
+    ],
+)
+def test_a_function_that_gives_odd_rates_is_told_of_once(
+    rate: Any, says: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = gg.Trainer(gg.build(line(), None, "sgd"), device="cpu")
+    trainer.fit({"x": np.ones((8, 2), np.float32)}, 2, 1, learning_rate=rate, progress=False)
+    said = [message for message in caplog.messages if "learning_rate" in message]
+    assert said == [f"the function of learning_rate {text}" for text in says]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, True, "0.1", [0.1]])
+@pytest.mark.parametrize("how", ["fit", "overfit"])
+def test_a_function_that_gives_no_rate_is_refused(value: Any, how: str) -> None:
+    trainer = gg.Trainer(gg.build(line(), None, "sgd"), device="cpu")
+    with pytest.raises(gg.errors.DataError, match=r"the function of learning_rate gives .* after 2 steps; it should"):
+        call = getattr(trainer, how)
+        call({"x": np.ones((8, 2), np.float32)}, batch_size=1, learning_rate=lambda s: 0.1 if s < 2 else value,
+             **({"progress": False} if how == "fit" else {}))  # fmt: skip

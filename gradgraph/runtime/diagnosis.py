@@ -16,7 +16,7 @@ from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
-from gradgraph.runtime.loop.fit import Rate
+from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
 from gradgraph.runtime.loop.trials import Overfit, RateCurve, Trial, find_rate, overfit
 
@@ -97,7 +97,8 @@ class Diagnosis:
             data, batch_size: as for :meth:`fit`.
             steps: how many.
             step: as for :meth:`find_lr`.
-            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here.
+            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here; a rule that
+                follows the history stays at its beginning.
 
         Returns:
             The losses, and whether they fell to a tenth (``learned``); print it.

@@ -43,8 +43,9 @@ from gradgraph.runtime.execution.session import Device, Placement, Provider, Run
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
-from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
+from gradgraph.runtime.loop.fit import Fit, FitOptions
 from gradgraph.runtime.loop.logs import LOGS
+from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
 from gradgraph.runtime.loop.several import SeveralFit, rates_of
 from gradgraph.runtime.loop.sizing import limit_of

@@ -273,3 +273,24 @@ def test_checkpoint_of_another_step(tmp_path: Path) -> None:
     trainer().save(tmp_path / "run.ckpt")
     with pytest.raises(CheckpointError, match="which this step does not know"):
         Trainer.resume(handmade.regression(), tmp_path / "run.ckpt", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, ""),
+        ({"batch_size": 20}, "batch_size 20 (was 16)"),
+        ({"batch_size": 20, "shuffle": False}, "batch_size 20 (was 16), shuffle False (was True)"),
+        ({"drop_last": True}, "drop_last True (was False)"),
+    ],
+)
+def test_a_run_that_goes_on_with_other_batches_says_so(
+    other: dict[str, Any], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    t = trainer()
+    t.fit(DATA, **{**FIT, "epochs": 1})
+    t.save(tmp_path / "a.ckpt")
+    caplog.clear()
+    resumed(tmp_path / "a.ckpt").fit(DATA, **{**FIT, "epochs": 2, **other})
+    told = [message for message in caplog.messages if "goes on with" in message]
+    assert len(told) == bool(says) and all(says in message for message in told)

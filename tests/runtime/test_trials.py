@@ -144,3 +144,10 @@ def test_a_history_in_a_notebook() -> None:
         "<table><thead><tr><th>epoch</th><th>val_&lt;accuracy&gt;</th></tr></thead><tbody>"
         '<tr style="font-weight: bold"><td>1</td><td>0.5</td></tr><tr><td>2</td><td>0.25</td></tr></tbody></table>'
     )
+
+
+@pytest.mark.parametrize("rate", [0.01, lambda step: 0.01, gg.optim.reduce_on_plateau(0.01)], ids=str)
+def test_a_batch_is_learnt_at_any_kind_of_rate(rate: Any) -> None:
+    assert trainer().overfit(DATA, steps=30, learning_rate=rate).losses == (
+        trainer(0.01).overfit(DATA, steps=30).losses
+    )

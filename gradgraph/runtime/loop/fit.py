@@ -6,14 +6,13 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession, Together
@@ -24,6 +23,7 @@ from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
 from gradgraph.runtime.loop.logs import Logs
+from gradgraph.runtime.loop.moving import MovingRates, Rate
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
@@ -36,8 +36,6 @@ from gradgraph.step.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 log = logging.getLogger("gradgraph")
 
 HOOKS = ("on_step", "on_epoch", "on_end")  # the methods of a callback
-
-Rate = float | Callable[[int], float] | Plateau
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Fit:
         self.validation, self.owner = validation, owner
         self.progress = executor.progress  # nothing replaces it while a fit runs
         self._lock = executor.turns.lock  # held where progress changes, so that other threads read and save whole ones
-        self._scheduled = any(callable(rate) for rate in options.rates.values())
+        self._moving = MovingRates(options.rates)
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
         self._best = Best(executor, self._saves, options.patience, options.monitor)
@@ -198,6 +196,7 @@ class Fit:
         p, order = self.progress, self._order()
         if resume:
             _check_same_order(p.order, order, p.batch or p.place)
+            _tell_of_other_order(p.order, order)
             self._best.recover()
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
@@ -209,6 +208,25 @@ class Fit:
             self.executor.expect(self.source.shapes)
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
+        self._tell_of_schedule()
+
+    def _tell_of_schedule(self) -> None:
+        """Say before the first step if a schedule in the graph ends within this fit, where it is known to."""
+        part, total = self.executor.parts.get(""), self._batch_count()
+        if part is None or part.ends is None or total is None:
+            return
+        p, every, most = self.progress, self.options.accumulate or 1, self.options.max_steps
+        done = int(self.executor.state.read([part.counter])[part.counter])
+        updates = done + (self._last_epoch - p.epoch) * -(-total // every) - p.batch // every
+        updates = updates if most is None else min(updates, done - (p.steps - p.fit_step - most) // every)
+        if done < part.ends < updates:
+            log.warning(
+                "the schedule of the learning rate ends after %d updates, and this fit goes on to %d: the weights no "
+                "longer move then; build the step with a longer schedule, or train for fewer epochs",
+                part.ends,
+                updates,
+            )
+            part.ends = None  # nobody need say it then
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide which samples a batch holds."""
@@ -250,7 +268,7 @@ class Fit:
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
         # this thread is prepared once for the epoch, and not for each run, if no other code runs between two steps
-        runs_others = self.options.callbacks or self._scheduled or self._logs
+        runs_others = self.options.callbacks or self._moving.are_functions or self._logs
         if not (total is not None and p.batch >= total):
             with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
                 for batch in self.source.batches(p.epoch, p.batch):
@@ -333,14 +351,9 @@ class Fit:
         return self._stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _rates(self) -> dict[str, float]:
-        if self._rates_now is None or self._scheduled:
-            self._rates_now = {}
-            for name, rate in self.options.rates.items():
-                if isinstance(rate, Plateau):
-                    rate = rate.rate(self.progress.history)
-                elif callable(rate):
-                    rate = rate(self._steps_done(name))
-                self._rates_now[name] = float(rate)
+        if self._rates_now is None or self._moving.are_functions:
+            history = self.progress.history
+            self._rates_now = {n: self._moving.at(n, self._steps_done(n), history) for n in self.options.rates}
         return self._rates_now
 
     def _steps_done(self, rate: str) -> int:
@@ -409,3 +422,10 @@ def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: 
                 remedy=f"fit with {python}, or with resume=False to begin a new epoch",
                 shell=shell,
             )
+
+
+def _tell_of_other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Say what differs in a run that goes on at the end of an epoch."""
+    if other := [f"{shown(name)} {value} (was {before[name]})" for name, value in now.items()
+                 if name in before and before[name] != value]:  # fmt: skip
+        log.warning("the run goes on with %s: from here on it is not the run that it would have been", ", ".join(other))

@@ -15,9 +15,9 @@ from gradgraph.errors import BuildError, DataError, DivergedError
 from gradgraph.runtime.data.sources import Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.loop.moving import LEARNING_RATE, MovingRates, Rate
 from gradgraph.runtime.saved.plots import drawn
 
-RATE = "learning_rate"
 SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
 WIDTH = 0.04  # of the bell over which losses are averaged for the curve: a share of the range
 BLOWN_UP = 4.0  # times the range of the losses so far, above the least of them: the search ends
@@ -123,7 +123,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
         BuildError: the learning rate is part of the graph.
         DataError: the range is none; the data hold no batch.
     """
-    if RATE not in trial.executor.manifest.parts[trial.part.name].hyperparameters:
+    if LEARNING_RATE not in trial.executor.manifest.parts[trial.part.name].hyperparameters:
         raise BuildError(
             "the learning rate is part of the graph, where a schedule moves it",
             remedy="build the step with a number, such as adamw(1e-3), to find one",
@@ -138,7 +138,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     with trial.executor.undone():
         for rate, batch in zip(rates, trial.batches(), strict=False):
             try:
-                loss = trial.step(batch, {RATE: float(rate)})
+                loss = trial.step(batch, {LEARNING_RATE: float(rate)})
             except DivergedError:
                 break
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
@@ -166,11 +166,12 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
     return float(rates[int(np.argmin(slopes))]) if slopes.min() < 0 else None
 
 
-def overfit(trial: Trial, steps: int, rates: Mapping[str, Any]) -> Overfit:
+def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
     """The losses of :meth:`gradgraph.Trainer.overfit`."""
     with trial.executor.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
-        now = ({name: rate(i) if callable(rate) else rate for name, rate in rates.items()} for i in range(steps))
+        moving = MovingRates(rates)
+        now = ({name: moving.at(name, i, {}) for name in rates} for i in range(steps))
         return Overfit(tuple(trial.step(batch, fed) for fed in now))

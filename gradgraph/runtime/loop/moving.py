@@ -1,0 +1,63 @@
+"""Hyperparameters that move: numbers, functions of the steps done, and rules that follow the history."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from gradgraph.arguments import NUMBER, described
+from gradgraph.errors import DataError, shown
+from gradgraph.optim.plateau import Plateau
+
+log = logging.getLogger("gradgraph")
+
+LEARNING_RATE = "learning_rate"
+Rate: TypeAlias = float | Callable[[int], float] | Plateau
+
+
+class MovingRates:
+    """The hyperparameters of a run at each of its steps.
+
+    Attributes:
+        rates: by name.
+        are_functions: whether any may be another one at each step.
+    """
+
+    def __init__(self, rates: Mapping[str, Rate]) -> None:
+        self.rates = rates
+        self.are_functions = any(callable(rate) for rate in rates.values())
+        self._was_zero = set[str]()
+        self._said = set[str]()
+
+    def at(self, name: str, done: int, history: Mapping[str, Sequence[float]]) -> float:
+        """The value of ``name`` in the next step.
+
+        Args:
+            done: the steps before it.
+            history: the epochs before it.
+
+        Raises:
+            DataError: a function gives no finite number.
+        """
+        rate = self.rates[name]
+        if isinstance(rate, Plateau):
+            return rate.rate(history)
+        if not callable(rate):
+            return float(rate)
+        value = rate(done)
+        if not NUMBER.fits(value) or not math.isfinite(value):
+            raise DataError(f"the function of {shown(name)} gives {described(value)} after {done} steps; it should "
+                            "give a finite number")  # fmt: skip
+        if name.rpartition(".")[2] == LEARNING_RATE and name not in self._said:
+            self._say_if_odd(name, float(value), done)
+        return float(value)
+
+    def _say_if_odd(self, name: str, value: float, done: int) -> None:
+        """Say once that a learning rate lets the weights stand, or move uphill; a warm-up may begin at 0."""
+        odd = "which moves the weights uphill" if value < 0 else "where the weights no longer move"
+        if value < 0 or (value == 0 and name in self._was_zero):
+            self._said.add(name)
+            log.warning("the function of %s gives %g after %d steps, %s", shown(name), value, done, odd)
+        (self._was_zero.add if value == 0 else self._was_zero.discard)(name)
