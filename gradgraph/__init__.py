@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.data_names import DataNames
     from gradgraph.step.step import Step
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
@@ -53,6 +54,7 @@ _logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 
 _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
+    "DataNames": "step.data_names",
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",
     "Precision": "passes.autocast",
@@ -84,6 +86,7 @@ _MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim", "surge
 
 __all__ = [
     "CheckpointKeeper",
+    "DataNames",
     "GradgraphError",
     "Padded",
     "Precision",

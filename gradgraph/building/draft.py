@@ -19,6 +19,7 @@ from gradgraph.errors import Finding
 from gradgraph.optim import Optimizer
 from gradgraph.passes.autocast import Precision
 from gradgraph.step.bases import Base
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 
 
@@ -62,6 +63,7 @@ class Draft:
         model: the model as the last stage has left it. Once the parts have models of their own, this one becomes
             eval.onnx.
         bases: files that hold weights of the model.
+        data: the names of what the model was trained on.
         trained: the weights that any part trains.
         inputs, outputs: those of the model itself.
         beginning: writes init.onnx.
@@ -74,6 +76,7 @@ class Draft:
     beginning: Beginning = field(default_factory=Beginning)
     model: ir.Model = field(init=False)
     bases: Mapping[str, Base] = field(init=False)
+    data: DataNames = field(init=False)
     trained: Sequence[str] = field(init=False)
     findings: Sequence[Finding] = field(init=False)
     inputs: Sequence[ir.Value] = field(init=False)

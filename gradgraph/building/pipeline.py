@@ -48,6 +48,7 @@ from gradgraph.passes.normal.simplifying.cse import merge_equal
 from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.bases import bases_of, to_proto_beside
+from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of
 from gradgraph.step.step import Step
 
@@ -101,6 +102,8 @@ def normal_form(draft: Draft) -> Draft:
 
     draft.model = normalise(source, parameters=asked, keep_quantization=True, look=look)
     draft.bases = bases_of(draft.model)
+    draft.data = DataNames.read_from(draft.model.metadata_props)
+    draft.model.metadata_props.pop(NAMES_KEY, None)  # the manifest has them
     return draft
 
 
@@ -201,6 +204,10 @@ def manifest(draft: Draft) -> Draft:
         backend=draft.options.backend,
         machine=draft.backend.machine(),
         separate=halves.spec if halves else None,
+        data=draft.data.fitting(
+            {s.name: s.shape[1] for s in (*inputs, *targets) if len(s.shape) == 2},
+            {t.name: t.classes for t in targets if t.ignore_index is not None},
+        ),
         opset=draft.opset,
     )  # fmt: skip
     return draft

@@ -135,7 +135,7 @@ class Diagnosis:
         executor = self._executor
         limit = limit_of("auto" if memory is None else f"auto:{memory}")
         with executor.turns.trained("find_batch_size", in_callbacks=False):
-            source = executor.source(data, executor.order(None, shuffle=False, drop_last=False))
+            source = executor.to_train_on(data, executor.order(None, shuffle=False, drop_last=False))
             return find_batch_size(executor, source, limit, drop_last)
 
     def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
@@ -178,7 +178,7 @@ class Diagnosis:
             )
         part = executor.named(step)
         with executor.turns.trained(what, in_callbacks=False):
-            yield Trial(executor, executor.source(data, order, (part.name,)), part)
+            yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
     @in_turn
@@ -197,15 +197,19 @@ class Diagnosis:
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
-            classes: their names; by default those of a folder of images, or numbers.
+            classes: their names; by default those that the data or the training had, or numbers.
             metric: the metric whose counts are shown, where there are several.
 
         Raises:
             DataError: the data do not fit, or the step counts no classes.
         """
-        names = classes if classes is not None else getattr(data, "classes", None) or None
         source = self._executor.held_out(data, batch_size)
-        return ClassTable.of(self._executor.class_counts(source, metric, averaged), names)
+        counts = self._executor.class_counts(source, metric, averaged)
+        names: Sequence[object] | None = classes
+        if names is None:  # of classes that the data do not have, numbers
+            known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
+            names = [*known[: len(counts)], *range(len(known), len(counts))]
+        return ClassTable.of(counts, names)
 
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
     @in_turn

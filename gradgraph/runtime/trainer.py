@@ -55,6 +55,7 @@ from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.runtime.saved.run_files import checkpoint_of
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.folder import weight_bytes
 from gradgraph.step.inference import inference_model
 from gradgraph.step.manifest import UPDATE, Manifest
@@ -140,6 +141,20 @@ class Trainer(Diagnosis):
     def progress(self) -> Progress:
         """Where the run stands: steps, epochs, and what a checkpoint keeps besides the state."""
         return self._executor.progress
+
+    @property
+    def names(self) -> DataNames:
+        """The names of the data that the model was trained on, by which later data are matched.
+
+        ``fit`` finds them where tables, folders of images and datasets have some. They may be set for arrays, which
+        have none: ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
+        """
+        return self._executor.names
+
+    @names.setter
+    def names(self, names: DataNames) -> None:
+        with self.turns.trained("names"):
+            self._executor.learn(names)
 
     @property
     def history(self) -> History:
@@ -307,7 +322,8 @@ class Trainer(Diagnosis):
         order = executor.order(batch_size, shuffle, drop_last)
         with self.turns.of_fit():
             with self.turns.taken():
-                source = executor.source(data, order, pattern.names if pattern else None)
+                source = executor.to_train_on(data, order, pattern.names if pattern else None)
+                executor.learn(source.names)
                 held_out = None if validation is None else executor.held_out(validation, order.batch_size)
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
             arguments = (executor, source, order, held_out, options, self)
@@ -341,7 +357,7 @@ class Trainer(Diagnosis):
         """
         order = self._executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last)
         with self.turns.taken():
-            return self._executor.source(data, order)
+            return self._executor.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
         """The samples of a batch that ``given`` stands for; a run that goes on keeps those that it had."""
@@ -573,6 +589,8 @@ class Trainer(Diagnosis):
                 shell="leave --mixed out",
             )
         model = inference_model(self.definition.eval, self.manifest, values, chosen)
+        for key, value in self.names.as_metadata().items():
+            model.metadata_props.add(key=key, value=value)
         if mixed or stores_integers(model):
             self.definition.put_inside(model)  # the numbers of weights are read
         store_integers(model)

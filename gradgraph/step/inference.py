@@ -18,6 +18,7 @@ from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.protos import node_graphs, reads
 from gradgraph.graph.marks import TEACHER
 from gradgraph.graph.prune import needed
+from gradgraph.step.data_names import NAMES_KEY
 from gradgraph.step.manifest import Manifest, numpy_dtype
 
 
@@ -85,7 +86,7 @@ def without_loss(
     model = onnx.ModelProto(ir_version=eval_model.ir_version)
     model.opset_import.extend(eval_model.opset_import)
     model.functions.extend(_called(eval_model, nodes))
-    model.metadata_props.extend(p for p in eval_model.metadata_props if p.key not in ("gradgraph", TEACHER))
+    model.metadata_props.extend(p for p in eval_model.metadata_props if p.key not in ("gradgraph", TEACHER, NAMES_KEY))
     graph = model.graph
     graph.name, graph.doc_string = source.name or "model", source.doc_string
     graph.node.extend(nodes)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
 from gradgraph.graph.shapes import shape_of, size_factors
+from gradgraph.step.data_names import NO_NAMES, DataNames
 
 VERSION = 1
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
@@ -196,6 +197,7 @@ class Manifest(StepSpec):
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
         steps: where one state has several named steps, each of these, which then have losses and optimizers.
         separate: of a step that has gradient.onnx and apply.onnx, too, what these take and give.
+        data: the names of what it is trained on, or its model was, by which data are matched.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -213,6 +215,7 @@ class Manifest(StepSpec):
     version: int = VERSION
     steps: Mapping[str, PartSpec] = field(default_factory=dict)
     separate: SeparateSpec | None = None
+    data: DataNames = NO_NAMES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,7 +226,7 @@ class Manifest(StepSpec):
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
         first: dict[str, Any] = dict.fromkeys(("inputs", "targets", "outputs"))
-        data = first | dataclasses.asdict(self)
+        data = first | dataclasses.asdict(self) | {"data": self.data.as_data()}
         for name in _OF_A_STEP if self.steps else ():
             del data[name]
         for target in data["targets"]:
@@ -313,7 +316,15 @@ class Manifest(StepSpec):
         return self.steps[step]
 
 
-_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate")  # written where they say something
+_IF_ANY = (
+    "averages",
+    "measures",
+    "precision",
+    "reports",
+    "steps",
+    "separate",
+    "data",
+)  # written where they say something
 _OF_A_STEP = tuple(f.name for f in dataclasses.fields(StepSpec))
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "reads", "writes", "trainable",
               "frozen")  # fmt: skip
@@ -414,6 +425,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("field 'precision' should name tensors of the state")
     if "separate" in data:
         parsed["separate"] = _separate(data["separate"])
+    parsed["data"] = DataNames.from_data(data.get("data", {}))
     return parsed
 
 

@@ -40,6 +40,7 @@ from gradgraph.files.protos import proto_tensors
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.step.contract import check_against_graphs, check_halves
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.folder import (
     HALVES,
     INIT_FILE,
@@ -144,6 +145,10 @@ class Step:
         contents = folder_contents(models, self.manifest, self._pieces, shared)
         write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
+
+    def remember(self, names: DataNames) -> None:
+        """Let the manifest name the data that the step is trained on; :meth:`save` writes it."""
+        self.manifest = replace(self.manifest, data=names)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
         """The files of ``bases`` with their digests, each with what a step folder there calls it."""

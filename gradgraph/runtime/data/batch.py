@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -12,6 +12,8 @@ import onnxruntime as ort
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.runtime.data.remedies import for_shape, for_type
+from gradgraph.runtime.data.tables import columns_of, is_table, matrix_of
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
@@ -35,15 +37,33 @@ class Known(dict[str, Array]):
         self.counts = counts
 
 
+class FromTables(dict[str, Feed]):
+    """A checked batch that was given as tables.
+
+    Attributes:
+        names: of the columns that its arrays are made of.
+    """
+
+    __slots__ = ("names",)
+
+    def __init__(self, arrays: Mapping[str, Feed], names: DataNames) -> None:
+        super().__init__(arrays)
+        self.names = names
+
+
 class BatchChecker:
     """Turns what users have into what the step takes: names, C-contiguous arrays, dtypes, shapes, label ranges.
 
     Args:
         specs: what a batch holds, in the order in which positional batches give it.
         finite: look for NaN and Inf in floating inputs too (a pass over every batch).
+        known: gives the names by which the columns of tables are matched.
     """
 
-    def __init__(self, specs: Iterable[TensorSpec], finite: bool = False) -> None:
+    def __init__(
+        self, specs: Iterable[TensorSpec], finite: bool = False, known: Callable[[], DataNames] = lambda: NO_NAMES
+    ) -> None:
+        self._known = known
         self.specs = {s.name: s for s in specs}
         self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
         self._finite = finite
@@ -85,7 +105,7 @@ class BatchChecker:
         if self._is_usual(batch):
             self._last_usual = batch
             return batch
-        named = self.named(batch)
+        named, names = self.arrays_by_name(batch, self._known())
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Feed] = {}
         for name, spec in self.specs.items():
@@ -105,7 +125,7 @@ class BatchChecker:
             checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         self.check_bounds(checked, {dim: size for dim, (_, size) in symbols.items()})
         self._remember(checked)
-        return checked
+        return FromTables(checked, names) if names else checked
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
         """The samples of a checked batch, and what a mean over it is a mean over: labels that are not ignored, or else
@@ -155,6 +175,21 @@ class BatchChecker:
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
         known = [usual.labels for usual in labels if usual is not None and usual.labels]
         self._usual_counts = (rows, sum(known) if known else rows) if len(known) == len(labels) else None
+
+    def arrays_by_name(self, data: Batch, known: DataNames) -> tuple[Mapping[str, Any], DataNames]:
+        """:meth:`named` data, a table among them as arrays; with the names of the columns that these are made of.
+
+        Raises:
+            DataError: names or columns do not fit.
+        """
+        if is_table(data):
+            return columns_of(data, self.specs, known)
+        named, names = self.named(data), NO_NAMES
+        for name, value in named.items():
+            if len(self.specs[name].shape) == 2 and is_table(value):
+                matrix, made_of = matrix_of(value, name, known)
+                named, names = {**named, name: matrix}, names.updated(made_of)
+        return named, names
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
         """``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""

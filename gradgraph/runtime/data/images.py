@@ -16,10 +16,13 @@ from gradgraph.arguments import FUNCTION, NUMBERS, PATH, WHOLE, Kind, checked
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
+ARGUMENTS = ("size", "mean", "std", "layout", "shorter")  # those that say how an image becomes an array
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MOST_PIXELS = 64_000_000
 LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
@@ -66,6 +69,17 @@ class ImageForm:
         if form.raw and (form.mean or form.std):
             raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean and std; leave them out")
         return form
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Arguments of ``image_folder``: all that is not left open."""
+        return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
+
+    def like(self, known: Mapping[str, Any]) -> ImageForm:
+        """The form in which what is left open is as it is ``known`` from training."""
+        cut = self.size is None and self.shorter is None
+        open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
+        return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter")})
 
     def __call__(self, image: Any) -> Array:
         """The array of an image of Pillow."""
@@ -185,10 +199,45 @@ class ImageFolder:
     def __getitem__(self, i: int) -> tuple[Array, int]:
         return self._load(self.form, i, None), int(self.labels[i]) if self.classes else -1
 
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """The classes, and how images are read, for what a step takes: as they are ``known``, where they are.
+
+        Raises:
+            UnmatchedError: a class is new.
+            DataError: the step takes something else.
+        """
+        image, label = self._parts(specs)
+        classes = {}
+        if label is not None:
+            where = f"'{shown(self.path)}'"
+            classes[label] = classes_for(specs[label], self.classes, known.classes.get(label), where)
+            warn_of_missing(self.classes, classes[label], where)
+        return DataNames(classes=classes, images={image: self.form.like(known.images.get(image, {})).given})
+
     def load(
-        self, batches: Iterator[Sequence[int]], specs: Mapping[str, TensorSpec], seed: Sequence[int]
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches for what a step takes, decoded in threads while it trains."""
+        """Batches for what a step takes, decoded in threads while it trains. Classes that are ``known`` keep their
+        numbers, and what the form leaves open is as it is known.
+        """
+        image, label = self._parts(specs)
+        form = self.form.like(known.images.get(image, {})).of(specs[image])
+        labels = self.labels
+        if label is not None:
+            names = known.classes.get(label, self.classes)
+            labels = np.array(class_numbers(self.classes, names, f"'{shown(self.path)}'"))[labels]
+        for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
+            batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for _, i in samples])}
+            if label is not None:
+                batch[label] = labels[[i for _, i in samples]]
+            yield {name: batch[name] for name in specs}
+
+    def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
+        """The input that takes images, and the target that takes their classes."""
         images = [name for name, spec in specs.items() if len(spec.shape) == 4]
         others = [name for name in specs if name not in images]
         if len(images) != 1 or len(others) > 1:
@@ -198,12 +247,7 @@ class ImageFolder:
         if label is not None and not self.classes:
             raise DataError(f"'{shown(self.path)}' has no folder for each class, so there is no '{shown(label)}' for "
                             "its images; sort them into folders, or give a dataset with labels")  # fmt: skip
-        form = self.form.of(specs[image])
-        for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
-            batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for _, i in samples])}
-            if label is not None:
-                batch[label] = self.labels[[i for _, i in samples]]
-            yield {name: batch[name] for name in specs}
+        return image, label
 
     def _load(self, form: ImageForm, i: int, seed: Sequence[int] | None) -> Array:
         path = self.files[i]

@@ -22,21 +22,33 @@ from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.runtime.data.shards import Shards
 from gradgraph.runtime.data.sources import common_length, row_count
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
 
 Opened = tuple[tuple[int, ...], Callable[[int], Array]]  # the shape of an array, and what reads its next rows
 
 
-def in_order(data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = ()) -> Ordered:
+def in_order(
+    data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = (), known: DataNames = NO_NAMES
+) -> Ordered:
     """Read images, shards, or arrays at a path once; arguments are those of ``InOrder``."""
-    return LoadedInOrder(data, wanted) if isinstance(data, ImageFolder | Shards) else InOrder(data, wanted, unread)
+    if isinstance(data, ImageFolder | Shards):
+        return LoadedInOrder(data, wanted, known)
+    return InOrder(data, wanted, unread, known)
 
 
 class Ordered(Protocol):
-    """Samples that are read once."""
+    """Samples that are read once.
+
+    Attributes:
+        rows: how many there are.
+        others: the names of what is not read.
+        files: of the samples, where each has one of its own.
+    """
 
     rows: int
     others: list[str]
+    files: list[str]
 
     def __enter__(self) -> Ordered: ...
 
@@ -50,14 +62,16 @@ class Ordered(Protocol):
 class LoadedInOrder(contextlib.nullcontext[Any]):
     """The images of a folder, sorted, or the samples of shards."""
 
-    def __init__(self, samples: ImageFolder | Shards, wanted: Mapping[str, TensorSpec]) -> None:
+    def __init__(self, samples: ImageFolder | Shards, wanted: Mapping[str, TensorSpec], known: DataNames) -> None:
         super().__init__(self)
         self._samples, self._wanted = samples, wanted
+        self._names = samples.names_for(wanted, known)
         self.rows, self.others = len(samples), list[str]()
+        self.files = [str(file) for file in samples.files] if isinstance(samples, ImageFolder) else []
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         ranges = (range(first, min(first + size, self.rows)) for first in range(0, self.rows, size))
-        return self._samples.load(ranges, self._wanted, ())
+        return self._samples.load(ranges, self._wanted, (), self._names)
 
 
 class InOrder:
@@ -67,25 +81,30 @@ class InOrder:
         path: of any of them.
         wanted: what to read, by name, at least one, which all have one row per sample.
         unread: names of columns that a table may have besides.
+        known: the names by which columns are matched.
 
     Attributes:
-        rows: how many samples there are.
-        others: the names of arrays that are not read.
+        rows, others, files: as of :class:`Ordered`.
 
     Raises:
         DataError: there is no such data, they are damaged, or their lengths differ.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], wanted: Mapping[str, TensorSpec], unread: Collection[str] = ()
+        self,
+        path: str | os.PathLike[str],
+        wanted: Mapping[str, TensorSpec],
+        unread: Collection[str] = (),
+        known: DataNames = NO_NAMES,
     ) -> None:
-        self.path, self._open = Path(path), contextlib.ExitStack()
+        self.path, self.files, self._open = Path(path), list[str](), contextlib.ExitStack()
         found: dict[str, Opened]
         with contextlib.ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._open.close)
             if is_table_file(self.path):
                 table = read_table(self.path)
-                found = {name: _sliced(array) for name, array in columns_of(table, wanted, unread).items()}
+                arrays, _ = columns_of(table, wanted, known, unread)
+                found = {name: _sliced(array) for name, array in arrays.items()}
                 self.others = [name for name in columns_in(table) if name in unread]
             elif self.path.is_file():
                 with explained(self.path):
@@ -94,9 +113,9 @@ class InOrder:
                     found = {name: self._member(archive, members[name]) for name in wanted if name in members}
                 self.others = [name for name in members if name not in wanted]
             else:
-                arrays = load_arrays(self.path)
-                found = {name: _sliced(arrays[name]) for name in wanted if name in arrays}
-                self.others = [name for name in arrays if name not in wanted]
+                loaded = load_arrays(self.path)
+                found = {name: _sliced(loaded[name]) for name in wanted if name in loaded}
+                self.others = [name for name in loaded if name not in wanted]
             if missing := [name for name in wanted if name not in found]:
                 has = f"; it has {listed(self.others)}" if self.others else ""
                 raise DataError(f"'{shown(self.path)}' has no {listed(missing)}, which the model takes{has}")

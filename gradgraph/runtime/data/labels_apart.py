@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.tables import columns_of, is_table
+from gradgraph.runtime.data.tables import is_table
 from gradgraph.step.manifest import Manifest
 
 R = TypeVar("R")
@@ -51,4 +51,4 @@ def paired(x: Any, y: Any, manifest: Manifest) -> Any:
         )
     if is_named:
         return {**x, targets[0]: y}
-    return {**(columns_of(x, inputs) if is_table(x) else dict.fromkeys(inputs, x)), targets[0]: y}
+    return {**dict.fromkeys(inputs, x), targets[0]: y}

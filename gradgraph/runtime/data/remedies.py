@@ -18,7 +18,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
     """The remedies for ``array``, whose element type never becomes that of ``spec``."""
     name, kind = shown(spec.name), array.dtype.kind
     if kind in "USTO":
-        if _takes_labels(spec):
+        if takes_labels(spec):
             return {
                 "remedy": f"number the classes, as in names, {name} = np.unique({name}, return_inverse=True)",
                 "shell": "save the number of each class, from 0 on, in place of its name",
@@ -30,10 +30,10 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
         return _both("give a number in place of dates, such as seconds or days since the first")
     if array.dtype.names is not None:
         return _both("give an array of numbers for each input in place of one with named fields")
-    if _takes_labels(spec) and (axis := _axis_of_classes(spec, array.shape)) is not None:
+    if takes_labels(spec) and (axis := _axis_of_classes(spec, array.shape)) is not None:
         return one_hot(spec, axis)
     if kind == "f" and array.size and not (array == np.round(array)).all():
-        if _takes_labels(spec):
+        if takes_labels(spec):
             return _both("give class numbers from 0 on, or build the step with a loss on numbers, such as mse")
         return _both("it holds fractions, so give it in whole numbers")
     return {"remedy": f"convert it with .astype('{spec.dtype}')", "shell": f"save it as {spec.dtype}"}
@@ -41,7 +41,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
 
 def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
     """The remedies for an array of ``shape``, which ``spec`` does not take."""
-    if _takes_labels(spec):
+    if takes_labels(spec):
         if (axis := _axis_of_classes(spec, shape)) is not None:
             return one_hot(spec, axis)
         when = "if the model's classes lie on its last axis"
@@ -64,7 +64,8 @@ def _both(words: str) -> Remedies:
     return {"remedy": words, "shell": words}
 
 
-def _takes_labels(spec: TensorSpec) -> bool:
+def takes_labels(spec: TensorSpec) -> bool:
+    """Whether ``spec`` is a target of class numbers."""
     return isinstance(spec, TargetSpec) and spec.ignore_index is not None
 
 

@@ -37,6 +37,7 @@ from gradgraph.runtime.data.images import (
 )
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
@@ -119,18 +120,33 @@ class Shards:
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
         return order
 
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """How images are read, for what a step takes: as it is ``known``, where it is."""
+        images = (name for name, field in self._fields(specs).items() if _last(field.extension) in IMAGES)
+        return DataNames(images={name: self.form.like(known.images.get(name, {})).given for name in images})
+
     def load(
-        self, batches: Iterator[Sequence[int]], specs: Mapping[str, TensorSpec], seed: Sequence[int]
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches for what a step takes, read and decoded in threads while it trains."""
-        fields = {name: self._field(spec, specs) for name, spec in specs.items()}
+        """Batches for what a step takes, read and decoded in threads while it trains. What the form of images leaves
+        open is as it is ``known``.
+        """
+        fields = self._fields(specs)
         self._check_all_have(fields.values())
-        forms = {n: self.form.of(specs[n]) for n, field in fields.items() if _last(field.extension) in IMAGES}
+        images = [name for name, field in fields.items() if _last(field.extension) in IMAGES]
+        forms = {name: self.form.like(known.images.get(name, {})).of(specs[name]) for name in images}
         for samples in loaded_ahead(batches, lambda i: (self._sample(i, fields, forms, seed), i), self.threads):
             names = [f"sample {i} of the shards" for _, i in samples]
             yield {name: stacked([sample[name] for sample, _ in samples], names) for name in specs}
 
     # --- which part of a sample is what -----------------------------------------------------------------------
+
+    def _fields(self, specs: Mapping[str, TensorSpec]) -> dict[str, Field]:
+        return {name: self._field(spec, specs) for name, spec in specs.items()}
 
     def _field(self, spec: TensorSpec, specs: Mapping[str, TensorSpec]) -> Field:
         name = spec.name

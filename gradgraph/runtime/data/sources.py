@@ -19,13 +19,15 @@ from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
 from gradgraph.runtime.data.images import ImageFolder, image_folder, is_image_folder
+from gradgraph.runtime.data.matching import Declared, check_same
 from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.shards import Shards, is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
-from gradgraph.runtime.data.tables import columns_of, is_table, is_table_file, read_table
+from gradgraph.runtime.data.tables import is_table, is_table_file, read_table
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec
 
 log = logging.getLogger("gradgraph")
@@ -63,9 +65,10 @@ class Source(Protocol):
     """Batches for one epoch, from any of its batches on.
 
     ``rows``, ``batches_per_epoch`` and ``shapes`` (of all batches but the last) are None where nobody knows before the
-    end.
+    end. ``names`` are those of the columns and classes that its numbers stand for.
     """
 
+    names: DataNames
     rows: int | None
     batches_per_epoch: int | None
     shapes: dict[str, tuple[int, ...]] | None
@@ -80,9 +83,11 @@ class Columns:
     same columns at once (threads, or a callback that evaluates what is trained on) have buffers of their own.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order, names: DataNames = NO_NAMES
+    ) -> None:
         checker.check_names(arrays)
-        self.kind = checker.kind
+        self.kind, self.names = checker.kind, names
         self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
         if not any(isinstance(a, StoredArray) for a in self.arrays.values()):
             checker.check_bounds(self.arrays)
@@ -165,9 +170,13 @@ AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as 
 class Samples:
     """A map-style dataset: ``dataset[i]`` is one sample (a dict or a tuple), ``len(dataset)`` their number."""
 
-    def __init__(self, dataset: Any, checker: BatchChecker, order: Order) -> None:
+    def __init__(self, dataset: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> None:
         self.dataset, self.kind, self.order = dataset, checker.kind, order
         self._checker = checker
+        self.known = known
+        is_ours = isinstance(dataset, ImageFolder | Shards)
+        self._declared = Declared() if is_ours else Declared.of(dataset, checker.specs, known)
+        self.names = dataset.names_for(checker.specs, known) if is_ours else self._declared.names
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
@@ -183,15 +192,16 @@ class Samples:
             for first in range(start * size, self.batches_per_epoch * size, size)
         )
         if isinstance(self.dataset, ImageFolder | Shards):
-            yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch))
+            yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch), self.names)
             return
         for rows in batches:
             samples = [self.dataset[i] for i in rows]
             if isinstance(self.dataset, Padded):
-                yield self.dataset.batch(samples, list(self._checker.specs))
+                yield self._declared.numbered(self.dataset.batch(samples, list(self._checker.specs)))
             else:
                 named = [self._checker.named(self._wanted_part(sample)) for sample in samples]
-                yield {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
+                stacked = {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
+                yield self._declared.numbered(stacked)
 
     def _wanted_part(self, sample: Any) -> Any:
         """The part of a sample that the step takes: datasets have further columns, such as an identifier."""
@@ -207,8 +217,11 @@ class Samples:
 class Stream:
     """Ready batches from an iterable, or from a function that returns one for each epoch. Their order is their own."""
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
+    def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
+        self._batches, self._checker = batches, checker
+        # a DataLoader has the dataset that its batches come from
+        self._declared = Declared.of(getattr(batches, "dataset", None), checker.specs, known)
+        self.names = self._declared.names
         self._is_iterable = hasattr(batches, "__iter__")
         self._once = self._is_iterable and iter(batches) is batches
         self._used = False
@@ -222,7 +235,10 @@ class Stream:
                 "the generator is used up after one epoch; pass a list, or a function that returns a new generator"
             )
         self._used = True
-        return islice(self._batches if self._is_iterable else self._batches(), start, None)
+        batches = islice(self._batches if self._is_iterable else self._batches(), start, None)
+        if self._declared.keeps:
+            return batches
+        return (self._declared.numbered(self._checker.named(batch)) for batch in batches)
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
@@ -241,37 +257,37 @@ def rows_in(path: Path) -> int:
     return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
 
 
-def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
+def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> Source:
     """The right source for what the user has.
 
     A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
     Arrow, or the path of a ``.csv``, ``.parquet``, …); a folder of images; shards; a dataset with ``len`` and
     ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
-    by name, or tuples in the order inputs, targets.
+    by name, or tuples in the order inputs, targets. Columns and classes are matched by name with those that are
+    ``known``.
 
     Raises:
+        UnmatchedError: names that are known are missing, or classes are new.
         DataError: ``data`` is none of these, or does not fit the step.
     """
-    if isinstance(data, Columns | Samples) and data.order == order and data.kind == checker.kind:
-        return data
     if isinstance(data, Columns):
-        return Columns(data.arrays, checker, order)
+        check_same(data.names, known)
+        same = data.order == order and data.kind == checker.kind
+        return data if same else Columns(data.arrays, checker, order, data.names)
     if isinstance(data, Samples):
-        return Samples(data.dataset, checker, order)
+        same = data.order == order and data.kind == checker.kind and data.known == known
+        return data if same else Samples(data.dataset, checker, order, known)
     if isinstance(data, Stream):
         return data
     if isinstance(data, str | os.PathLike):
         data = read_file(data)
-    if is_table(data):
-        data = columns_of(data, checker.specs)
-    if isinstance(data, Mapping):
-        return Columns(data, checker, order)
-    if isinstance(data, tuple | np.ndarray):
-        return Columns(checker.named(data), checker, order)
+    if is_table(data) or isinstance(data, Mapping | tuple | np.ndarray):
+        arrays, names = checker.arrays_by_name(data, known)
+        return Columns(arrays, checker, order, names)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list):
-        return Samples(data, checker, order)
+        return Samples(data, checker, order, known)
     if (hasattr(data, "__iter__") or callable(data)) and not isinstance(data, type | str | bytes):
-        return Stream(data)
+        return Stream(data, checker, known)
     raise DataError(
         f"{described(data)} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
         "or an iterable of batches"

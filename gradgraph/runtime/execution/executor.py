@@ -22,7 +22,18 @@ from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, fixed_rows, on_host, rows_of
+from gradgraph.runtime.data.batch import (
+    Array,
+    Batch,
+    BatchChecker,
+    Feed,
+    FromTables,
+    batch_specs,
+    fixed_rows,
+    on_host,
+    rows_of,
+)
+from gradgraph.runtime.data.matching import UnmatchedError, check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_file
@@ -41,6 +52,7 @@ from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples,
 from gradgraph.runtime.saved.checkpoint import encode_checkpoint
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
 from gradgraph.step.manifest import column
 
@@ -61,7 +73,7 @@ class Executor:
     def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
         self.opened, self.progress = opened, progress
         self.definition, self.manifest = opened.definition, opened.manifest
-        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs)
+        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.names)
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
         self.parts = opened.parts
@@ -84,6 +96,19 @@ class Executor:
             )
         return self.parts[""]
 
+    # --- names ----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> DataNames:
+        """The names by which data are matched: those of what it was trained on, or else its model was."""
+        return self.progress.names or self.definition.manifest.data
+
+    def learn(self, names: DataNames) -> None:
+        """Match data by these names from now on, and by those that are known of other inputs and targets."""
+        learnt = self.names.updated(names)
+        if names and replace(self.progress.names, softmax=()) != replace(learnt, softmax=()):
+            self.progress.names = with_softmax(learnt, self.manifest)
+
     # --- data -----------------------------------------------------------------------------------------------
 
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
@@ -93,23 +118,37 @@ class Executor:
         size = batch_size if batch_size is not None else DEFAULT_BATCH_SIZE if fixed is None else fixed
         return Order(int(size), shuffle, drop_last, self.progress.seed)
 
-    def source(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
-        """Data to train on (some of several steps), or DataError."""
+    def source(
+        self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
+    ) -> Source:
+        """Data for some of several steps, matched by the names that are ``known``, or DataError."""
+        known = self.names if known is None else known
         if steps is None:
-            return as_source(data, self.checker, order)
-        return as_source(self.read_by(steps, data), self.checker_of(steps), order)
+            return as_source(data, self.checker, order, known)
+        return as_source(self.read_by(steps, data), self.checker_of(steps), order, known)
+
+    def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
+        """Likewise, to train on: a run that begins may take other names than its model knows, and says so."""
+        try:
+            return self.source(data, order, steps)
+        except UnmatchedError as error:
+            if self.progress.steps:
+                raise
+            log.warning("%s; this run begins with new names", error.problem)
+            return self.source(data, order, steps, NO_NAMES)
 
     def held_out(self, data: Any, batch_size: int | None) -> Source:
         """Data for evaluation, in their own order (or in that which they were prepared for)."""
         is_prepared = isinstance(data, Columns | Samples)
-        return self.source(data, data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False))
+        order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False)
+        return self.source(data, order)
 
     # --- one step -------------------------------------------------------------------------------------------
 
     def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
         """The batch as the step takes it, or DataError. Rows that the session gathers have been checked before."""
         if type(batch) is not Rows:
-            return self.checker(batch)
+            return self._learnt(self.checker(batch))
         self.opened.gathered = shapes = batch.table.shapes
         session = self.part.training.for_usual()
         if session.gathers != shapes:
@@ -212,10 +251,16 @@ class Executor:
         return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part, batch: Batch) -> Mapping[str, Feed]:
-        """A batch checked for one step, or DataError; of several it may hold what others read, too."""
+        """A batch to train on, checked for one step, or DataError; of several it may hold what others read, too."""
         if not part.name:
-            return self.checker(batch)
-        return self.checker_of((part.name,))(self.read_by((part.name,), batch))
+            return self._learnt(self.checker(batch))
+        return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch)))
+
+    def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
+        """Remember the columns of a batch that came as tables."""
+        if type(checked) is FromTables:
+            self.learn(checked.names)
+        return checked
 
     def read_by(self, steps: tuple[str, ...], data: Any) -> Any:
         """Leave out of data by name what only other steps read."""
@@ -231,7 +276,8 @@ class Executor:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
             whole = names == self.checker.specs.keys()
-            self._checkers[steps] = self.checker if whole else BatchChecker(specs, self._check_inputs)
+            own = BatchChecker(specs, self._check_inputs, lambda: self.names)
+            self._checkers[steps] = self.checker if whole else own
         return self._checkers[steps]
 
     def scaling(self) -> dict[str, float]:
@@ -425,7 +471,7 @@ class Executor:
         self.definition.check_uncut()
         bound, checker = self.opened.prediction(averaged), self._prediction_checker
         parts = []
-        source = as_source(self._without_targets(x), checker, replace(order, fills=True))
+        source = as_source(self._without_targets(x), checker, replace(order, fills=True), self.names)
         size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
         with released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -447,15 +493,18 @@ class Executor:
 
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:
-        return BatchChecker([s for s in self.manifest.inputs if s.name in self.opened.prediction().inputs])
+        specs = [s for s in self.manifest.inputs if s.name in self.opened.prediction().inputs]
+        return BatchChecker(specs, known=lambda: self.names)
 
     def _without_targets(self, x: Any) -> Any:
         """The part of ``x`` that prediction reads; an array by itself is the only input."""
         read = self._prediction_checker.specs
-        x = x.arrays if isinstance(x, Columns) else x
+        if isinstance(x, Columns):
+            check_same(x.names, self.names)
+            x = x.arrays
         x = read_file(x) if isinstance(x, str | os.PathLike) else x
         if is_table(x):
-            return columns_of(x, read, self.checker.specs.keys() - read.keys())
+            return columns_of(x, read, self.names, self.checker.specs.keys() - read.keys())[0]
         if isinstance(x, Mapping):
             return {name: value for name, value in x.items() if name in read or name not in self.checker.specs}
         return dict.fromkeys(read, x) if hasattr(x, "shape") and len(read) == 1 else x

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradgraph.errors import shown
 from gradgraph.runtime.saved.history import History, as_history
+from gradgraph.step.data_names import NO_NAMES, DataNames
 
 Checked = TypeVar("Checked")
 
@@ -44,6 +45,7 @@ class Progress:
         counts: of several named steps, how often each was done.
         weights: of each of them, what ``weight`` is of one.
         turns, place: the batches that fits of several steps have finished, and how many steps are done of the next.
+        names: of the data that it was trained on, by which others are matched.
     """
 
     steps: int = 0
@@ -65,9 +67,10 @@ class Progress:
     weights: dict[str, int] = field(default_factory=dict)
     turns: int = 0
     place: int = 0
+    names: DataNames = NO_NAMES
 
 
-_IF_ANY = ("totals", "counts", "weights", "turns", "place")  # written where there is something to say
+_IF_ANY = ("totals", "counts", "weights", "turns", "place", "names")  # written where there is something to say
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Record:
 
 def body_of(progress: Progress) -> str:
     """``progress`` as JSON; columns and names keep their order."""
-    data = dataclasses.asdict(progress)
+    data = {**dataclasses.asdict(progress), "names": progress.names.as_data()}
     for name in _IF_ANY:
         if not data[name]:
             del data[name]
@@ -114,7 +117,8 @@ def from_text(text: str) -> Record:
         if version > VERSION:
             raise NewerRecordError(f"has version {version}, but this gradgraph reads up to {VERSION}")
         _require(version == 1 or isinstance(digest, str), "its digest is missing")
-        progress = Progress(**{**data, "history": as_history(data["history"])})
+        names = DataNames.from_data(data.get("names", {}))
+        progress = Progress(**{**data, "history": as_history(data["history"]), "names": names})
         _check(progress)
     except (TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -1,0 +1,162 @@
+"""The names of the data that a model was trained on: columns, classes, and how images were read.
+
+Later data are matched by them. They stand in the manifest of a step, in checkpoints, and in the metadata of an exported
+model under ``gradgraph.data``; here alone they are written and read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from gradgraph.errors import ModelError, escaped_json, shown
+
+NAMES_KEY = "gradgraph.data"
+MOST_TEXT = 1 << 24  # characters of JSON
+MOST_NAMES = 1_000_000
+MOST_PIXELS = 64_000_000  # of an image that is made
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{name} should hold names")
+    return value
+
+
+def _names(what: str, names: Any) -> tuple[str, ...]:
+    listed = isinstance(names, list | tuple)
+    if not listed or len(names) > MOST_NAMES or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"the names of {shown(what)!r} should be a list of texts")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name of {shown(what)!r} stands twice")
+    return tuple(names)
+
+
+def _is_size(value: Any) -> bool:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_side, value))
+    return is_pair and math.prod(value) <= MOST_PIXELS
+
+
+def _is_side(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MOST_PIXELS
+
+
+def _are_numbers(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4
+    return is_list and all(type(n) in (int, float) and abs(n) < math.inf for n in value)
+
+
+_IMAGES: dict[str, Callable[[Any], bool]] = {
+    "size": _is_size,
+    "mean": _are_numbers,
+    "std": _are_numbers,
+    "layout": lambda value: value in ("NCHW", "NHWC"),
+    "shorter": lambda value: _is_size([value, value]),
+}
+
+
+def _images(name: str, given: Any) -> dict[str, Any]:
+    for key, value in _mapping(f"images of {shown(name)}", given).items():
+        if key not in _IMAGES or not _IMAGES[key](value):
+            raise ValueError(f"how images of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+
+
+def _fitting(held: Mapping[str, Sequence[str]], sizes: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    fits = {name: len(names) == sizes[name] for name, names in held.items() if isinstance(sizes.get(name), int)}
+    return {name: names for name, names in held.items() if name in sizes and fits.get(name, True)}
+
+
+@dataclass(frozen=True)
+class DataNames:
+    """The names by which data are matched with those that a model was trained on.
+
+    Args:
+        columns: of an input, the columns of a table that it is made of, in their order.
+        classes: of a target, the names of its classes, that of number 0 first.
+        images: of an input, how images became its arrays: arguments of ``gradgraph.image_folder``.
+        softmax: the targets whose classes have the Softmax of the model's scores for probabilities.
+
+    Raises:
+        ValueError: a name is no text or stands twice, or an argument cannot be meant.
+    """
+
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    images: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    softmax: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("columns", "classes"):
+            lists = _mapping(name, getattr(self, name))
+            object.__setattr__(self, name, {key: _names(key, names) for key, names in lists.items()})
+        images = {name: _images(name, given) for name, given in _mapping("images", self.images).items()}
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "softmax", _names("softmax", self.softmax))
+
+    def __bool__(self) -> bool:
+        return bool(self.columns or self.classes or self.images)
+
+    def updated(self, other: DataNames) -> DataNames:
+        """These names, with those of ``other`` in place of what it names, too."""
+        return DataNames(
+            {**self.columns, **other.columns},
+            {**self.classes, **other.classes},
+            {**self.images, **other.images},
+            tuple(dict.fromkeys([*self.softmax, *other.softmax])),
+        )
+
+    def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
+        """These names for a step that was built from the model: without those of another head, input or loss.
+
+        The only target takes the names of the only one before, whatever it is called.
+
+        Args:
+            columns, classes: of each input, the columns of its matrix; of each target of labels, its classes. What is
+                no number may be any.
+        """
+        held = self.classes
+        if len(held) == 1 and len(classes) == 1:
+            held = dict(zip(classes, held.values(), strict=True))
+        return DataNames(_fitting(self.columns, columns), _fitting(held, classes), self.images)
+
+    # --- written and read -----------------------------------------------------------------------------------
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON; what names nothing is left out."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_data(cls, data: Any) -> DataNames:
+        """Check plain data that somebody may have written, such as JSON has; raises ValueError."""
+        known = {f.name for f in fields(cls)}
+        for name in _mapping("data", data):
+            if name not in known:
+                raise ValueError(f"unknown field {shown(name)!r}")
+        return cls(**data)
+
+    def as_metadata(self) -> dict[str, str]:
+        """The entry for the metadata of a model; none where there are no names."""
+        return {NAMES_KEY: escaped_json(json.dumps(self.as_data(), ensure_ascii=False))} if self else {}
+
+    @classmethod
+    def read_from(cls, metadata: Mapping[str, str]) -> DataNames:
+        """The names in the metadata of a model; none where there are none.
+
+        Raises:
+            ModelError: they are damaged.
+        """
+        text = metadata.get(NAMES_KEY, "{}")
+        try:
+            if len(text) > MOST_TEXT:
+                raise ValueError(f"{len(text):,} characters, more than {MOST_TEXT:,}")
+            return cls.from_data(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"the metadata '{NAMES_KEY}' of the model is damaged ({shown(error)}); "
+                             "remove it, or export the model again") from None  # fmt: skip
+
+
+NO_NAMES = DataNames()
