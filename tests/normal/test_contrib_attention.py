@@ -68,6 +68,50 @@ def test_attention(case):
     check("Attention", feeds, attrs | {"num_heads": H}, outputs)
 
 
+LENGTHS = [case for case in ATTENTION if case.startswith(("lengths", "ends"))]
+BATCHES = {"of no name": (None, None), "of one name": ("batch", "batch"), "of two names": ("batch", "entries")}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("case", LENGTHS)
+def test_a_mask_of_one_axis_is_read_for_an_open_batch(case, batch):
+    """[batch], [2 · batch] and [3 · batch + 2] are told apart by the sizes that the model gets."""
+    feeds, attrs = ATTENTION[case]
+    if case != "lengths" and batch == "of one name":
+        pytest.skip("the mask would be declared as long as the batch, which it is not")
+    model, given = fused("Attention", feeds, attrs | {"num_heads": H})
+    for value, dim in zip((model.graph.input[0], model.graph.input[3]), BATCHES[batch], strict=True):
+        value.type.tensor_type.shape.dim[0].Clear()
+        if dim:
+            value.type.tensor_type.shape.dim[0].dim_param = dim
+    found = normal_form(model)
+    assert_same(run(model, given), run(found, given), atol=3e-6, rtol=1e-4)
+    assert wrong_gradients(model, found, given, ["x", "w", "b"]) == []
+
+
+def test_the_mask_that_embeddings_count_is_read_for_an_open_batch():
+    """As onnxruntime.transformers.optimizer writes BERT: ``mask_index`` is known from EmbedLayerNormalization alone."""
+    embed = ["ids", "kinds", "words", "places", "segments", "gamma", "beta", "mask"]
+    nodes = [
+        helper.make_node("EmbedLayerNormalization", embed, ["e", "index"], domain="com.microsoft"),
+        helper.make_node("Attention", ["e", "w", "b", "index"], ["h"], domain="com.microsoft", num_heads=H),
+        helper.make_node("SkipLayerNormalization", ["h", "e", "gamma", "beta"], ["n"], domain="com.microsoft"),
+        helper.make_node("Attention", ["n", "w", "b", "index"], ["y"], domain="com.microsoft", num_heads=H),
+    ]
+    tables = {"words": real(9, HIDDEN), "places": real(5, HIDDEN, seed=1), "segments": real(2, HIDDEN, seed=2)}
+    weights = tables | {"gamma": real(HIDDEN, seed=3), "beta": real(HIDDEN, seed=4)}
+    weights |= {"w": real(HIDDEN, 3 * HIDDEN, seed=5), "b": real(3 * HIDDEN, seed=6)}
+    open_sizes = {name: (np.int32, ["batch", "length"]) for name in ("ids", "kinds", "mask")}
+    model = model_of(nodes, open_sizes | weights, opset=17, domains=MICROSOFT)
+    found = normal_form(model)
+    for rows, length in ((3, 4), (1, 5)):
+        ids = np.arange(rows * length, dtype=np.int32).reshape(rows, length) % 9
+        mask = (np.arange(length) < length - np.arange(rows)[:, None]).astype(np.int32)
+        feeds = {"ids": ids, "kinds": ids % 2, "mask": mask} | weights
+        assert_same(run(model, feeds), run(found, feeds), atol=3e-6, rtol=1e-4)
+        assert wrong_gradients(model, found, feeds, list(weights)) == []
+
+
 QKV = {"q": real(B, S, HIDDEN), "k": real(B, 4, HIDDEN, seed=1), "v": real(B, 4, H * 3, seed=2)}
 ALIKE = {"q": real(B, S, HIDDEN), "k": real(B, S, HIDDEN, seed=1), "v": real(B, S, HIDDEN, seed=2)}
 NO_BIAS = {"b": None}

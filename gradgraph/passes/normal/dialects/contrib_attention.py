@@ -236,15 +236,19 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
+    """The keys that a mask of one axis lets each sample see; where its length is not known, it is looked at in time."""
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
-    last = op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
+    ends = op.cast(ends, _INT64)
     if length is not None and length == batch:
-        return key < last
-    if not isinstance(length, int) or not isinstance(batch, int) or length not in (2 * batch, 3 * batch + 2):
-        raise refuse(node, "has a mask of one axis with neither one, two nor three known entries for each sample")
-    parts = op.Split(last, [batch, batch, length - 2 * batch], axis=0, outputs=3)
-    return key < parts[0] if length != 2 * batch else (key < parts[0]) & (key >= parts[1])
+        return key < op.Reshape(ends, [-1, 1, 1, 1])
+    if isinstance(length, int) and isinstance(batch, int) and length not in (2 * batch, 3 * batch + 2):
+        raise refuse(node, "has a mask of one axis with neither one, two nor three entries for each sample")
+    samples = op.dim(q, 0)
+    last, second = (op.Slice(ends, start, start + samples, [0]) for start in (op.const([0]), samples))
+    has_starts = op.Equal(op.dim(ends, 0), samples * 2)
+    first = op.Where(has_starts, op.Pad(second, op.Concat([0], samples - op.dim(second, 0), axis=0)), 0)
+    return (key < op.Reshape(last, [-1, 1, 1, 1])) & (key >= op.Reshape(first, [-1, 1, 1, 1]))
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
