@@ -13,10 +13,11 @@ import onnx_ir as ir
 from gradgraph.arguments import as_names, matching
 from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.files.atomic import check_writable
-from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.prune import prune
+from gradgraph.passes.normal import load_plain
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.edit import value_named as value_named
 from gradgraph.passes.normal.sizes.infer import infer_shapes
@@ -33,7 +34,7 @@ def opened(model: Source, out: Path | None) -> ir.Model:
     if out is not None:
         check_suffix(out, ".onnx")
         check_writable(out)
-    work = load_model(model)
+    work = load_plain(model)
     learn_sizes(work)
     return work
 

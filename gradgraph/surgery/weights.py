@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files.models import Source, load_model
+from gradgraph.files.models import Source
 from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.passes.normal import load_plain
 from gradgraph.surgery.linear_layers import Layer, outputs_first
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
@@ -190,7 +191,7 @@ def _read(path: Path) -> Arrays:
     what = f"'{shown(path)}'"
     try:
         if FilePath(os.fspath(path)).suffix == ".onnx":
-            tensors = load_model(path).graph.initializers.values()
+            tensors = load_plain(path).graph.initializers.values()
             return {v.name: v.const_value.numpy() for v in tensors if v.name and v.const_value is not None}
         if FilePath(os.fspath(path)).suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:

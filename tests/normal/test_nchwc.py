@@ -11,6 +11,7 @@ from onnx import helper
 from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
+from gradgraph import surgery
 from gradgraph.errors import ModelError
 from gradgraph.passes.normal.dialects import nchwc, nchwc_machine
 from gradgraph.passes.normal.dialects.nchwc import BLOCKED
@@ -159,6 +160,16 @@ def gated(net):
     return net.conv(net.node("Mul", h, net.node("Sigmoid", net.conv(gate, 16, 32))), 32, 16)
 
 
+def mobile_v3(net):
+    """Of MobileNetV3: HardSwish, behind convolutions, depthwise ones and a sum, and a gate for each channel."""
+    h = net.node("HardSwish", net.conv("x", 3, 16, 3, strides=[2, 2], pads=[1] * 4))
+    g = net.node("HardSwish", net.conv(h, 16, 48))
+    g = net.node("HardSwish", net.conv(g, 48, 48, 3, group=48, pads=[1] * 4))
+    gate = net.relu(net.conv(net.node("GlobalAveragePool", g), 48, 16))
+    g = net.node("Mul", g, net.node("HardSigmoid", net.conv(gate, 16, 48), alpha=0.25))
+    return net.conv(net.node("HardSwish", net.node("Add", net.conv(g, 48, 16), h)), 16, 20)
+
+
 def channels_last(net):
     """Axes in the other order, read and written."""
     h = net.relu(net.conv("x", 3, 32, 3))
@@ -175,7 +186,7 @@ def unproven(net):
 
 
 NETS = [plain, mobile, residual, squeezing, uneven, grey, grouped, pooled, enlarged, normed_behind, gated]
-NETS += [channels_last, unproven]
+NETS += [channels_last, unproven, mobile_v3]
 
 
 def original(build, dims):
@@ -305,6 +316,32 @@ def test_a_model_that_needs_data_of_its_own_is_not_compared(tmp_path, caplog):
     assert "not compared" in caplog.text
     feeds = {"x": real(2, 3, 63, 3)}
     assert_same(run(model, feeds), run(found, feeds), atol=1e-5)
+
+
+def test_weights_that_lie_in_another_order_are_told(tmp_path, caplog):
+    """Their numbers in the file are not those that a gradient here belongs to; unchanged ones are not named."""
+    saved = saved_at_level_all(original(uneven, [2, 3, 12, 14]), tmp_path)
+    gradient = gg.vjp(saved, wrt=["reorder"])
+    (told,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "'reorder', " in told and f"blocks of {B} channels" in told and "here they, their gradients" in told
+    assert [d.dim_value for d in gradient.graph.output[-1].type.tensor_type.shape.dim] == [20, 3, 3, 3]
+
+
+def test_surgery_takes_layers_and_weights_of_a_saved_model_in_the_layout_of_the_original(tmp_path):
+    model, feeds = original(residual, ["n", 3, "h", "w"]), {"x": real(2, 3, 12, 14)}
+    saved = saved_at_level_all(model, tmp_path)
+    adapted = surgery.lora(saved, "*", rank=2)
+    onnx.checker.check_model(adapted, full_check=True)
+    assert_same(run(model, feeds), run(adapted, feeds), atol=1e-5, rtol=1e-4)
+    assert {b for a, b in same_weights(model, adapted).items()} >= {
+        t.name for t in normal_form(saved).graph.initializer if len(t.dims) == 4
+    }
+    other = surgery.reset_weights(saved, "*")
+    again = surgery.load_weights(other, tmp_path / "saved.onnx")
+    assert_same(run(model, feeds), run(again, feeds), atol=1e-5, rtol=1e-4)
+    trainer = gg.Trainer(gg.build(other, "mse", "sgd"))
+    trainer.load_state_dict(tmp_path / "saved.onnx", strict=False)
+    assert_same(run(model, feeds), run(trainer.export(), feeds), atol=1e-5, rtol=1e-4)
 
 
 def test_a_saved_model_is_trained(saved):

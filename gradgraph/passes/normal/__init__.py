@@ -14,6 +14,6 @@ rule or a pass needs to think of one form of each operator only. ``order.py`` li
 from __future__ import annotations
 
 from gradgraph.passes.normal.functions.function_bodies import has_body
-from gradgraph.passes.normal.normal_form import blaming, expand, normalise, pass_quantization
+from gradgraph.passes.normal.normal_form import blaming, expand, load_plain, normalise, pass_quantization
 
-__all__ = ["blaming", "expand", "has_body", "normalise", "pass_quantization"]
+__all__ = ["blaming", "expand", "has_body", "load_plain", "normalise", "pass_quantization"]

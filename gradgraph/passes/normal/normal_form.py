@@ -11,6 +11,7 @@ from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.marks import COMPUTED
 from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.normal.dialects.nchwc import has_blocks
 from gradgraph.passes.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.passes.normal.functions.function_bodies import instantiate_body
@@ -52,6 +53,15 @@ def normalise(
     if undo_machine_blocks in changed:
         check_same(load_model(model), read)
     return read
+
+
+def load_plain(source: Source) -> ir.Model:
+    """Read a model as ``load_model`` does; one that onnxruntime saved in blocks of channels comes in normal form.
+
+    Its weights then have ONNX's own layout, as those of every other file.
+    """
+    model = load_model(source)
+    return normalise(model, keep_quantization=True) if has_blocks(model) else model
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import safetensors
 
 from gradgraph.errors import CheckpointError, listed, shown
-from gradgraph.files.models import load_model
+from gradgraph.passes.normal import load_plain
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, to_array
 from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
@@ -117,7 +117,7 @@ def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """
     path = Path(path)
     if path.suffix == ".onnx":
-        weights = load_model(path).graph.initializers.items()
+        weights = load_plain(path).graph.initializers.items()
         return {name: v.const_value.numpy() for name, v in weights if isinstance(v.const_value, ir.TensorProtocol)}
     if path.suffix == ".npz":
         return load_arrays(path)

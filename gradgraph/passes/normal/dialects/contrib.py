@@ -169,6 +169,7 @@ def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Elu": ("alpha",),
     "HardSigmoid": ("alpha", "beta"),
+    "HardSwish": (),
     "LeakyRelu": ("alpha",),
     "Relu": (),
     "Selu": ("alpha", "gamma"),

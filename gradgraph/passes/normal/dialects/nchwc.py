@@ -42,8 +42,8 @@ def has_blocks(model: ir.Model) -> bool:
     return any(node.domain == BLOCKED for node in nodes_of(model))
 
 
-def undo_blocks(model: ir.Model, block: int) -> None:
-    """Give tensors in blocks of ``block`` channels their plain layout, in place.
+def undo_blocks(model: ir.Model, block: int) -> list[str]:
+    """Give tensors in blocks of ``block`` channels their plain layout, in place; the names of the stored ones.
 
     1. weights are reordered; they, biases and ``group`` lose the channels that only fill up a block;
     2. an addition that onnxruntime wrote between Reshape nodes, as its inputs might broadcast, loses these;
@@ -56,8 +56,7 @@ def undo_blocks(model: ir.Model, block: int) -> None:
     for node in nodes_of(model):
         layout.read(node)
     channels = layout.channels.count(block)
-    for weight in layout.weights.values():
-        _rewrite(weight, layout, channels)
+    changed = [w.value.name or "" for w in layout.weights.values() if _rewrite(w, layout, channels)]
     for node in layout.depthwise:
         node.attributes["group"] = ir.AttrInt64("group", channels[layout.channels.root((node.outputs[0], 1))])
     for node in layout.reshapes:
@@ -65,10 +64,11 @@ def undo_blocks(model: ir.Model, block: int) -> None:
         node.outputs[0].replace_all_uses_with(node.inputs[0])
         discard(node)
     _keep_names(model)
+    return changed
 
 
-def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> None:
-    """Write the plain numbers of a weight or bias, without the channels that only fill up a block."""
+def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> bool:
+    """Write the plain numbers of a weight or bias, without the channels that only fill up a block; False if it is."""
     assert weight.value.const_value is not None
     data = weight.value.const_value.numpy()
     plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
@@ -79,11 +79,12 @@ def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> Non
             raise layout.misfit(weight.reader)
         plain = kept
     if data.ndim == 1 and plain.shape == data.shape:
-        return
+        return False
     if any(user not in layout.convolutions for user, _ in weight.value.uses()):
         raise layout.refuse(weight.reader, "shares its weight with a node of another layout")
     weight.value.const_value = own_tensor(ir.Tensor(np.ascontiguousarray(plain)), weight.value.name)
     weight.value.shape = ir.Shape(plain.shape)
+    return True
 
 
 def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray:

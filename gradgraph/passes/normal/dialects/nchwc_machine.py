@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import ModelError, listed, shown
 from gradgraph.files.models import to_proto
 from gradgraph.graph.shapes import shape_of_type
 from gradgraph.machine.hardware import nchwc_block
@@ -19,6 +19,7 @@ from gradgraph.passes.normal.dialects.nchwc import BLOCKED, REMEDY, has_blocks, 
 
 log = logging.getLogger("gradgraph")
 
+_NAMED = 3  # weights
 _SIZES = (32, 64, 224)  # of image axes without a fixed size, until the model runs
 _TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; wrong blocks are wrong by far more
 
@@ -26,12 +27,23 @@ _TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; 
 def undo_machine_blocks(model: ir.Model) -> bool:
     """Give tensors in blocks of this machine's size their plain layout, in place; True if there were any.
 
+    Who reads the numbers of a weight in the file, and its gradient here, must know that they lie differently: it is
+    logged as a warning.
+
     Raises:
         ModelError: see ``block_size`` and ``undo_blocks``.
     """
-    if found := has_blocks(model):
-        undo_blocks(model, block_size())
-    return found
+    if not has_blocks(model):
+        return False
+    block = block_size()
+    if names := undo_blocks(model, block):
+        log.warning(
+            "onnxruntime saved the model in the layout of one machine: in the file, %s lie in blocks of %d channels; "
+            "here they, their gradients and what is exported have ONNX's own layout and the sizes of the original",
+            listed(names, _NAMED),
+            block,
+        )
+    return True
 
 
 def block_size() -> int:
