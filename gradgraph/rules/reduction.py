@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
@@ -190,6 +191,12 @@ def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[.
         [1],
         gives=[[[6.0, 0.0, 0.0], [0.0] * 3, [30.0, 24.0, 20.0]], None],
     ),
+    point(
+        [[0.0, 1e200, 1e200], [1e200, -1e200, 0.0], [0.0, 0.0, 1e300]],
+        [1],
+        gives=[[[math.inf, 0.0, 0.0], [0.0, 0.0, -math.inf], [0.0] * 3], None],
+        keepdims=0,
+    ),
     point([0.0], gives=[[1.0]], keepdims=0),
 )
 def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
@@ -211,5 +218,7 @@ def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     zeros = _total(op, zero, axes, noop) - zero
     only_zeros = op.Where(is_zero, x, 0.0)
     lone = _total(op, only_zeros, axes, noop) - only_zeros
-    factor = op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
-    return product / one_for_zero * factor
+    nonzero = product / one_for_zero
+    largest = float(np.finfo(x.dtype.numpy()).max)
+    bounded = op.Clip(nonzero, -largest, largest)  # 0 times what overflows is 0
+    return op.Where(op.Equal(zeros, 0.0), nonzero, bounded * op.Where(op.Equal(zeros, 1.0), lone, 0.0))

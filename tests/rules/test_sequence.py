@@ -11,6 +11,7 @@ import pytest
 from running import run
 
 import gradgraph as gg
+from gradgraph.verify.reference import Oracle, in_float64
 
 
 def model(body: str, inputs: str) -> onnx.ModelProto:
@@ -177,3 +178,33 @@ def test_a_branch_that_gives_a_sequence() -> None:
         got = run(result, {"a": np.ones(2, np.float32), "b": b.astype(np.float32)})
         np.testing.assert_allclose(got["a.grad"], [share, share])
         np.testing.assert_allclose(got["b.grad"], 2 * b)
+
+
+# what is taken from a sequence of x and z, which are of unequal size
+TAKEN = {
+    "erased": "s = SequenceConstruct(a, b) e = SequenceErase(s, i) y = ConcatFromSequence <axis = 0> (e)",
+    "inserted": "s = SequenceConstruct(a) e = SequenceInsert(s, b, i) y = ConcatFromSequence <axis = 0> (e)",
+    "at": "s = SequenceConstruct(a, b) e = SequenceAt(s, i) y = Mul(e, e)",
+    "cut": "c = Concat <axis = 0> (a, b) s = SplitToSequence <axis = 0> (c, parts) e = SequenceAt(s, i) y = Sqrt(e)",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("sizes", [("n", "m"), ("3", "4"), ("3", "m")])
+@pytest.mark.parametrize("taken", TAKEN)
+def test_elements_of_unequal_size_get_buffers_of_their_own(taken: str, sizes: tuple[str, str], dtype: str) -> None:
+    body = f"a = Sin(x) b = Sqrt(z) {TAKEN[taken]}"
+    m = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({dtype}[{sizes[0]}] x, {dtype}[{sizes[1]}] z, int64 i) => '
+        f"({dtype}[k] y) <int64[2] parts = {{3, 4}}> {{ {body} }}"
+    )
+    number = np.float32 if dtype == "float" else np.float16
+    x, z = np.linspace(0.2, 0.8, 3).astype(number), np.linspace(0.3, 1.2, 4).astype(number)
+    gradient = gg.vjp(m, outputs=["y"], wrt=["x", "z"])
+    for i in (0, 1):
+        feeds = {"x": x, "z": z, "i": np.array(i)}
+        feeds["y.cotangent"] = np.linspace(-1, 1, len(run(m, feeds)["y"])).astype(number)
+        wide = {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()}
+        exact = Oracle(in_float64(gradient))(wide)
+        for name, value in run(gradient, feeds).items():
+            np.testing.assert_allclose(value, exact[name], rtol=1e-5 if dtype == "float" else 1e-2, atol=1e-3)

@@ -128,7 +128,21 @@ def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -
     for dim in _dims_of(found) if proto.metadata_props else ():
         if dim.dim_param.startswith(_NAMED):
             dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
+    _forget_names_of_elements(found)
     return found
+
+
+def _forget_names_of_elements(proto: onnx.ModelProto) -> None:
+    """Forget names that ONNX's inference made up for sizes in which the elements of a sequence differ.
+
+    Runtimes take one name for one size: onnxruntime would give the buffer of one element to another.
+    """
+    kinds = (info.type for g in proto_graphs(proto) for info in (*g.input, *g.value_info, *g.output))
+    held = (shapes.shape_of_type(kind) or () for kind in kinds if not kind.HasField("tensor_type"))
+    made_up = set(filter(is_generated, itertools.chain.from_iterable(held)))
+    for dim in _dims_of(proto) if made_up else ():
+        if dim.dim_param in made_up:
+            dim.ClearField("dim_param")
 
 
 def _has_short_vectors(proto: onnx.ModelProto) -> bool:
@@ -141,7 +155,14 @@ def _has_short_vectors(proto: onnx.ModelProto) -> bool:
 def _shapes_of(proto: onnx.ModelProto) -> Iterator[Sequence[onnx.TensorShapeProto.Dimension]]:
     for graph in proto_graphs(proto):
         for info in (*graph.input, *graph.value_info, *graph.output):
-            yield info.type.tensor_type.shape.dim
+            yield _tensor_type(info.type).shape.dim
+
+
+def _tensor_type(kind: onnx.TypeProto) -> onnx.TypeProto.Tensor:
+    """The type of a tensor, or of those that a sequence or optional holds."""
+    while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, held).elem_type
+    return kind.tensor_type
 
 
 def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
