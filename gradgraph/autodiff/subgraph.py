@@ -15,6 +15,7 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import DRAWING, describe, subgraphs
 from gradgraph.passes.normal.functions.inline import applied
+from gradgraph.rules.containers import is_optional, is_sequence
 
 Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
 
@@ -55,10 +56,19 @@ class BodiesOnPath:
         seeds: dict[ir.Value, list[Var]] = defaultdict(list)
         for y, dy in zip(graph.outputs, dys, strict=True):
             if dy is not None:
-                seeds[copies.get(y, y)].append(dy)
+                result = copies.get(y, y)
+                seeds[result].append(_as_here(op, dy, op.wrap(result)))
         wanted = [copies.get(x.value, x.value) for x in wrt]
         found = self.backward(op, Path(nodes, seeds, wanted), seeds)
         return [found.get(x) for x in wanted]
+
+
+def _as_here(op: Builder, dy: Var, y: Var) -> Var:
+    """``dy`` with the axes of ``y``: another branch or iteration may give a result of another rank."""
+    same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
+    if same or y.shape is None or is_sequence(y) or is_optional(y):
+        return dy
+    return op.like(op.Reshape(dy, op.shape(y), allowzero=1), y)
 
 
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:

@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from gradgraph.errors import Finding, ModelError, refused, shown
 from gradgraph.graph.node_forms import described
-from gradgraph.graph.shapes import MOST_AXES, known_sizes
+from gradgraph.graph.ranks import MOST_AXES
+from gradgraph.graph.shapes import known_sizes
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = min(28, onnx.defs.onnx_opset_version())

@@ -18,12 +18,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
 
 OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
 IR_VERSION = 10
-
-MOST_AXES = 64  # of NumPy's arrays
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -195,6 +194,9 @@ def infer_node(node: ir.Node) -> None:
         _infer_windows(node)
     _infer_by_schema(node)
     infer_beyond_onnx(node)
+    lost, found = lost_sizes(node), recorded_shape(node.outputs[0])
+    if lost is not None and found is not None and len(lost) == len(found):
+        record_shape(node.outputs[0], tuple(a if b is None else b for a, b in zip(found, lost, strict=True)))
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
@@ -205,20 +207,44 @@ def infer_beyond_onnx(node: ir.Node) -> None:
         node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
     if node.outputs[0].shape is not None:
         return
+    given = [recorded_shape(v) for v in node.inputs]
     if node.op_type in _ON_SEQUENCES:
-        record_shape(node.outputs[0], _of_elements(node))
+        record_shape(node.outputs[0], _of_elements(node, given))
         return
-    shape = beyond_onnx(node, [recorded_shape(v) for v in node.inputs])
+    shape = beyond_onnx(node, given)
     for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
         record_shape(out, shape)
+    for out, axes in zip(node.outputs, axes_of(node.op_type)[1], strict=False):
+        if out.shape is None and axes.least == axes.most:
+            record_shape(out, (None,) * axes.least)
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
     """The shape that our own rules give to the first output (to all, of a Split) of a node with such inputs."""
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
+    if node.op_type == "STFT":  # of one signal in each row: frames, frequencies, and a complex number
+        return given[0][0] if given[0] else None, None, None, 2
+    if node.op_type == "Slice" and (kept := _unsliced(node, given[0])) is not None:
+        return kept
     rank = _rank(node, given)
     return None if rank is None else (None,) * rank
+
+
+def lost_sizes(node: ir.Node) -> Shape | None:
+    """The sizes, known or not, that ONNX's inference loses: of axes that a Slice does not name, and of sequences."""
+    if node.domain or not node.inputs:
+        return None
+    given = [recorded_shape(v) for v in node.inputs]
+    return _unsliced(node, given[0]) if node.op_type == "Slice" else _of_elements(node, given)
+
+
+def _unsliced(node: ir.Node, dims: Shape | None) -> Shape | None:
+    axes = constant_of(node.inputs[3]) if len(node.inputs) > 3 else None
+    if dims is None or axes is None:
+        return None
+    named = {int(a) % len(dims) for a in axes if -len(dims) <= a < len(dims)}
+    return tuple(None if i in named else d for i, d in enumerate(dims))
 
 
 def _infer_by_schema(node: ir.Node) -> None:
@@ -319,12 +345,13 @@ def _infer_windows(pool: ir.Node) -> None:
         y.shape = ir.Shape([*dims[:2], *counts]) if y.shape is None else y.shape
 
 
-def _of_elements(node: ir.Node) -> Shape | None:
+def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
     """The shape that the elements of a sequence share, which is recorded as the sequence's."""
-    known = [recorded_shape(v) for v in node.inputs]
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
-    return common(known[0], known[1]) if node.op_type == "SequenceInsert" else known[0]
+    if node.op_type == "SequenceInsert":
+        return common(known[0], known[1])
+    return known[0] if node.op_type in _ON_SEQUENCES else None
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
@@ -353,8 +380,6 @@ def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
     return length
 
 
-_KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 _KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
 _ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output

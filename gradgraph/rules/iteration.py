@@ -29,6 +29,7 @@ from gradgraph.rules.containers import (
 from gradgraph.rules.indexing import gather
 from gradgraph.rules.placement import FIRST
 from gradgraph.rules.registry import Bodies
+from gradgraph.rules.shape import flat, reshaped
 
 
 class Backward:
@@ -65,8 +66,11 @@ class Backward:
         self.sliced = [k for k in range(self.first + n, len(body.inputs)) if bodies.active(body.inputs[k])]
         self.gathered = {x: nodes for x in bodies.captured if (nodes := gathers_by_counting(x, body, bodies, lead, n))}
         self.captured = [x for x in bodies.captured if x not in self.gathered]
-        self.initial = [*(total(op, [dys[i]], ys[i]) for i in self.states), *(zeros(op, x) for x in self.captured)]
+        sums = [self._as_state(x, zeros(op, x)) for x in self.captured]
+        self.initial = [*(total(op, [dys[i]], ys[i]) for i in self.states), *sums]
         self.entering = [cotangent(outputs[i]) for i in self.states] + [cotangent(x.value) for x in self.captured]
+        for x, entering in zip(self.captured, self.entering[len(self.states) :], strict=True):
+            entering.shape = ir.Shape([None]) if self._is_flat(x) else entering.shape
         self.slices = [*map(twin, body.inputs), *(cotangent(outputs[j]) for j in self.rows)]
         self.step = op.graph([*self.entering, *self.slices], self._write, "backward")
         prune_graph(self.step)
@@ -84,9 +88,19 @@ class Backward:
         new_states, terms, d_rows = parts(found, len(states), len(self.captured))
         return [
             *(total(op, [d], m) for d, m in zip(new_states, self._models(states, d_states), strict=True)),
-            *(total(op, [s, d], s) for s, d in zip(sums, terms, strict=True)),
+            *(
+                total(op, [s, d and self._as_state(x, d)], s)
+                for x, s, d in zip(self.captured, sums, terms, strict=True)
+            ),
             *(total(op, [d], x) for d, x in zip(d_rows, [*slices, *single], strict=True)),
         ]
+
+    def _as_state(self, x: Var, dx: Var) -> Var:
+        """``dx`` as it is added up: in a vector, if its rank is open, which onnxruntime's Scan must know."""
+        return flat(self.op, dx) if self._is_flat(x) else dx
+
+    def _is_flat(self, x: Var) -> bool:
+        return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
         """Tensors that have the shapes of the states: the cotangents at hand, unless iterations change a shape."""
@@ -104,6 +118,7 @@ class Backward:
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
         places = [*self.states, *(k - self.first for k in self.sliced)]
         found = dict(zip(places, described([*d_states, *d_slices], [inputs[i] for i in places]), strict=True))
+        sums = [reshaped(self.op, dx, x) if self._is_flat(x) else dx for x, dx in zip(self.captured, sums, strict=True)]
         outside = dict(zip(self.captured, described(sums, self.captured), strict=True))
         for x, nodes in self.gathered.items():
             terms = [self._put_together(x, node, rows.pop(0)) for node in nodes]

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from small_models import run
 
 from gradgraph.errors import ModelError
+from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.passes.normal import normalise
-from gradgraph.passes.normal.sizes.ranks import MOST_AXES, axes_of
 from gradgraph.rules import registry
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases

@@ -13,7 +13,7 @@ from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.prune import prune_graph
 from gradgraph.graph.shapes import FOLD_LIMIT
 from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
-from gradgraph.passes.normal.sizes.known_sizes import settle_reshape, settle_resize
+from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_lost, settle_reshape, settle_resize
 from gradgraph.passes.normal.spelling.constants import become_constant
 
 # moving numbers about works with symbolic dimensions among them, too
@@ -41,7 +41,7 @@ def fold_constants(model: ir.Model) -> bool:
        so that the known part of a partly symbolic shape is found;
     3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
     4. CastLike becomes Cast where its type is known;
-    5. sizes that ONNX's inference loses in Reshape and Resize are recorded (``known_sizes``).
+    5. sizes that ONNX's inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
     """
     partly: dict[ir.Value, np.ndarray] = {}
     editor = Editor(model)
@@ -58,6 +58,7 @@ def fold_constants(model: ir.Model) -> bool:
         value = node.outputs[0]
         if array.dtype == object:
             partly[value] = array
+            changed |= record_better(value, array.shape)
         elif array.size <= FOLD_LIMIT and value.dtype in (None, ir.DataType.from_numpy(array.dtype)):
             changed |= become_constant(node, ir.Tensor(array, name=value.name), model.graph)
     return changed
@@ -67,7 +68,7 @@ def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) 
     if node.op_type == "Resize":
         return settle_resize(node)
     if node.op_type != "Reshape" or node.inputs[1] is None:
-        return False
+        return settle_lost(node)
     target = partly.get(node.inputs[1], shapes.constant_of(node.inputs[1]))
     if target is None:
         return False

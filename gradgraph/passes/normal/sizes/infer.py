@@ -16,11 +16,11 @@ from gradgraph.errors import escaped
 from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph import shapes
 from gradgraph.graph.constant_nodes import own_tensor
+from gradgraph.graph.ranks import axes_of
 from gradgraph.machine.limits import limited_memory
 from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
 from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
-from gradgraph.passes.normal.sizes.ranks import gives
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 
 _MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
@@ -323,7 +323,16 @@ def _is_lie(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_ran
         return False
     if right is not None and (len(declared) != len(right) or (not only_ranks and shapes.clash(declared, right))):
         return True
-    return not gives(node, i, declared)
+    return not _gives(node, i, declared)
+
+
+def _gives(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
+    """Can output ``i`` of ``node`` have as many axes? What is computed element by element has those of every input."""
+    if shapes.is_elementwise(node):
+        known = [shapes.shape_of(x) for x in shapes.operands(node) if x is not None]
+        return all(len(shape) >= len(dims) for dims in known if dims is not None)
+    axes = axes_of(node.op_type)[1] if node.domain == "" else ()
+    return i >= len(axes) or shape in axes[i]
 
 
 def objection(model: ir.Model) -> str | None:
@@ -352,6 +361,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
             dims = [int(d) for d in tensor.shape.numpy()]
             graph.input.append(onnx.helper.make_tensor_value_info(value.name or "", int(tensor.dtype), dims))
     graph.node.extend(ir.serde.serialize_node(n) for n in model.graph)
+    _repeat_in_bodies(proto)
     outputs = set(model.graph.outputs)
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
     graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
@@ -363,6 +373,15 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
             if dim.dim_value > _MOST_WRITTEN_OUT:
                 dim.dim_param = f"{_NAMED}{dim.dim_value}"
     return proto
+
+
+def _repeat_in_bodies(proto: onnx.ModelProto) -> None:
+    """Give bodies the small constants of the main graph that they read: ONNX's inference looks into no outer graph."""
+    main, *bodies = proto_graphs(proto)
+    small = {tensor.name: tensor for tensor in main.initializer}
+    for body in bodies:
+        read = dict.fromkeys(name for node in body.node for name in node.input)
+        body.initializer.extend(small[name] for name in read if name in small)
 
 
 def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:

@@ -68,6 +68,12 @@ def settle_resize(node: ir.Node) -> bool:
     return record_better(node.outputs[0], [d if s == 1 else o for d, s, o in zip(dims, scales, old, strict=True)])
 
 
+def settle_lost(node: ir.Node) -> bool:
+    """Record sizes that ONNX's inference loses, of slices and sequences (``shapes.lost_sizes``)."""
+    found = shapes.lost_sizes(node)
+    return found is not None and record_better(node.outputs[0], found)
+
+
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
     """Record numbers of ``dims``, and names that a person gave, where nothing as good is known; True if any were."""
     old = shapes.shape_of(value) or (None,) * len(dims)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from gradgraph.graph import shapes
+from gradgraph.graph import ranks, shapes
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 
@@ -36,7 +36,7 @@ _VECTORS = {  # inputs that hold axes, sizes or places
     "Resize": (1, 2, 3),
     "Squeeze": (1,),
     "Unsqueeze": (1,),
-    **dict.fromkeys(shapes.REDUCTIONS, (1,)),
+    **dict.fromkeys(ranks.REDUCTIONS, (1,)),
 }
 
 

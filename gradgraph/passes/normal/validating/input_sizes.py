@@ -17,11 +17,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import shown
+from gradgraph.graph import ranks
 from gradgraph.graph.node_forms import WIDEST
 from gradgraph.graph.schemas import signature
-from gradgraph.graph.shapes import REDUCTIONS, Dim, Shape, differ, is_number, is_static, known_sizes, small_constant
+from gradgraph.graph.shapes import Dim, Shape, differ, is_number, is_static, known_sizes, small_constant
 from gradgraph.passes.normal.edit import attributes
-from gradgraph.passes.normal.sizes import ranks
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ def _lp_normalization(x: Operand, *, axis: int = -1, **_: Any) -> Words:
     return _beyond(x, [axis])
 
 
-@_for(*REDUCTIONS)
+@_for(*ranks.REDUCTIONS)
 def _reduce(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> Words:
     return _beyond(x, axes or _ints(given) or [])
 

@@ -7,11 +7,12 @@ writes them properly.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import onnx_ir as ir
-
-from gradgraph.graph.shapes import MOST_AXES, REDUCTIONS, Shape, is_elementwise, operands, shape_of
+MOST_AXES = 64  # of NumPy's arrays
+_KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Axes:
     least: int
     most: int
 
-    def __contains__(self, shape: Shape) -> bool:
+    def __contains__(self, shape: Sequence[object]) -> bool:
         return self.least <= len(shape) <= self.most
 
     def __str__(self) -> str:
@@ -114,19 +115,10 @@ def is_ranked(op_type: str) -> bool:
     return op_type in _TABLE
 
 
-def misses(op_type: str, i: int, shape: Shape | None) -> Axes | None:
+def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
     """The axes that input ``i`` of such an operator must have, if ``shape`` has others."""
     axes = axes_of(op_type)[0]
     return axes[i] if shape is not None and i < len(axes) and shape not in axes[i] else None
-
-
-def gives(node: ir.Node, i: int, shape: Shape) -> bool:
-    """Can output ``i`` of ``node`` have as many axes? What is computed element by element has those of every input."""
-    if is_elementwise(node):
-        known = [shape_of(x) for x in operands(node) if x is not None]
-        return all(len(shape) >= len(dims) for dims in known if dims is not None)
-    axes = axes_of(node.op_type)[1] if node.domain == "" else ()
-    return i >= len(axes) or shape in axes[i]
 
 
 @functools.cache
