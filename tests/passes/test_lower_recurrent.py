@@ -87,6 +87,7 @@ def kinds(lowered: onnx.ModelProto) -> list[str]:
 
 def agree(train: onnx.ModelProto, lowered: onnx.ModelProto) -> None:
     sizes = {v.name: [d.dim_value or T for d in v.type.tensor_type.shape.dim] for v in train.graph.input}
+    sizes |= {"target": [1, 1]} if "target" in sizes else {}
     feeds = {name: rng.uniform(-0.3, 0.3, shape).astype(np.float32) for name, shape in sizes.items()}  # none saturates
     if "ids" in sizes:
         kind = onnx.helper.tensor_dtype_to_np_dtype(
@@ -118,6 +119,29 @@ def test_whichever_output_is_read(op_type: str, read: str, direction: str, first
         lowered = for_machine(train, ORT_CPU, dims)
         assert op_type not in kinds(lowered)
         agree(train, lowered)
+
+
+@pytest.mark.parametrize("direction", COUNT)
+@pytest.mark.parametrize(("op_type", "read"), [(k, y) for k, ys in OUTPUTS.items() for y in ys])
+def test_cotangents_of_unknown_sizes(op_type: str, read: str, direction: str) -> None:
+    """The number of steps has no name, and a target of any size stands beside what the loss compares."""
+    layer = model(op_type, direction, read, units=16)
+    count, graph = 16 * N * COUNT[direction], layer.graph
+    graph.node.pop()
+    graph.node[0].input[0] = "every other step"
+    graph.node.insert(0, onnx.helper.make_node("Slice", ["x", "start", "end", "start", "two"], ["every other step"]))
+    for name, number in {"start": [0], "end": [2**31], "two": [2], "rows": [-1, count]}.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(number), name))
+    graph.input.append(onnx.helper.make_tensor_value_info("target", 1, ["R", "C"]))
+    graph.node.extend([
+        onnx.helper.make_node("Reshape", [read, "rows"], ["flat"]),
+        onnx.helper.make_node("Sub", ["flat", "target"], ["gap"]),
+        onnx.helper.make_node("ReduceSumSquare", ["gap"], ["loss"], keepdims=0),
+    ])  # fmt: skip
+    train = trained(layer)
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert op_type not in kinds(lowered)
+    agree(train, lowered)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Layout, layout_of
 from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens, tokens_of
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.shapes import record_shape, shape_of
+from gradgraph.graph.shapes import all_sizes, record_shape, shape_of
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS, arguments
 from gradgraph.rules.recurrent_layer import END, Direction
@@ -178,6 +178,7 @@ class StockRun:
         """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
+        self._record(dY, *dlast)
         last, arriving = self._arriving_cotangents(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
         x = s.X if layer.tokens is None else layer.tokens.one_hot
@@ -190,6 +191,14 @@ class StockRun:
         dX, dW = (at.back(d, s.W, s.X), dW) if layer.tokens is None else layer.tokens.gradients(dW, s.W)
         left = [op.Squeeze(at.leave(op.Unsqueeze(x, [0])), [0]) for x in firsts]
         return [dX, dW, dR, dWb, dRb, *left]
+
+    def _record(self, dY: Var | None, *dlast: Var | None) -> None:
+        """Record the shapes of cotangents, which are those of Y and of the last states: inference may not find them."""
+        s = self.layer.s
+        sizes = all_sizes((*(s.X.shape or (None,))[:2], (s.R.shape or (None,))[-1]))
+        for x, rank in [(dY, 3), *((x, 2) for x in dlast)]:
+            if x is not None and sizes is not None:
+                record_shape(x.value, tuple(sizes[-rank:]))
 
     def _arriving_cotangents(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
         """Cotangents that reach the last states, and those that reach the h before each step."""
