@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +16,10 @@ from gradgraph.graph.shapes import sizes_or
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 
-BATCH = 2
-SIZES = (4, 7, 16, 32, 64, 128, 224)  # what open dimensions are tried at: small first, then what image models need
+BATCHES = (2, 1)  # where the file holds states of one row, no other batch fits
+# what open dimensions are tried at: small first, then what models of images need, and those of sounds
+SIZES = (4, 7, 16, 32, 64, 128, 224, 1024, 16_000)
+LARGEST = 4_000_000  # numbers in one input
 # operators that hand indices on: the bound lies behind them
 _PASS_ON = frozenset(
     ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
@@ -33,11 +37,12 @@ def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
     inputs = _inputs(graph)
     bounds = {name: index_bound(v) for name, v in inputs.items()}
     dynamic = any(v.shape is None or not v.shape.is_static() for v in inputs.values())
-    for positive in (False, True):
+    for positive, batch in itertools.product((False, True), BATCHES if dynamic else BATCHES[:1]):
         for size in SIZES if dynamic else SIZES[:1]:
-            sizes = _sizes(inputs.values(), size)
-            shapes = {name: _shape(v, sizes) for name, v in inputs.items()}
-            yield {name: _draw(v, shapes[name], bounds[name], positive, rng) for name, v in inputs.items()}
+            sizes = _sizes(inputs.values(), size, batch)
+            shapes = {name: _shape(v, sizes, batch) for name, v in inputs.items()}
+            if size == SIZES[0] or max(map(math.prod, shapes.values()), default=0) <= LARGEST:
+                yield {name: _draw(v, shapes[name], bounds[name], positive, rng) for name, v in inputs.items()}
 
 
 def given(graph: ir.Graph, feeds: Mapping[str, Any]) -> Feeds:
@@ -95,6 +100,8 @@ def index_bound(value: ir.Value) -> int | None:
 
 def _bound(node: ir.Node, position: int) -> list[int]:
     """The bound that ``node`` sets to the values it reads at ``position``: one at most (1 where a size is open)."""
+    if not node.domain and node.op_type in ("Equal", "OneHot"):
+        return _compared(node, position)
     if node.domain or position != 1:
         return []
     data = node.inputs[0]
@@ -112,19 +119,30 @@ def _bound(node: ir.Node, position: int) -> list[int]:
     return [size if isinstance(size, int) else 1]
 
 
-def _sizes(inputs: Iterable[ir.Value], size: int) -> dict[str | None, int]:
+def _compared(node: ir.Node, position: int) -> list[int]:
+    """The number of classes that ``node`` tells apart, as a OneHot or by a comparison with 0, 1, 2 and so on."""
+    other = node.inputs[1 - position if node.op_type == "Equal" else 1]
+    numbers = None if other is None or other.const_value is None else other.const_value.numpy()
+    if numbers is None or (node.op_type == "OneHot" and position != 0):
+        return []
+    if node.op_type == "OneHot":
+        return [int(numbers.reshape(-1)[0])]
+    return [numbers.size] if numbers.size > 1 and np.array_equal(numbers.reshape(-1), np.arange(numbers.size)) else []
+
+
+def _sizes(inputs: Iterable[ir.Value], size: int, batch: int) -> dict[str | None, int]:
     """The size of each named dimension: a batch if it leads an input, else ``size``."""
     sizes: dict[str | None, int] = {}
     for value in inputs:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                sizes[dim.value] = BATCH if axis == 0 else sizes.get(dim.value, size)
+                sizes[dim.value] = batch if axis == 0 else sizes.get(dim.value, size)
     return {**sizes, None: size}
 
 
-def _shape(value: ir.Value, sizes: Mapping[str | None, int]) -> list[int]:
-    dims = [BATCH] if value.shape is None else list(value.shape)
-    return [d if isinstance(d, int) else BATCH if axis == 0 else sizes[d.value] for axis, d in enumerate(dims)]
+def _shape(value: ir.Value, sizes: Mapping[str | None, int], batch: int) -> list[int]:
+    dims = [batch] if value.shape is None else list(value.shape)
+    return [d if isinstance(d, int) else batch if axis == 0 else sizes[d.value] for axis, d in enumerate(dims)]
 
 
 def _draw(value: ir.Value, shape: list[int], bound: int | None, positive: bool, rng: np.random.Generator) -> Array:
