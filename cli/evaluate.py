@@ -14,6 +14,7 @@ from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import from_stdin
+from gradgraph.errors import shown
 
 
 @click.command("evaluate", cls=Command)
@@ -76,11 +77,27 @@ def command(
             tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
         if worst is not None:
             tables["worst"] = trainer.worst(read, worst, averaged=averaged)
-    scores = {name: value if isinstance(value, float) else value.tolist() for name, value in found.items()}
+    named = next(iter(trainer.names.classes.values()), ())
     if as_json:
-        output.emit_json({"scores": scores} | {name: table.as_data() for name, table in tables.items()})
+        scores = {name: value if isinstance(value, float) else value.tolist() for name, value in found.items()}
+        known = {"class_names": list(named)} if named else {}
+        output.emit_json({"scores": scores} | known | {name: table.as_data() for name, table in tables.items()})
         return
-    for name, value in scores.items():
-        output.emit(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {' '.join(str(value).split())}")
+    for name, value in found.items():
+        output.emit(_printed(name, value, [shown(one) for one in classes or named]))
     for table in tables.values():
         output.emit(f"\n{table}")
+
+
+def _printed(name: str, value: Any, classes: list[str]) -> str:
+    """A column of the evaluation; one that has a number for each class, with the names of these."""
+    if isinstance(value, float):
+        return f"{name} {value:.6g}"
+    if value.shape == (len(classes),):
+        return f"{name} {', '.join(f'{one} {number:.6g}' for one, number in zip(classes, value, strict=True))}"
+    if value.shape == (len(classes), len(classes)):
+        from gradgraph.runtime.saved.printed import text_table
+
+        rows = ([one, *(f"{number:.6g}" for number in row)] for one, row in zip(classes, value, strict=True))
+        return "\n".join(text_table([[name, *classes], *rows]))
+    return f"{name} {' '.join(str(value.tolist()).split())}"

@@ -79,8 +79,12 @@ def command(
     Data are read and outputs are written batch by batch: a few batches are in memory, whatever the number of samples
     (tables and arrays in Fortran order are read whole). Arrays that the model does not take are left out, and so are
     the targets of a table. An output without an axis of samples, such as a sum, has an entry for each batch.
+
+    Columns of a table are matched by name with those that the model was trained on. Where its classes have names, there
+    are a "class" and the "probability" of each class beside its outputs, and with a folder of images the "file".
     """
     from gradgraph.cli import predictions
+    from gradgraph.cli.named_predictions import named
     from gradgraph.runtime.data.in_order import in_order
     from gradgraph.runtime.execution.predictor import Predictor
 
@@ -96,13 +100,17 @@ def command(
     read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    with from_stdin(data) as path, in_order(read_data(path, image), predictor.specs, targets) as source:
+    names = predictor.names
+    with from_stdin(data) as path, in_order(read_data(path, image), predictor.specs, targets, names) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:
-            batches = _reported(predictor.over(source, size), source.rows, advance)
-            shapes = write(out, batches, source.rows, predictor.layouts)
-        facts = {"file": str(out), "rows": source.rows, "outputs": shapes}
+            batches, layouts, added = named(predictor.over(source, size), source.files, predictor)
+            columns = {one.name: one.columns for one in added}
+            shapes = write(out, _reported(batches, source.rows, advance), source.rows, layouts, columns)
+        facts: dict[str, Any] = {"file": str(out), "rows": source.rows, "outputs": shapes}
+        if names.classes:
+            facts["classes"] = names.as_data()["classes"]
     if as_json:
         output.emit_json(facts)
     elif out != STDIO:

@@ -7,7 +7,7 @@ import io
 import math
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ Array = np.ndarray[Any, Any]
 Batches = Iterable[tuple[int, Mapping[str, Array]]]
 Shapes = dict[str, list[int]]
 Layouts = Mapping[str, Layout]
+Columns = Mapping[str, Sequence[str]]  # the names of the columns of what was added to the outputs
 
 MOST_COLUMNS = 1000
 CHUNK = 1 << 20
 
 
-def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts], Shapes]:
+def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], Shapes]:
     """Choose the function that writes batches of outputs to ``path`` and returns their shapes.
 
     Raises:
@@ -98,7 +99,7 @@ def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) 
 # --- .npz ----------------------------------------------------------------------------------------------
 
 
-def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
+def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
     """Write to an ``.npz``, atomically; outputs grow in files beside it first, as one follows the other in a zip."""
     shapes: Shapes = {}
     with tempfile.TemporaryDirectory(prefix=".gradgraph-", dir=output_target(path).parent) as folder:
@@ -174,29 +175,30 @@ def _zipped(files: Mapping[str, Path]) -> Iterator[bytes]:
 # --- .csv ----------------------------------------------------------------------------------------------
 
 
-def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
+def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
     """Write one line per sample, atomically; one per batch of outputs that have no axis of samples."""
     shapes: Shapes = {}
-    write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, layouts, shapes))))
+    write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, layouts, shapes), added)))
     return shapes
 
 
-def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
+def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
     """Print such lines on stdout."""
     shapes: Shapes = {}
-    for text in _lines(_checked(batches, rows, layouts, shapes)):
+    for text in _lines(_checked(batches, rows, layouts, shapes), added):
         click.echo(text, nl=False)
     return shapes
 
 
-def _lines(batches: Iterable[Mapping[str, Part]]) -> Iterator[str]:
+def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[str]:
     names: list[str] = []
     for found in batches:
-        columns = [_columns(name, *part) for name, part in found.items()]
+        columns = [_columns(name, *part, added.get(name, ())) for name, part in found.items()]
         if not names:
             names = [name for part, _ in columns for name in part]
-            if len(names) > MOST_COLUMNS:
-                raise OutputError(f"the outputs have {len(names):,} numbers for each sample; write an .npz")
+            own = sum(len(part) for name, (part, _) in zip(found, columns, strict=True) if name not in added)
+            if own > MOST_COLUMNS:
+                raise OutputError(f"the outputs have {own:,} numbers for each sample; write an .npz")
             yield _line(names)
         elif all(plan.once for plan, _ in found.values()):
             continue
@@ -206,10 +208,13 @@ def _lines(batches: Iterable[Mapping[str, Part]]) -> Iterator[str]:
             yield _line([str(cell) for part in cells for cell in part])
 
 
-def _columns(name: str, plan: _Plan, array: Array) -> tuple[list[str], Array]:
-    """``name`` or ``name[0]``, ``name[1]``, …, and a line of cells for each sample, or for the batch."""
+def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tuple[list[str], Array]:
+    """``name`` or ``name[0]``, ``name[1]``, … (``name[cat]``, … where columns are ``called`` so), and a line of cells
+    for each sample, or for the batch.
+    """
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]
+    inner = [f"[{column}]" for column in called] or inner
     return [name + index for index in inner], rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 

@@ -226,11 +226,11 @@ class Diagnosis:
             averaged: as for :meth:`evaluate`.
 
         Returns:
-            A list with the largest loss first: of each the index, the loss (``value``), the arrays of the sample and
-            the outputs of the model.
+            A list with the largest loss first: of each the index, the loss (``value``), the arrays of the sample, the
+            outputs of the model, and names of its file and classes, where they have some. In a notebook, with pictures.
 
         Raises:
             DataError: the data do not fit, or the model takes batches of one size only.
         """
         check_counts(k=k)
-        return self._executor.worst(self._executor.held_out(data, None), k, by, averaged)
+        return self._executor.worst(self._executor.one_after_another(data), k, by, averaged)

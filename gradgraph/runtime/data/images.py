@@ -171,6 +171,15 @@ def form_of(
     return ImageForm((height, width) if size else None, numbers[0], numbers[1], layout, shorter)
 
 
+def thumbnail(path: str, side: int = 96) -> bytes:
+    """An image file as a small PNG; raises DataError if it cannot be read."""
+    small = opened(Path(path).read_bytes(), path).convert("RGB")
+    small.thumbnail((side, side))
+    content = io.BytesIO()
+    small.save(content, "PNG")
+    return content.getvalue()
+
+
 class ImageFolder:
     """Images, as :func:`image_folder` explains them: a dataset of pairs (array, number of the class).
 
@@ -182,6 +191,7 @@ class ImageFolder:
 
     def __init__(self, path: Path, form: ImageForm, augment: Augment | None, threads: int) -> None:
         self.path, self.form, self.augment, self.threads = path, form, augment, threads
+        self._told = False  # which classes it lacks
         try:
             self.classes = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
             files = [_images_in(path / name) for name in self.classes] if self.classes else [_images_in(path)]
@@ -211,7 +221,9 @@ class ImageFolder:
         if label is not None:
             where = f"'{shown(self.path)}'"
             classes[label] = classes_for(specs[label], self.classes, known.classes.get(label), where)
-            warn_of_missing(self.classes, classes[label], where)
+            if not self._told:
+                warn_of_missing(self.classes, classes[label], where)
+            self._told = True
         return DataNames(classes=classes, images={image: self.form.like(known.images.get(image, {})).given})
 
     def load(

@@ -180,6 +180,7 @@ class Samples:
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
+        self.files = dataset.files if isinstance(dataset, ImageFolder) else []  # of the samples
         self._told = False  # what it leaves out
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:

@@ -45,6 +45,7 @@ from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
+from gradgraph.runtime.execution.scores import names_of_classes
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
@@ -142,6 +143,13 @@ class Executor:
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False)
         return self.source(data, order)
+
+    def one_after_another(self, data: Any) -> Source:
+        """Data for evaluation in their own order, whatever they were prepared for."""
+        source = self.held_out(data, None)
+        if isinstance(source, Columns | Samples) and source.order.shuffle:
+            return self.source(source, replace(source.order, shuffle=False))
+        return source
 
     # --- one step -------------------------------------------------------------------------------------------
 
@@ -416,7 +424,9 @@ class Executor:
             outputs = bound.compute({name: row[name] for name in read})
             layouts = ((n, a, self.opened.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
             alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
-            found.append(WorstSample(index, value, {n: a[0] for n, a in row.items()}, alone))
+            file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
+            names = names_of_classes(self.names.updated(source.names), row, outputs)
+            found.append(WorstSample(index, value, {n: a[0] for n, a in row.items()}, alone, file, *names))
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:

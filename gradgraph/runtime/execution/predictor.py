@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.graph.shapes import as_dims
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights, results
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TensorSpec, dtype_name
 
 
@@ -27,6 +29,8 @@ class Predictor:
         specs: the inputs.
         outputs: the names of those computed.
         layouts: where they have their samples.
+        names: of the data that the model was trained on.
+        probable: the outputs that are a Softmax.
 
     Raises:
         UnknownNameError: the model has no such output.
@@ -41,6 +45,8 @@ class Predictor:
                 raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, known)}")
         self.outputs = list(dict.fromkeys(outputs)) or known
         self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
+        self.names = DataNames.read_from(model.metadata_props)
+        self.probable = {o.name or "" for o in model.graph.outputs if _is_softmax(o)}
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
@@ -70,6 +76,12 @@ class Predictor:
             if whole is not batch:
                 found = {n: of_first(n, a, rows, batch_size, self.layouts[n]) for n, a in found.items()}
             yield rows, found
+
+
+def _is_softmax(value: ir.Value) -> bool:
+    """Is ``value`` a Softmax, over the second axis where one can see it?"""
+    found = probabilities(value)
+    return found is not None and found.kind == "Softmax" and found.axis in (None, -1, 1)
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import heapq
 import math
 from collections.abc import Iterable, Mapping
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import shown
+from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.saved.printed import html_table
+from gradgraph.runtime.data.images import thumbnail
+from gradgraph.runtime.saved.printed import Markup, html_table
 
 MOST_NUMBERS = 8  # of an array that is printed
 
@@ -26,17 +28,29 @@ class WorstSample:
         value: of the column that was looked at: its loss.
         sample: its inputs and targets by name, without the axis of samples.
         outputs: of the model, likewise.
+        file: where it comes from, if it has a file of its own.
+        label, called: the name of its class, and of the class that the model takes it for, where classes have names.
     """
 
     index: int
     value: float
     sample: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    file: str = ""
+    label: str = ""
+    called: str = ""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Names that are known of it: of its file and classes."""
+        known = {"file": self.file, "is": self.label, "called": self.called}
+        return {what: name for what, name in known.items() if name}
 
     def __str__(self) -> str:
         arrays = {**self.sample, **self.outputs}
         said = ", ".join(f"{shown(name)} {_shown(array)}" for name, array in arrays.items())
-        return f"sample {self.index:,}: {self.value:.6g}; {said}"
+        words = "".join(f"{what} '{shown(name)}', " for what, name in self.words.items())
+        return f"sample {self.index:,}: {self.value:.6g}; {words}{said}"
 
 
 class WorstSamples(list[WorstSample]):
@@ -48,18 +62,34 @@ class WorstSamples(list[WorstSample]):
     def as_data(self) -> list[dict[str, Any]]:
         """For JSON."""
         return [
-            {"sample": one.index, "loss": one.value, "outputs": {name: a.tolist() for name, a in one.outputs.items()}}
-            for one in self
-        ]
+            {"sample": one.index, "loss": one.value, **one.words,
+             "outputs": {name: a.tolist() for name, a in one.outputs.items()}} for one in self
+        ]  # fmt: skip
 
     def _repr_html_(self) -> str:
         names = list(self[0].sample) + list(self[0].outputs) if self else []
+        words = list(dict.fromkeys(word for one in self for word in one.words))
         arrays = [{**one.sample, **one.outputs} for one in self]
         rows = [
-            [f"{one.index:,}", f"{one.value:.6g}", *(_shown(held[name]) for name in names)]
+            [
+                f"{one.index:,}",
+                f"{one.value:.6g}",
+                *(one.words.get(word, "") for word in words),
+                *([_picture(one.file)] if "file" in words else []),
+                *(_shown(held[name]) for name in names),
+            ]
             for one, held in zip(self, arrays, strict=True)
         ]
-        return html_table(["sample", "loss", *names], rows)
+        return html_table(["sample", "loss", *words, *(["picture"] if "file" in words else []), *names], rows)
+
+
+def _picture(file: str) -> str:
+    """The image in a file, as HTML; nothing if it is there no more."""
+    try:
+        content = base64.b64encode(thumbnail(file)).decode()
+    except (DataError, OSError):
+        return ""
+    return Markup(f'<img src="data:image/png;base64,{content}">')
 
 
 def _shown(array: Array) -> str:

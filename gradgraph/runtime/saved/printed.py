@@ -6,6 +6,10 @@ import html
 from collections.abc import Collection, Iterable, Sequence
 
 
+class Markup(str):
+    """A cell that is HTML already."""
+
+
 def text_table(rows: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
     """The lines of a table; columns of these numbers begin on the left, all others end on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -18,6 +22,10 @@ def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | N
     lines = []
     for i, row in enumerate(rows):
         style = ' style="font-weight: bold"' if i == bold else ""
-        lines.append(f"<tr{style}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>")
+        lines.append(f"<tr{style}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>")
     names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(cell: str) -> str:
+    return cell if isinstance(cell, Markup) else html.escape(cell)
