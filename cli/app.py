@@ -19,6 +19,7 @@ from gradgraph.cli import output
 from gradgraph.cli.command import keep_indented, talk_options
 from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
+from gradgraph.rivals.keywords import shell_advice
 
 # each lives in the module of its name and is imported when it is invoked; the words stand here so that
 # `gradgraph --help` need not import it
@@ -180,6 +181,8 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
     """The kind of failure, and a sentence about it with the remedy on the command line."""
     if isinstance(error, GradgraphError):
         return type(error).__name__, error
+    if isinstance(error, click.NoSuchOption) and (advice := _where_it_lives(error)):
+        return "UsageError", GradgraphError(f"no such option {shown(error.option_name)}; {advice}")
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "gradgraph"
         sentence = " ".join(error.format_message().split()).rstrip(".")
@@ -201,6 +204,25 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
         f"this is a bug in gradgraph: {type(error).__name__} in {place}: {shown(error)}",
         remedy="please report it with the output of `gradgraph env` and of the same command with --debug",
     )
+
+
+def _where_it_lives(error: click.NoSuchOption) -> str | None:
+    """Advice on an option that another command has, or another tool."""
+    asked, advice = error.option_name, shell_advice(error.option_name)
+    if error.ctx is None:
+        return advice
+    group, here = error.ctx.find_root().command, error.ctx.command
+    option = asked if advice is None else advice.removeprefix("that is ").partition(" ")[0]
+    if not (option.startswith("--") and isinstance(group, LazyGroup)) or option in _options_of(here):
+        return advice
+    others = [name for name in ("train", "build", "surgery", *COMMANDS)
+              if (found := group.get_command(error.ctx, name)) and option in _options_of(found)]  # fmt: skip
+    that = "that is one" if option == asked else advice
+    return f"{that} of `gradgraph {others[0]}`" if others else advice
+
+
+def _options_of(command: click.Command) -> set[str]:
+    return {opt for parameter in command.params for opt in parameter.opts}
 
 
 def _forget(stream: TextIO) -> None:

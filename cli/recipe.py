@@ -230,4 +230,4 @@ def _arguments_of(loss: str) -> Mapping[str, Any]:
 def _named_loss(text: str, options: Mapping[str, Any]) -> Any:
     from gradgraph.losses import LOSSES
 
-    return LOSSES.typed(text, **options)
+    return LOSSES.typed(text, options)

@@ -23,6 +23,7 @@ from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.trace import TensorLike, Value
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import Shape
+from gradgraph.rivals import entries
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -135,7 +136,7 @@ class Loss:
 
 # --- losses by name --------------------------------------------------------------------------------------
 
-LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()")
+LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries.LOSSES)
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 # by annotation; a tensor is given as numbers

@@ -19,6 +19,7 @@ from gradgraph.frontend.reductions import topk
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.subscripts import ones_like, scatter_add, zeros
 from gradgraph.frontend.trace import op, tensor
+from gradgraph.rivals import entries
 from gradgraph.step.finishes import AVERAGES
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Metric:
 
 
 Formula = TypeVar("Formula", bound=Callable[..., "Sums | Share"])
-METRICS: Makers[Metric] = Makers("metric", Metric, "gradgraph.metrics", "top_k(k=3)")
+METRICS: Makers[Metric] = Makers("metric", Metric, "gradgraph.metrics", "top_k(k=3)", entries.METRICS)
 _LABELS = " ignore_index axis"
 
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from gradgraph.errors import ArgumentError, BuildError, shown, suggestion
+from gradgraph.errors import ArgumentError, BuildError, bare, listed, shown, suggestion
+from gradgraph.rivals.keywords import advice
+from gradgraph.rivals.objects import advice_on, described_foreign, library_of, name_in_library
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +41,7 @@ class Kind:
 
     def check(self, name: str, value: Any) -> None:
         if not self.fits(value):
-            raise ArgumentError(f"{name} is {described(value)}; it should be {self.words}")
+            raise ArgumentError(f"{name} is {described(value)}; it should be {self.words}{advice_on(value)}")
 
 
 def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -77,11 +79,30 @@ def bound(
         return signature.bind(*args, **kwargs)
     except TypeError:
         known = [name for name in signature.parameters if name != "self"]
+        takes_words = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        called = function.__qualname__.removesuffix(".__init__")
+        by_place = known[: len(args) - ("self" in signature.parameters)]
         for name in kwargs:
-            if name not in known:
-                called = function.__qualname__.removesuffix(".__init__")
-                raise ArgumentError(f"{called} has no argument '{shown(name)}'{suggestion(name, known)}") from None
+            if name not in known and not (takes_words and advice(name) is None):
+                raise ArgumentError(f"{called} has no argument '{shown(name)}'{meant(name, known)}") from None
+            if name in by_place:
+                first = listed(by_place)
+                raise ArgumentError(
+                    f"{called} is given '{shown(name)}' twice; its first arguments are {first}"
+                ) from None
         raise
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """End a sentence on ``word``, which is none of ``known``: with what is alike, or where that lives."""
+    near, elsewhere = suggestion(word, known), advice(word, known)
+    if elsewhere is None:
+        return near
+    return f"{near} {elsewhere[0].upper()}{elsewhere[1:]}" if _asks(near) and not _asks(elsewhere) else f"; {elsewhere}"
+
+
+def _asks(words: str) -> bool:
+    return "did you mean" in words
 
 
 def described(value: Any) -> str:
@@ -154,13 +175,13 @@ class Table(dict[str, E]):
 
     Args:
         what: an entry in messages, such as "loss".
-        known_as: what others call an entry, for messages.
+        known_as: what others call an entry, for messages; or words that say what to do where there is none.
     """
 
     def __init__(self, what: str, known_as: Mapping[str, str] = {}) -> None:
         super().__init__()
         self.what = what
-        self._known_as = known_as
+        self._known_as = {bare(name): entry for name, entry in known_as.items()}
 
     def add(self, name: str, entry: E) -> E:
         """Give ``entry`` a name.
@@ -191,9 +212,19 @@ class Table(dict[str, E]):
         TEXT.check(f"the {self.what}", name)
         if name in self:
             return self[name]
-        meant = self._known_as.get(name.lower())
-        hint = f"; did you mean '{meant}'?" if meant else suggestion(name, self)
-        raise BuildError(f"there is no {self.what} '{shown(name)}'{hint}")
+        raise BuildError(f"there is no {self.what} '{shown(name)}'{self.hint(name)}")
+
+    def hint(self, name: str) -> str:
+        """End a sentence on ``name``, which is no entry: the one that was meant, or what to do."""
+        known = self.known_as(name)
+        if known is None:
+            return suggestion(name, self)
+        return f"; did you mean '{known}'?" if known in self else f"; {known}"
+
+    def known_as(self, name: str) -> str | None:
+        """The entry that others call ``name``, or words about it; None if nobody says so."""
+        alike = {**{bare(entry): entry for entry in self}, **self._known_as}
+        return alike.get(bare(name)) or alike.get(bare(name).removesuffix("loss"))
 
 
 class Makers(Table[Callable[..., T]]):
@@ -204,10 +235,11 @@ class Makers(Table[Callable[..., T]]):
         wanted: its class.
         module: where users find the functions.
         example: a call of one.
+        known_as: as for ``Table``.
     """
 
-    def __init__(self, what: str, wanted: Any, module: str, example: str) -> None:
-        super().__init__(what)
+    def __init__(self, what: str, wanted: Any, module: str, example: str, known_as: Mapping[str, str] = {}) -> None:
+        super().__init__(what, known_as)
         self._wanted, self._module, self._example = wanted, module, example
 
     def check_arguments(self, name: str, given: Iterable[str]) -> None:
@@ -226,7 +258,7 @@ class Makers(Table[Callable[..., T]]):
         self.check_arguments(name, arguments)
         return self[name](**arguments)
 
-    def typed(self, text: str, **more: Any) -> T:
+    def typed(self, text: str, more: Mapping[str, Any] = {}) -> T:
         """Make what ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``; ``more`` arguments may stand apart.
 
         Raises:
@@ -270,6 +302,10 @@ class Makers(Table[Callable[..., T]]):
         if isinstance(value, str):
             return self.typed(value)
         if not isinstance(value, self._wanted):
+            ours = self.known_as(name_in_library(value)) if library_of(value) else None
+            if ours is not None:
+                said = f"that is {self._module}.{ours}" if ours in self else ours
+                raise BuildError(f"the {self.what} is {described_foreign(value)}; {said}")
             raise BuildError(
                 f"the {self.what} is {described(value)}; give a name, or call what makes one: "
                 f"{self._module}.{self._example}"

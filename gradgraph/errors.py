@@ -106,8 +106,8 @@ def suggestion(name: object, known: Iterable[str]) -> str:
     names = list(known)
     alike: dict[str, str] = {}
     for known_name in names:
-        alike.setdefault(_bare(known_name), known_name)
-    close = difflib.get_close_matches(_bare(name), alike, n=1)
+        alike.setdefault(bare(known_name), known_name)
+    close = difflib.get_close_matches(bare(name), alike, n=1)
     if close:
         return f"; did you mean '{shown(alike[close[0]])}'?"
     return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
@@ -129,7 +129,8 @@ def readable_bytes(size: float) -> str:
     return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
 
 
-def _bare(name: object) -> str:
+def bare(name: object) -> str:
+    """``name`` without capitals and signs between words."""
     text = str(name)
     return "".join(c for c in text.casefold() if c.isalnum()) or text
 

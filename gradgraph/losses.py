@@ -26,7 +26,7 @@ else:
         try:
             return LOSSES[name]
         except KeyError:
-            raise AttributeError(f"module '{__name__}' has no attribute '{name}'") from None
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'{LOSSES.hint(name)}") from None
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,7 @@ else:
         try:
             return METRICS[name]
         except KeyError:
-            raise AttributeError(f"module '{__name__}' has no attribute '{name}'") from None
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'{METRICS.hint(name)}") from None
 
 
 def __dir__() -> list[str]:

@@ -15,13 +15,13 @@ from gradgraph.building.outputs import output_of
 from gradgraph.building.terms import Term
 from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.frontend import reductions
-from gradgraph.frontend.metric_sums import Metric, Sums
+from gradgraph.frontend.metric_sums import METRICS, Metric, Sums
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, op, tensor, tracing, wrap
 from gradgraph.graph.builder import Builder
-from gradgraph.metrics import typed
+from gradgraph.rivals.objects import library_of
 
 Given = Any  # a name, a Metric, a function, a list of them, or a dict
 
@@ -69,20 +69,20 @@ def wanted(metrics: Given) -> list[Wanted]:
 def _wanted(metrics: Given, output: str | None) -> Iterator[Wanted]:
     if isinstance(metrics, Mapping):
         for key, value in metrics.items():
-            if callable(value) and not isinstance(value, Metric):
+            if callable(value) and not isinstance(value, Metric) and not library_of(value):
                 yield Wanted(str(key), _checked(value))
             else:
                 yield from _wanted(value, str(key))
     elif isinstance(metrics, list | tuple | set):
         for metric in metrics:
             yield from _wanted(metric, output)
-    elif callable(metrics) and not isinstance(metrics, Metric | type):
+    elif callable(metrics) and not isinstance(metrics, Metric | type) and not library_of(metrics):
         name = getattr(metrics, "__name__", "")
         if not name.isidentifier():
             raise BuildError("a metric that is a function without a name needs a column; write {'column': function}")
         yield Wanted(name, _checked(metrics))
     else:
-        metric = typed(metrics) if isinstance(metrics, str) else metrics
+        metric = METRICS.given(metrics) if isinstance(metrics, str) or library_of(metrics) else metrics
         if not isinstance(metric, Metric):
             raise BuildError(
                 f"a metric is {described(metric)}",

@@ -36,6 +36,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
+from gradgraph.rivals.objects import library_of
 from gradgraph.step.manifest import TargetSpec, column
 
 
@@ -294,6 +295,7 @@ def _given_loss(options: StepOptions, model: ir.Model, weighs: bool) -> Loss | T
     """The loss that is given or named; a function is tried on the model."""
     loss: Any = options.loss
     is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
+    is_function = is_function and not library_of(loss)
     if options.targets and not is_function:
         raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
     if options.output is not None and (is_function or isinstance(loss, Mapping)):

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from gradgraph.arguments import FINITE, FLAG, FUNCTION, NUMBER, NUMBERS, TEXT, Kind, Makers, checked, instance
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.rivals import entries
 
 __all__ = [
     "Schedule", "constant", "cosine", "cosine_restarts", "exponential", "function", "inverse_square_root", "linear",
@@ -59,7 +60,7 @@ class Schedule:
         return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments)
 
 
-SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "constant(lr=1e-3)")
+SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "constant(lr=1e-3)", entries.SCHEDULES)
 
 
 def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -23,6 +23,7 @@ from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import readers
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Group, Optimizer
+from gradgraph.rivals import entries
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
@@ -51,7 +52,7 @@ _KINDS = {
 
 
 _LATER = ("amsgrad",)  # came after the first manifests
-RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)")
+RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)", entries.OPTIMIZERS)
 
 
 def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import onnx
 import onnx_ir as ir
@@ -33,6 +33,7 @@ from gradgraph.files.suffixes import check_suffix
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.stored_integers import store_integers, stores_integers
+from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
@@ -115,6 +116,13 @@ class Trainer(Diagnosis):
         self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
         self._unread = None if isinstance(step, Step) else checkpoint_of(Path(step))  # of the run that it belongs to
         log.info("training on %s", self.described)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            there = METHODS.get(name)
+            remedy = "" if there is None else f"; that is {there}"
+            raise AttributeError(f"'Trainer' object has no attribute '{name}'{remedy}", name=name, obj=self)
 
     @property
     def definition(self) -> Step:

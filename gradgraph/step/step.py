@@ -170,7 +170,7 @@ class Step:
         Raises:
             ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
         """
-        Kind("a gradgraph.Step, or the folder of one", PATH.fits).check("the step", folder)
+        Kind("a gradgraph.Step, as gradgraph.build gives, or the folder of one", PATH.fits).check("the step", folder)
         folder = Path(folder)
         try:
             is_folder = folder.is_dir()

@@ -18,6 +18,9 @@ from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtyp
 
 log = logging.getLogger("gradgraph")
 
+SPLITS = frozenset({"dev", "eval", "test", "train", "val", "valid", "validation"})  # of Hugging Face's DatasetDict
+LABELS = frozenset({"class", "label", "labels", "y"})  # what others call the target
+
 Array: TypeAlias = np.ndarray[Any, Any]
 Feed: TypeAlias = Array | ort.OrtValue
 Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
@@ -210,6 +213,15 @@ class BatchChecker:
             return
         extra = sorted(map(str, present - self.specs.keys()))
         missing = [n for n in self.specs if n not in present]
+        if extra and SPLITS.issuperset(extra):
+            raise DataError(f"the step takes no {listed(extra)}, which look like splits; give one of them, such as "
+                            f"data['{extra[-1]}'], and another one as validation")  # fmt: skip
+        if len(missing) == 1 and (called := next((name for name in extra if name.lower() in LABELS), None)):
+            raise DataError(
+                f"the step takes no '{shown(called)}', and {listed(missing)} is missing",
+                remedy=f"rename it, or build the step with target_name='{shown(called)}'",
+                shell=f"rename it, or build the step with --target-name {shown(called)}",
+            )
         if extra:
             raise DataError(f"the step takes no {listed(extra)}{suggestion(extra[0], missing or self.specs)}")
         missed = f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"

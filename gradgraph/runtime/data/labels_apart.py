@@ -20,12 +20,12 @@ def labels_apart(method: Method) -> Method:
     """
 
     @functools.wraps(method)
-    def call(self: Any, data: Any, *given: Any, **options: Any) -> Any:
-        if given and options.get("y") is None:
-            y, *others = given
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        if len(given) > 1 and options.get("y") is None:
+            data, y, *others = given
             if isinstance(y, list | tuple) or len(getattr(y, "shape", ())) > 0:
                 return method(self, data, *others, **{**options, "y": y})
-        return method(self, data, *given, **options)
+        return method(self, *given, **options)
 
     return call  # type: ignore[return-value]
 

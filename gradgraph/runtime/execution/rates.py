@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.arguments import NUMBER
-from gradgraph.errors import DataError, UnknownNameError, shown, suggestion
+from gradgraph.arguments import NUMBER, meant
+from gradgraph.errors import DataError, UnknownNameError, shown
 from gradgraph.runtime.execution.session import to_ortvalue
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -61,5 +61,5 @@ class Rates:
                 known = [*self.defaults, *(a for a in arguments if a not in ("self", "hyperparameters"))]
                 raise UnknownNameError(
                     f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)"
-                    f"{suggestion(name, known)}"
+                    f"{meant(name, known)}"
                 )

@@ -1,0 +1,63 @@
+"""The names that other libraries give to losses, metrics, optimizers, schedules and methods, with those here.
+
+Only those that differ by more than capitals, signs between words and a "loss" at the end. A text that is no name says
+what to do where there is no equal.
+"""
+
+from __future__ import annotations
+
+LOSSES = {
+    "binary_crossentropy": "bce", "binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "bce_with_logits",
+    "categorical_crossentropy": "soft_cross_entropy", "categorical_focal_crossentropy": "focal",
+    "binary_focal_crossentropy": "sigmoid_focal", "sigmoid_focal_loss": "sigmoid_focal",
+    "contrastive": "info_nce", "cosine_similarity": "cosine_embedding", "ctc_loss": "ctc",
+    "kullback_leibler_divergence": "kl_div", "kl_divergence": "kl_div", "kld": "kl_div", "log_loss": "cross_entropy",
+    "mae": "l1", "mean_absolute_error": "l1", "mean_squared_error": "mse", "squared_error": "mse", "l2": "mse",
+    "negative_log_likelihood": "nll", "nt_xent": "info_nce", "poisson": "poisson_nll",
+    "softmax_cross_entropy": "cross_entropy", "sparse_categorical_crossentropy": "cross_entropy",
+    "softmax_cross_entropy_with_integer_labels": "cross_entropy", "sigmoid_binary_cross_entropy": "bce_with_logits",
+    "triplet_margin": "triplet", "triplet_semi_hard": "triplet",
+}  # fmt: skip
+_RANKED = "it needs all scores at once: compute it of those that gradgraph.Trainer.predict gives"
+METRICS = {
+    **dict.fromkeys(("auc", "auroc", "average_precision", "average_precision_score", "roc_auc", "roc_auc_score"),
+                    _RANKED),
+    "absolute_error": "mae", "accuracy_score": "accuracy", "acc": "accuracy",
+    "balanced_accuracy_score": "balanced_accuracy",
+    "categorical_accuracy": "accuracy", "sparse_categorical_accuracy": "accuracy", "binary_accuracy": "accuracy",
+    "f1_score": "f1", "fbeta_score": "f1", "jaccard_index": "iou", "jaccard_score": "iou", "mean_io_u": "iou",
+    "mean_absolute_error": "mae", "mean_squared_error": "mse", "root_mean_squared_error": "rmse",
+    "precision_score": "precision", "recall_score": "recall", "r2_score": "r2",
+    "sparse_top_k_categorical_accuracy": "top_k", "top_k_categorical_accuracy": "top_k",
+    "top_k_accuracy_score": "top_k",
+}  # fmt: skip
+OPTIMIZERS = {
+    "adam_w": "adamw", "adamw_torch": "adamw", "adamw_hf": "adamw", "adamw_torch_fused": "adamw",
+    "adamw_apex_fused": "adamw", "adamw_bnb_8bit": "adamw", "adamw_8bit": "adamw", "paged_adamw_8bit": "adamw",
+    "paged_adamw_32bit": "adamw", "lion_8bit": "lion", "lion_32bit": "lion", "paged_lion_8bit": "lion",
+    "schedule_free_adam_w": "schedule_free_adamw", "nesterov": "sgd", "momentum": "sgd",
+}  # fmt: skip
+SCHEDULES = {
+    "constant_lr": "constant", "constant_with_warmup": "warmup", "cosine_annealing_lr": "cosine",
+    "cosine_annealing_warm_restarts": "cosine_restarts", "cosine_decay": "cosine",
+    "cosine_decay_restarts": "cosine_restarts",
+    "cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine_restarts", "exponential_decay": "exponential",
+    "exponential_lr": "exponential", "inverse_sqrt": "inverse_square_root", "lambda_lr": "function",
+    "linear_lr": "linear",
+    "multi_step_lr": "multi_step", "one_cycle_lr": "one_cycle", "piecewise_constant_decay": "multi_step",
+    "polynomial_decay": "polynomial", "polynomial_lr": "polynomial", "reduce_lr_on_plateau": "reduce_on_plateau",
+    "sequential_lr": "sequential", "step_lr": "step_decay", "warmup_stable_decay": "warmup",
+}  # fmt: skip
+
+_BUILD, _EXPORT = "gradgraph.build(model, loss, optimizer, metrics=…) before", "export(path)"
+# methods of the objects that train, with those of a Trainer
+METHODS = {
+    "backward": "step(batch)", "compile": _BUILD, "configure_optimizers": _BUILD, "get_weights": "state_dict()",
+    "load_checkpoint": "load(path)", "load_weights": "load_state_dict(values)", "lr_find": "find_lr(data)",
+    "partial_fit": "step(batch)", "predict_on_batch": "predict(x)", "predict_proba": "predict(x)",
+    "push_to_hub": _EXPORT, "save_checkpoint": "save(path)", "save_model": _EXPORT, "save_pretrained": _EXPORT,
+    "save_weights": "save(path)", "scale_batch_size": "find_batch_size(data)", "score": "evaluate(data)",
+    "set_weights": "load_state_dict(values)", "summary": "definition.summary()", "test": "evaluate(data)",
+    "to_onnx": _EXPORT, "train": "fit(data)", "train_on_batch": "step(batch)", "training_step": "step(batch)",
+    "tune": "find_lr(data)", "validate": "evaluate(data)", "zero_grad": "step(batch)",
+}  # fmt: skip
