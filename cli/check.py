@@ -16,7 +16,7 @@ from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
     from gradgraph.verify.check_backend import BackendReport
-    from gradgraph.verify.check_gradients import Report
+    from gradgraph.verify.check_gradients import Report, TensorCheck
 
 
 @click.command("check", cls=Command)
@@ -121,13 +121,20 @@ def _print_findings(report: BackendReport) -> None:
         output.error(what)
 
 
+def _verdict(tensor: TensorCheck) -> str:
+    if not tensor.ok:
+        return "WRONG"
+    if tensor.kink:
+        return "ok (beside a kink)" if tensor.resolved else "kink (too close to others to tell)"
+    return "ok" if tensor.resolved else "ok (too small to tell)"
+
+
 def _print_report(report: Report) -> None:
     if report.reason:
         output.say(f"note: checked in onnxruntime in float32, as {report.reason}")
     rows = []
     for t in report.tensors:
-        verdict = "WRONG" if not t.ok else "ok" if t.resolved else "ok (too small to tell)"
-        rows.append((t.name, list(t.shape), f"{t.analytic:.6g}", f"{t.numeric:.6g}", f"{t.error:.1e}", verdict))
+        rows.append((t.name, list(t.shape), f"{t.analytic:.6g}", f"{t.numeric:.6g}", f"{t.error:.1e}", _verdict(t)))
     numeric = ["gradient", "difference", "error"]
     output.emit_table(["tensor", "shape", *numeric, "ok"], rows, numeric)
     for finding in report.findings:

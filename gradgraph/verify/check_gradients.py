@@ -40,6 +40,7 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights, results
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
+from gradgraph.verify.gradcheck import STEPS, Judgement, Quotients, judged
 from gradgraph.verify.reference import Oracle, in_float64
 
 Array = np.ndarray[Any, Any]
@@ -55,17 +56,19 @@ NUDGE = 16  # units in the last place by which cotangents are moved to see how f
 class Precision:
     """A precision of numbers, and the errors that can be seen with it.
 
-    Two step sizes, relative to the size of the tensor: a kink crossed by the larger is mostly missed by the smaller,
-    a wrong gradient is wrong with both.
+    Attributes:
+        steps: of differences, relative to the size of the tensor.
+        beside: how far from a kink the gradient is looked at instead, likewise.
     """
 
     name: str
     tolerance: float
-    steps: tuple[float, float]
+    steps: tuple[float, ...]
+    beside: tuple[float, ...]
 
 
-DOUBLE = Precision("float64", 1e-4, (1e-5, 1e-7))
-SINGLE = Precision("float32", 2e-2, (1e-3, 1e-4))
+DOUBLE = Precision("float64", 1e-4, STEPS, (1e-6, 1e-3))
+SINGLE = Precision("float32", 2e-2, (1e-3, 1e-4, 1e-5), (3e-3, 3e-2))
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class TensorCheck:
         error: their distance relative to the terms of the sum; infinite where one of them is not finite, or the
             gradient has another shape than the tensor.
         resolved: whether the derivative is larger than the rounding errors of the difference.
-        ok: ``error`` is within the tolerance.
+        kink: the slopes on both sides of the point differ, so the gradient was looked at beside it; where kinks lie
+            too close together there, too, ``resolved`` is false.
+        ok: ``error`` is within the tolerance, or the gradient lies between the slopes of a kink.
     """
 
     name: str
@@ -86,6 +91,7 @@ class TensorCheck:
     error: float
     resolved: bool
     ok: bool
+    kink: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,7 @@ class _Subject:
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
         start = _oracle if precision is DOUBLE else _session
-        return model, start(model, self.names), gradient, start(gradient, [])
+        return model, start(model, self.names), gradient, start(gradient, self.names)
 
     def _in_double(self) -> ir.Model:
         size = bytes_of(self.model.graph.initializers.values())
@@ -287,10 +293,8 @@ class _Check:
             model, f, gradient, g = self.subject.engines(precision)
             feeds, ys = self._first_run(model, f, rng)
             weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
-            slopes = self._slopes(g, feeds, _cotangents(model, gradient, weights))
-            nudged = {y: w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for y, w in weights.items()}
-            nudged = {y: np.asarray(w, weights[y].dtype) for y, w in nudged.items()}  # a scalar stays an array
-            redrawn = self._slopes(g, feeds, _cotangents(model, gradient, nudged))
+            gradients = _Gradients(self.subject.names, g, *_weighings(model, gradient, weights, rng))
+            slopes = gradients.at(feeds)
         except (GradgraphError, _CannotRunError):
             raise
         except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
@@ -301,9 +305,9 @@ class _Check:
         found = []
         for name, slope in slopes.items():
             weight = stored[name].const_value if name not in feeds else None
-            point = _Point(f, feeds, weights, name, feeds[name] if weight is None else weight.numpy())
+            point = _Point(f, feeds, weights, name, feeds[name] if weight is None else weight.numpy(), ys)
             with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
-                found.append(point.check(slope, redrawn[name], precision, rng))
+                found.append(_checked(point, slope, gradients, precision, rng))
             self.progress(len(found), len(self.subject.names))
         return Report(precision.name, reason, precision.tolerance, tuple(self.subject.outputs), tuple(found))
 
@@ -336,17 +340,31 @@ class _Check:
                 "random nodes"
             )
 
-    def _slopes(self, g: Run, feeds: Feeds, cotangents: Feeds) -> dict[str, Array]:
-        """The gradients by name, from the last outputs."""
-        results = list(g({**feeds, **cotangents}).values())
-        return dict(zip(self.subject.names, results[-len(self.subject.names) :], strict=True))
+
+@dataclass(frozen=True)
+class _Gradients:
+    """The gradient model, run for weights of the outputs, and for these moved so little that only rounding changes."""
+
+    names: Sequence[str]
+    run: Run
+    cotangents: Feeds
+    nudged: Feeds
+
+    def at(self, feeds: Feeds) -> dict[str, tuple[Array, Array]]:
+        """Both gradients by each tensor."""
+        rows = (
+            list(self.run({**feeds, **each}).values())[-len(self.names) :] for each in (self.cotangents, self.nudged)
+        )
+        return dict(zip(self.names, zip(*rows, strict=True), strict=True))
 
 
-def _cotangents(model: ir.Model, gradient: ir.Model, weights: Feeds) -> Feeds:
-    """The weights under the names of the inputs that ``vjp`` has added, one per output."""
+def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
+    """The weights under the names of the inputs that ``vjp`` has added, one per output; and the same, nudged."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
-    return dict(zip(added, weights.values(), strict=True))
+    moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]
+    nudged = [np.asarray(m, w.dtype) for m, w in zip(moved, weights.values(), strict=True)]  # a scalar stays an array
+    return dict(zip(added, weights.values(), strict=True)), dict(zip(added, nudged, strict=True))
 
 
 def rounding(dtype: np.dtype[Any]) -> float:
@@ -355,24 +373,37 @@ def rounding(dtype: np.dtype[Any]) -> float:
 
 @dataclass(frozen=True)
 class _Point:
-    """One tensor ``name`` with value ``x``, at which ``s = Σ ⟨w, y⟩`` is differentiated along a direction."""
+    """One tensor ``name`` with value ``x``, at which ``s = Σ ⟨w, y⟩`` is differentiated; the outputs are ``here``."""
 
     f: Run
     feeds: Feeds
     weights: Feeds
     name: str
     x: Array
+    here: Mapping[str, Array]
 
-    def check(self, slope: Array, redrawn: Array, precision: Precision, rng: np.random.Generator) -> TensorCheck:
-        """Compare ``slope`` with differences; ``redrawn`` is the same gradient with other rounding errors."""
-        if slope.shape != self.x.shape:
-            return TensorCheck(self.name, self.x.shape, math.nan, math.nan, math.inf, resolved=True, ok=False)
+    def judge(self, gradients: tuple[Array, Array], precision: Precision, rng: np.random.Generator) -> Judgement:
+        """Judge a gradient, which comes twice, with different rounding errors."""
+        slope, redrawn = gradients
         direction = self._direction(slope, rng)
         terms = direction * slope.astype(np.float64)
         noise = ROUNDING * abs(float(np.sum(direction * (redrawn.astype(np.float64) - slope))))
-        tries = (self._compare(terms, direction, noise, precision, step) for step in precision.steps)
-        first = next(tries)
-        return first if first.ok else min(first, next(tries), key=lambda t: t.error)
+
+        def elsewhere(step: float) -> Iterator[Quotients]:
+            for _ in range(3):
+                yield self._quotients(self._direction(np.zeros_like(slope), rng), noise, step)
+
+        return judged(float(np.sum(terms)), float(np.sum(np.abs(terms))),
+                      lambda step: self._quotients(direction, noise, step), elsewhere,
+                      precision.tolerance, precision.steps)  # fmt: skip
+
+    def beside(self, distance: float, rng: np.random.Generator) -> _Point | None:
+        """A point so far away, or None where the outputs are not finite there."""
+        x = (self.x + distance * self._direction(np.zeros_like(self.x), rng)).astype(self.x.dtype)
+        feeds = {**self.feeds, self.name: x}
+        here = self.f(feeds)
+        finite = all(np.isfinite(here[y]).all() and here[y].shape == w.shape for y, w in self.weights.items())
+        return dataclasses.replace(self, feeds=feeds, x=x, here=here) if finite else None
 
     def _direction(self, slope: Array, rng: np.random.Generator) -> Array:
         """Random, as large as the tensor, and three quarters along the gradient, so that the terms do not cancel."""
@@ -381,21 +412,37 @@ class _Point:
         flips = rng.choice([1.0, 1.0, 1.0, -1.0], self.x.shape)
         return np.asarray((size or 1.0) * rng.uniform(0.5, 1.5, self.x.shape) * np.nan_to_num(signs) * flips)
 
-    def _compare(self, terms: Array, direction: Array, noise: float, precision: Precision, step: float) -> TensorCheck:
+    def _quotients(self, direction: Array, noise: float, step: float) -> Quotients:
         up, down = self._outputs(direction * step), self._outputs(direction * -step)
-        # outputs are subtracted before they are summed: less is lost
-        numeric = sum(float(np.sum(w * (up[y] - down[y]))) for y, w in self.weights.items()) / (2 * step)
         spread = math.sqrt(sum(float(np.sum(np.square(w * up[y]))) for y, w in self.weights.items()))
-        noise += ROUNDING * rounding(self.x.dtype) * spread / (2 * step)
-        analytic, size = float(np.sum(terms)), float(np.sum(np.abs(terms)))
-        scale = max(size, abs(numeric)) + noise / precision.tolerance
-        gap = abs(analytic - numeric)
-        error = 0.0 if gap == 0.0 else gap / scale if np.isfinite(gap) else float("inf")
-        resolved = max(size, abs(numeric)) * precision.tolerance > noise
-        return TensorCheck(self.name, self.x.shape, analytic, numeric, error, resolved, error <= precision.tolerance)
+        rounded = ROUNDING * rounding(self.x.dtype) * spread / (2 * step)
+        # outputs are subtracted before they are summed: less is lost
+        ahead = sum(float(np.sum(w * (up[y] - self.here[y]))) for y, w in self.weights.items()) / step
+        behind = sum(float(np.sum(w * (self.here[y] - down[y]))) for y, w in self.weights.items()) / step
+        return Quotients(ahead, behind, noise + rounded)
 
     def _outputs(self, move: Array) -> dict[str, Array]:
         moved = (self.x.astype(np.float64) + move).astype(self.x.dtype)
         return {
             y: a.astype(np.float64) for y, a in self.f({**self.feeds, self.name: moved}).items() if y in self.weights
         }
+
+
+def _checked(
+    point: _Point, slope: tuple[Array, Array], gradients: _Gradients, precision: Precision, rng: np.random.Generator
+) -> TensorCheck:
+    """Compare the gradient at a point with differences; beside it where it lies on a kink."""
+    name, shape = point.name, point.x.shape
+    if slope[0].shape != shape:
+        return TensorCheck(name, shape, math.nan, math.nan, math.inf, resolved=True, ok=False)
+    found = point.judge(slope, precision, rng)
+    kink = found.verdict == "kink"
+    ok = found.verdict == "right" or (kink and found.in_between)
+    for distance in precision.beside if kink else ():
+        other = point.beside(distance, rng)
+        beside = other and other.judge(gradients.at(other.feeds)[name], precision, rng)
+        if beside and beside.verdict != "kink":
+            found, ok = beside, beside.verdict == "right"
+            break
+    resolved = found.resolved and found.verdict != "kink"
+    return TensorCheck(name, shape, found.analytic, found.numeric, found.error, resolved, ok, kink)

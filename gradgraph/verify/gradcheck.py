@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 Feeds = Mapping[str, np.ndarray]
 EPSILON = 1e-5  # truncation ~ε²f'''/6 and cancellation ~1e-16/ε are both near 1e-11
+STEPS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9)  # a smaller one crosses fewer kinks, and drowns sooner in rounding errors
+BENT = 0.25  # of the distance between gradient and difference: what a kink changes the slope by at least
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,116 @@ def _along(
     numeric = (up - down) / (2 * epsilon)
     terms = np.abs(u * g)
     return Finding(name, float(np.sum(u * g)), numeric, 1.0 + float(terms.sum()) + abs(numeric))
+
+
+# --- a kink, or a fault? ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quotients:
+    """Difference quotients along a direction, ahead of a point and behind it, and how far rounding may move them."""
+
+    ahead: float
+    behind: float
+    noise: float
+
+    @property
+    def central(self) -> float:
+        return (self.ahead + self.behind) / 2
+
+    def bends(self, gap: float) -> bool:
+        """Whether the slope changes at the point by enough to explain ``gap``."""
+        return abs(self.ahead - self.behind) > BENT * gap + 2 * self.noise
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What differences say about a directional derivative.
+
+    Attributes:
+        verdict: "kink" where the slopes on both sides differ, so that differences prove nothing about a gradient.
+        analytic: the derivative from the gradient.
+        numeric: the central difference that it rests on.
+        error: the distance to it, relative to the terms that were added up; infinite where one is not finite.
+        resolved: whether the derivative is larger than the rounding errors of the difference.
+        in_between: at a kink, the gradient is no farther from the difference than the slopes of both sides are apart.
+    """
+
+    verdict: Literal["right", "kink", "wrong"]
+    analytic: float
+    numeric: float
+    error: float
+    resolved: bool
+    in_between: bool
+
+
+def judged(
+    analytic: float,
+    size: float,
+    along: Callable[[float], Quotients],
+    elsewhere: Callable[[float], Iterable[Quotients]],
+    tolerance: float,
+    steps: Sequence[float] = STEPS,
+) -> Judgement:
+    """Compare a directional derivative with differences whose step shrinks until one agrees, or rounding hides it.
+
+    A difference that is off by its own curvature, or by a kink between the points that it takes, comes right as the
+    step shrinks; a wrong gradient stays wrong. Where the point itself lies on a kink, or kinks are denser than that,
+    the slopes ahead and behind differ at every step, in this direction or in another.
+
+    Args:
+        analytic: the derivative from the gradient.
+        size: the sum of the absolute terms that it is made of.
+        along: the quotients at a step, in its direction.
+        elsewhere: those in other directions, which are only searched for kinks.
+        tolerance: the relative error that passes.
+        steps: from large to small.
+    """
+    step, slopes = steps[0], along(steps[0])
+    error, resolved = _compared(analytic, size, slopes, tolerance)
+    for smaller in steps[1:]:
+        if error <= tolerance or not np.isfinite(analytic):
+            break
+        tried = along(smaller)
+        found = _compared(analytic, size, tried, tolerance)
+        if not found[1]:
+            break
+        step, slopes, (error, resolved) = smaller, tried, found
+    gap = abs(analytic - slopes.central)
+    if error <= tolerance:
+        return Judgement("right", analytic, slopes.central, error, resolved, False)
+    bent = np.isfinite(gap) and (slopes.bends(gap) or any(q.bends(gap) for q in elsewhere(step)))
+    between = gap <= abs(slopes.ahead - slopes.behind)
+    return Judgement("kink" if bent else "wrong", analytic, slopes.central, error, resolved, between)
+
+
+def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float) -> tuple[float, bool]:
+    """The relative error, and whether it would be seen."""
+    largest = max(size, abs(slopes.central))
+    gap = abs(analytic - slopes.central)
+    error = 0.0 if gap == 0.0 else gap / (largest + slopes.noise / tolerance) if np.isfinite(gap) else float("inf")
+    return error, largest * tolerance > slopes.noise
+
+
+def judged_at(
+    f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
+) -> Judgement:
+    """Judge ``g``, the gradient of ``f`` by one tensor, along a random direction; arguments as for ``directional``."""
+    x, here = feeds[name], f(feeds)
+    ways = [rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape) for _ in range(4)]
+
+    def quotients(u: np.ndarray, step: float) -> Quotients:
+        up, down = (f({**feeds, name: x + sign * step * u}) for sign in (1.0, -1.0))
+        return Quotients((up - here) / step, (here - down) / step, 1e-15 * (1 + abs(here)) / step)
+
+    terms = ways[0] * g
+    return judged(
+        float(terms.sum()),
+        1.0 + float(np.abs(terms).sum()),
+        lambda step: quotients(ways[0], step),
+        lambda step: (quotients(u, step) for u in ways[1:]),
+        tolerance,
+    )
 
 
 def inner(weights: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:

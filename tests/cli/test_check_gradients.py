@@ -233,3 +233,56 @@ def test_command_exits_1_where_a_runtime_would_be_wrong(cli: Cli, monkeypatch: p
     assert "it adds no bias" in ran.out
     assert ran.err.splitlines()[-1].startswith("error: Toy 1.0, ")
     assert "computed wrong" in ran.err
+
+
+# --- kinks ------------------------------------------------------------------------------------------------
+
+AT = np.array([0.7, -0.4, 1.3, -1.1], np.float32)
+BENT: dict[str, tuple[list[onnx.NodeProto], np.ndarray]] = {  # what makes y of b, and b, where it bends
+    "zeros": ([make_node("Relu", ["b"], ["y"])], np.zeros(4, np.float32)),
+    "one zero": ([make_node("Relu", ["b"], ["y"])], AT * [1, 0, 1, 1]),
+    "a zero nearby": ([make_node("Abs", ["b"], ["y"])], AT * [1, 1e-6, 1, 1e-6]),
+    "ties": ([make_node("ReduceMax", ["b"], ["m"]), make_node("Mul", ["m", "b"], ["y"])], np.ones(4, np.float32)),
+    "a bound": ([make_node("Clip", ["b", "low"], ["y"])], AT.clip(-0.4)),
+    "a slope that turns fast": ([make_node("Mul", ["b", "fast"], ["f"]), make_node("Sin", ["f"], ["y"])], AT),
+}
+
+
+def bent(name: str) -> onnx.ModelProto:
+    nodes, b = BENT[name]
+    return model_of(nodes, {}, {"b": b.astype(np.float32), "low": np.float32(-0.4), "fast": np.float32(3e5)})
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", BENT)
+def test_a_kink_is_no_fault(name: str, seed: int) -> None:
+    (found,) = check_gradients(bent(name), wrt="b", seed=seed).tensors
+    assert found.ok
+    assert found.resolved
+    assert found.kink == (name in ("zeros", "one zero", "ties", "a bound"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("factor", [1.001, 0.999, 1.01, 0.5, -1.0])
+@pytest.mark.parametrize("name", BENT)
+def test_a_fault_at_a_kink_is_found(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, seed: int) -> None:
+    broken(monkeypatch, BENT[name][0][-1].op_type, lambda rule: scaled(rule, factor))
+    assert not check_gradients(bent(name), wrt="b", seed=seed).ok
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("width", "beside"), [(1e-7, 0.5), *((w, b) for w in (1e-5, 1e-3, 1e-1) for b in (0.5, 0.0))])
+def test_a_fault_that_lies_near_a_kink_is_found(
+    monkeypatch: pytest.MonkeyPatch, width: float, beside: float, seed: int
+) -> None:
+    def late(op: Any, dy: Any, y: Any, x: Any) -> list[Any]:
+        return [op.Where(op.Greater(x, width), dy, 0.0)]
+
+    broken(monkeypatch, "Relu", lambda rule: dataclasses.replace(rule, emit=late))
+    b = np.array([width / 2, beside, 0.9, -0.6], np.float32)
+    assert not check_gradients(model_of([make_node("Relu", ["b"], ["y"])], {}, {"b": b}), wrt="b", seed=seed).ok
+
+
+def test_command_says_where_it_looked_beside_a_kink(cli: Cli, folder: Path) -> None:
+    onnx.save(bent("one zero"), folder / "bent.onnx")
+    assert "ok (beside a kink)" in cli("check", "bent.onnx", "--wrt", "b").out
