@@ -70,7 +70,7 @@ def parameters_of(
         raise BuildError(
             "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
             + (f"; left out: {others}" if others else ""),
-            **_hint_at_constants(graph),
+            **(_hint_at_constants(graph) or _hint_at_integers(graph)),
         )
     if short := [n for n in selected if graph.initializers[n].dtype == ir.DataType.BFLOAT16]:
         raise BuildError(
@@ -138,6 +138,17 @@ def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
         return {}
     would = "would train that constant"
     return {"remedy": f"train='{shown(name)}' {would}", "shell": f"--train '{shown(name)}' {would}"}
+
+
+def _hint_at_integers(graph: ir.Graph) -> dict[str, Any]:
+    """Weights that are stored as integers, or rounded, have no gradient until somebody says that it passes."""
+    if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph):
+        return {}
+    return {
+        "remedy": "gg.qat(model) lets quantised weights train, and gg.lora(model, target='*') adapters beside them",
+        "shell": "gradgraph surgery MODEL --qat-quantised lets quantised weights train, and --lora '*' adapters beside "
+        "them",
+    }
 
 
 def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:

@@ -24,11 +24,12 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import mark_detached
 from gradgraph.graph.shapes import OPSET
-from gradgraph.passes.normal.edit import Editor, attributes, discard
+from gradgraph.passes.normal.edit import Editor, attributes, discard, nodes_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.linear_layers import DOMAINS, Layer
 from gradgraph.surgery.operated import numbers_of
 
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
@@ -38,8 +39,13 @@ def write_pairs(work: ir.Model) -> bool:
     Raises:
         BuildError: an integer product is not followed by what makes floats of it.
     """
+    fused = [node for node in nodes_of(work) if node.domain and node.op_type in _PAIR and node.domain in DOMAINS]
+    if fused:
+        convert_to_opset(work)
+        for node in fused:
+            node.domain = ""
     if not any(map(_is_form, work.graph)):
-        return False
+        return bool(fused)
     if work.opset_imports.get("", OPSET) < _BY_CHANNEL:
         convert_to_opset(work)
     editor = Editor(work)
