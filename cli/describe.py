@@ -22,6 +22,7 @@ from gradgraph.graph.shapes import recorded_shape
 from gradgraph.machine.collector import paused_collection
 from gradgraph.passes.normal import has_body, normalise
 from gradgraph.rules import registry
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.step import dtype_name
 from gradgraph.verify.operator_status import qualified, status
 
@@ -85,6 +86,7 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
     return {
         **header,
         **ends,
+        "names": DataNames.read_from(model.metadata_props).as_data(),
         "weights": _weights(graph, trained, why),
         "numbers": [{**n, "reason": why.get(n["name"]) or f"it holds {n['dtype']} numbers"} for n in others],
         "findings": as_data(review(graph, targets, trained, by_default=not named and not below)),

@@ -11,7 +11,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.errors import Finding, readable_bytes, shown
+from gradgraph.errors import Finding, listed, readable_bytes, shown
 
 
 @click.command("inspect", cls=Command)
@@ -139,6 +139,9 @@ def _print_facts(facts: dict[str, Any]) -> None:
         "inputs": ", ".join(map(_signature, facts["inputs"])),
         "outputs": ", ".join(map(_signature, facts["outputs"])),
     }
+    for what in ("columns", "classes"):
+        named = facts["names"].get(what, {})
+        rows |= {what: "; ".join(f"{name}: {listed(each)}" for name, each in named.items())} if named else {}
     for label, text in rows.items():
         output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # not cut as a whole
     _print_weights(facts["weights"])

@@ -20,12 +20,13 @@ import onnx
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.pipeline import build
 from gradgraph.building.terms import SAMPLE_WEIGHT
-from gradgraph.errors import BuildError, RuntimeUnavailableError
+from gradgraph.errors import BuildError, RuntimeUnavailableError, listed
 from gradgraph.files.models import load_model
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.optim import by_name
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.step import Step
 
 try:
@@ -47,8 +48,8 @@ Self = TypeVar("Self", bound="_Estimator")
 class _Trained:
     """A step and where its training stands. It can be pickled and copied, which a Trainer cannot."""
 
-    def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions) -> None:
-        self.step, self._seed, self._device, self._options = step, seed, device, options
+    def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions, names: DataNames) -> None:
+        self.step, self._seed, self._device, self._options, self._names = step, seed, device, options, names
         self._values: dict[str, Array] | None = None
         self._trainer: Trainer | None = None
 
@@ -56,6 +57,7 @@ class _Trained:
     def trainer(self) -> Trainer:
         if self._trainer is None:
             self._trainer = Trainer(self.step, device=self._device, seed=self._seed, options=self._options)
+            self._trainer.names = self._names
             if self._values is not None:
                 self._trainer.load_state_dict(self._values)
                 self._values = None
@@ -134,7 +136,23 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         width = step.manifest.targets[0].classes if self._is_integer else None
         if width is not None and width != outputs:
             raise BuildError(f"the model has {width} classes, and y has {outputs}; give it a head with as many")
-        self.trained_ = _Trained(step, seed, self.device, RuntimeOptions(threads=self.threads))
+        self.trained_ = _Trained(step, seed, self.device, RuntimeOptions(threads=self.threads), self._names(step))
+
+    def _names(self, step: Step) -> DataNames:
+        """The names of columns and classes, for the model that is exported.
+
+        Raises:
+            ValueError: the model was trained on these columns in another order.
+        """
+        x, target = step.manifest.inputs[0].name, step.manifest.targets[0].name
+        columns = tuple(map(str, getattr(self, "feature_names_in_", ())))
+        known = step.manifest.data.columns.get(x, columns)
+        if columns != known and sorted(columns) == sorted(known):
+            raise ValueError(f"X has the columns {listed(columns)}, and the model was trained on {listed(known)}; "
+                             "give them in the order of the model")  # fmt: skip
+        classes = [str(name) for name in getattr(self, "classes_", ())]
+        are_names = len(set(classes)) == len(classes) > 0
+        return DataNames({x: columns} if columns else {}, {target: classes} if are_names else {})
 
     def _train(self, X: Array, y: Array, weights: Any, epochs: int) -> None:
         m = self.trained_.step.manifest

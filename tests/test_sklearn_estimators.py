@@ -161,3 +161,21 @@ def test_probabilities_of_a_model_that_ends_in_a_softmax() -> None:
     y = x[:, :3].argmax(1)
     found, wanted = (Classifier(m, epochs=2, random_state=0).fit(x, y) for m in (ended, model))
     np.testing.assert_allclose(found.predict_proba(x), wanted.predict_proba(x), atol=1e-5)
+
+
+def test_names_of_columns_and_classes_are_exported_and_kept_in_a_pickle(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+    columns = ["sepal length", "sepal width", "petal length", "petal width"]
+    frame = pd.DataFrame(X, columns=columns)
+    trained = pickle.loads(pickle.dumps(Classifier(epochs=2, random_state=1).fit(frame, NAMES)))
+    names = trained.trained_.trainer.names
+    assert names == gg.DataNames({"x": columns}, {"target": sorted(set(NAMES))}, softmax=["target"])
+    trained.export(tmp_path / "trained.onnx")
+    again = gg.Trainer(gg.build(tmp_path / "trained.onnx", loss="cross_entropy"), device="cpu")
+    mixed = frame[columns[::-1]]
+    np.testing.assert_array_equal(again.predict(mixed), again.predict(X))
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        trained.predict(mixed)
+    with pytest.raises(ValueError, match=r"trained on 'sepal length', .*; give them in the order of the model"):
+        Classifier(tmp_path / "trained.onnx", epochs=1).fit(mixed, NAMES)
+    assert gg.build(Regressor(epochs=1).fit(X, X[:, 0]).export(), loss="mse").manifest.data == gg.DataNames()

@@ -13,6 +13,7 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import is_static, shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
+from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import DOMAINS, Layer, drawn, layer_at, stored
 from gradgraph.surgery.operated import (
@@ -90,7 +91,15 @@ def new_head(
         rename(value, free_name(work, f"{name}.{part}"))  # the old ones are gone, so theirs are free
     learn_sizes(work)
     _check_classes(value_named(work, chosen_name), classes)
+    _forget_classes(work)
     return closed(work, model, out)
+
+
+def _forget_classes(work: ir.Model) -> None:
+    """Remove the names of the classes of the old head from the metadata; those of columns stay."""
+    names = DataNames.read_from(work.metadata_props)
+    work.metadata_props.pop(NAMES_KEY, None)
+    work.metadata_props.update(DataNames(names.columns, images=names.images).as_metadata())
 
 
 def _check_classes(output: ir.Value, classes: int) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import DataError, ModelError
+from gradgraph.export.artifacts import save_inference
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
@@ -454,5 +455,22 @@ def test_names_of_another_head_are_left_behind() -> None:
     model = trainer.export()
     kept = gg.build(model, loss={"output": "cross_entropy"}).manifest.data
     assert kept.columns == {"x": tuple(FEATURES)} and kept.classes == {"output_target": tuple(CLASSES)}
-    for other in (gg.build(gg.new_head(model, 5), loss="cross_entropy"), gg.build(model, loss="mse")):
-        assert other.manifest.data == DataNames({"x": FEATURES})
+    heads = [(gg.new_head(model, classes), "cross_entropy") for classes in (3, 5)]
+    for other, loss in (*heads, (model, "mse")):
+        assert gg.build(other, loss=loss).manifest.data == DataNames({"x": FEATURES})
+
+
+@pytest.mark.parametrize("kept", ["mixed", "sizes", "as it is"])
+def test_names_are_in_whatever_is_exported(kept: str, tmp_path: Path) -> None:
+    trainer = _fitted(Declared(CLASSES, NAMED))
+    trainer.names = DataNames({"x": FEATURES})
+    path = tmp_path / "trained.onnx"
+    if kept == "mixed":
+        step = gg.build(trainer.export(), loss="cross_entropy", precision="bfloat16")
+        gg.Trainer(step, device="cpu").export(path, mixed=True)
+    else:
+        trainer.save(tmp_path / "run.ckpt")
+        sizes = {"batch": 2} if kept == "sizes" else None
+        save_inference(trainer.definition, path, tmp_path / "run.ckpt", sizes=sizes)
+    found = DataNames.read_from({p.key: p.value for p in onnx.load(path).metadata_props})
+    assert (found.columns, found.classes) == (trainer.names.columns, trainer.names.classes)

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.runtime.data.remedies import for_shape, for_type
-from gradgraph.runtime.data.tables import columns_of, is_table, matrix_of
+from gradgraph.runtime.data.tables import columns_in, columns_of, is_table, matrix_of
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
@@ -189,9 +189,17 @@ class BatchChecker:
             return columns_of(data, self.specs, known)
         named, names = self.named(data), NO_NAMES
         for name, value in named.items():
-            if len(self.specs[name].shape) == 2 and is_table(value):
-                matrix, made_of = matrix_of(value, name, known)
-                named, names = {**named, name: matrix}, names.updated(made_of)
+            if not is_table(value):
+                continue
+            spec = self.specs[name]
+            if len(spec.shape) == 2:
+                array, found = matrix_of(value, name, known)
+            elif len(spec.shape) == 1 and name in columns_in(value):
+                arrays, found = columns_of(value, {name: spec}, known)
+                array = arrays[name]
+            else:
+                continue
+            named, names = {**named, name: array}, names.updated(found)
         return named, names
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
