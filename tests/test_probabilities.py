@@ -25,6 +25,42 @@ ENDS = {
     "Sigmoid, reshaped": "s = Sigmoid (z)\n p = Reshape (s, shape)",
     "Sigmoid of two classes": "s = Sigmoid (z)\n n = Sub (most, s)\n p = Concat <axis = 1> (n, s)",
 }
+WRITTEN_OUT = {
+    "Softmax by a quotient": "e = Exp (z)\n t = ReduceSum (e, last)\n p = Div (e, t)",
+    "Softmax less its greatest": "g = ReduceMax (z, last)\n d = Sub (z, g)\n e = Exp (d)\n t = ReduceSum (e, last)\n"
+    "p = Div (e, t)",
+    "Softmax by a reciprocal": "e = Exp (z)\n t = ReduceSum (e, last)\n i = Reciprocal (t)\n p = Mul (i, e)",
+    "Softmax with its axis back": "e = Exp (z)\n t = ReduceSum <keepdims = 0> (e, last)\n u = Unsqueeze (t, last)\n"
+    "p = Div (e, u)",
+    "Softmax of logarithms": "l = LogSoftmax <axis = 1> (z)\n p = Exp (l)",
+    "Softmax by ReduceLogSumExp": "t = ReduceLogSumExp (z, last)\n l = Sub (z, t)\n p = Exp (l)",
+    "Softmax written out, passed on": "e = Exp (z)\n t = ReduceSum (e, last)\n q = Div (e, t)\n p = Identity (q)",
+    "Sigmoid by a quotient": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n p = Div (most, a)",
+    "Sigmoid by a reciprocal": "n = Mul (z, minus)\n e = Exp (n)\n a = Add (most, e)\n p = Reciprocal (a)",
+    "Sigmoid of odds": "e = Exp (z)\n a = Add (most, e)\n p = Div (e, a)",
+    "Sigmoid by Tanh": "h = Mul (z, half)\n t = Tanh (h)\n a = Add (t, most)\n p = Mul (a, half)",
+    "Sigmoid by Tanh of halves": "h = Div (z, two)\n t = Tanh (h)\n a = Mul (t, half)\n p = Add (half, a)",
+    "Sigmoid by Softplus": "n = Neg (z)\n s = Softplus (n)\n m = Neg (s)\n p = Exp (m)",
+    "Sigmoid by halves": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n q = Div (most, a)\n f = Exp (z)\n"
+    "b = Add (f, most)\n r = Div (f, b)\n c = GreaterOrEqual (z, least)\n p = Where (c, q, r)",
+}
+ENDS |= WRITTEN_OUT | {
+    "Softmax written out, cut": "e = Exp (z)\n t = ReduceSum (e, last)\n q = Div (e, t)\n p = Clip (q, least, most)",
+    "Sigmoid written out, reshaped": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n q = Div (most, a)\n"
+    "p = Reshape (q, shape)",
+    "Softmax, flattened": "s = Softmax <axis = 1> (z)\n p = Flatten (s)",
+    "Softmax, squeezed": "u = Unsqueeze (z, last)\n s = Softmax <axis = 2> (u)\n p = Squeeze (s, last)",
+}
+# what looks like one of them
+OTHER_ENDS = {
+    "over the other axis than the sum": "e = Exp (z)\n t = ReduceSum (e, first)\n q = Mul (e, half)\n p = Div (q, t)",
+    "of another base": "e = Exp (z)\n f = Exp (e)\n t = ReduceSum (f, last)\n p = Div (e, t)",
+    "over both axes": "e = Exp (z)\n t = ReduceSum (e)\n p = Div (e, t)",
+    "two in place of one": "n = Neg (z)\n e = Exp (n)\n a = Add (e, two)\n p = Div (most, a)",
+    "odds of another": "e = Exp (z)\n m = Mul (z, half)\n f = Exp (m)\n a = Add (f, most)\n p = Div (e, a)",
+    "Tanh of the whole": "t = Tanh (z)\n a = Add (t, most)\n p = Mul (a, half)",
+    "a shift by another axis": "g = ReduceMax (z, first)\n l = Sub (z, g)\n p = Exp (l)",
+}
 LOGITS = {name for name, make in LOSSES.items() if make().activation}
 OF_LOGS = {"kl_div", "nll"}
 OF_VALUES = {  # that may well be probabilities
@@ -40,7 +76,8 @@ def network(end: str = "p = Identity (z)", wide: bool = False) -> onnx.ModelProt
     classes = 6 if wide else 3
     model = parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
     net (float[batch, 4] x) => (float[batch, {classes}] p)
-    <float[4, 3] w, float least = {{0.0}}, float most = {{1.0}},
+    <float[4, 3] w, float least = {{0.0}}, float most = {{1.0}}, float half = {{0.5}}, float two = {{2.0}},
+     float minus = {{-1.0}}, int64[1] last = {{1}}, int64[1] first = {{0}},
      int64[2] shape = {{-1, 3}}, int64[2] turned = {{3, -1}}> {{
         z = MatMul (x, w)
         {end}
@@ -66,8 +103,11 @@ def test_every_loss_is_of_logits_of_logarithms_or_of_values() -> None:
     assert {*LOGITS} | OF_LOGS | OF_VALUES == {*LOSSES.keys()}
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("loss", sorted(LOGITS - {"ctc"}))
+@pytest.mark.parametrize(
+    ("loss", "end"),
+    [(loss, end) for loss in sorted(LOGITS - {"ctc"}) for end in ENDS
+     if end not in WRITTEN_OUT or loss in ("cross_entropy", "bce_with_logits")],
+)  # fmt: skip
 def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: str) -> None:
     model = network(ENDS[end], wide=end == "Sigmoid of two classes")
     kind, own = end[:7], LOSSES[loss]().activation
@@ -76,7 +116,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert [o for o in step.eval.graph.output if o.name == "z"] == []
     assert words(gg.build(model, loss, output="p")), "also where it is named"
     read = "reads the logits behind it, 'z'" in words(step)
-    assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on"))
+    assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT))
     if not read:
         return
     given = batch(step)
@@ -106,6 +146,21 @@ def test_other_outputs_are_nothing_to_speak_of(loss: str) -> None:
         assert not words(gg.build(network(ENDS["Sigmoid"]), loss))
     if loss in OF_LOGS:
         assert "holds probabilities" in words(gg.build(network(ENDS["Softmax"]), loss))
+
+
+@pytest.mark.parametrize("end", OTHER_ENDS)
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+def test_what_only_looks_like_probabilities_is_read_as_it_is(loss: str, end: str) -> None:
+    assert not words(gg.build(network(OTHER_ENDS[end]), loss))
+
+
+@pytest.mark.parametrize("end", WRITTEN_OUT)
+def test_what_is_written_out_gives_what_one_operator_gives(end: str) -> None:
+    """So that the forms here are forms of it."""
+    found, wanted = (
+        gg.Trainer(gg.build(network(e), "mse"), device="cpu").predict(X) for e in (WRITTEN_OUT[end], ENDS[end[:7]])
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_several_losses_and_named_logits() -> None:

@@ -7,6 +7,9 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.written_out import sigmoid_of, softmax_of
+from gradgraph.graph.nodes import is_standard, made_by
+
 SAME = frozenset({"Identity", "Cast"})  # what lies behind them lies in the same places
 MOVED = frozenset({"Clip", "Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose",
                    "Unsqueeze"})  # fmt: skip
@@ -31,8 +34,8 @@ def probabilities(value: ir.Value) -> Probabilities | None:
     """How ``value`` came to be probabilities; None where it is none, or nobody can see that it is."""
     at, same = value, True
     while (node := at.producer()) is not None and node.domain == "" and at is node.outputs[0]:
-        if node.op_type in ("Softmax", "Sigmoid"):
-            return _found(value, node, same)
+        if (found := _made_here(at)) is not None:
+            return _placed(value, found) if same else Probabilities(found.kind)
         if node.op_type not in SAME | MOVED or not node.inputs:
             return None
         same = same and node.op_type in SAME
@@ -46,15 +49,24 @@ def probabilities(value: ir.Value) -> Probabilities | None:
     return None
 
 
-def _found(value: ir.Value, node: ir.Node, same: bool) -> Probabilities:
-    logits = node.inputs[0]
-    kind: Literal["Softmax", "Sigmoid"] = "Softmax" if node.op_type == "Softmax" else "Sigmoid"
-    if not same or logits is None:
-        return Probabilities(kind)
-    axis = None
-    if kind == "Softmax":
+def _made_here(value: ir.Value) -> Probabilities | None:
+    """Whether ``value`` is a Softmax or a Sigmoid itself, as one operator or written out."""
+    if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
+        if is_standard(node, "Sigmoid"):
+            return Probabilities("Sigmoid", None, node.inputs[0])
         given = node.attributes.get("axis")
-        axis = -1 if given is None else given.as_int()
-        axis = axis % len(value.shape) if value.shape is not None and len(value.shape) else axis
-    has_name = bool(logits.name) and logits.dtype == value.dtype and logits.producer() is not None
-    return Probabilities(kind, axis, logits if has_name else None)
+        return Probabilities("Softmax", -1 if given is None else given.as_int(), node.inputs[0])
+    if (softmax := softmax_of(value)) is not None:
+        return Probabilities("Softmax", softmax[1], softmax[0])
+    logits = sigmoid_of(value)
+    return None if logits is None else Probabilities("Sigmoid", None, logits)
+
+
+def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
+    """``found`` for ``value``, which lies in the same places: its axis from the front, and logits that can be read."""
+    axis, logits = found.axis, found.logits
+    if axis is not None and value.shape is not None and len(value.shape):
+        axis %= len(value.shape)
+    if logits is None or not logits.name or logits.dtype != value.dtype or logits.producer() is None:
+        logits = None
+    return Probabilities(found.kind, axis, logits)

@@ -1,0 +1,165 @@
+"""Softmax and Sigmoid that exporters have written out in other operators: by exponentials, their sum and a quotient."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.nodes import is_standard, made_by
+from gradgraph.graph.shapes import constant_of, shape_of
+from gradgraph.rules.patterns import MismatchError, need, some
+
+_BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # how a sum over an axis gets that axis back
+
+
+def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """The logits and the axis of which ``value`` is the Softmax; None if it is none that is written out."""
+    try:
+        return _softmax(value)
+    except MismatchError:
+        return None
+
+
+def sigmoid_of(value: ir.Value) -> ir.Value | None:
+    """The logits of which ``value`` is the Sigmoid; None if it is none that is written out."""
+    for form in (_logistic, _odds, _by_tanh, _by_softplus, _by_halves):
+        try:
+            return form(value)
+        except MismatchError:
+            continue
+    return None
+
+
+# --- Softmax: exp(z) / Σ exp(z), exp(log_softmax(z)), exp(z − log Σ exp(z)) ----------------------------------------
+
+
+def _softmax(value: ir.Value) -> tuple[ir.Value, int]:
+    if (node := made_by(value, "Exp")) is not None:
+        return _of_logarithm(some(node.inputs[0]))
+    powers, total = _quotient(value)
+    axis = _reduced(total, "ReduceSum", powers)
+    return _unshifted(some(some(made_by(powers, "Exp")).inputs[0]), axis), axis
+
+
+def _of_logarithm(logarithm: ir.Value) -> tuple[ir.Value, int]:
+    if (node := made_by(logarithm, "LogSoftmax")) is not None:
+        given = node.attributes.get("axis")
+        return some(node.inputs[0]), -1 if given is None else given.as_int()
+    z, total = some(made_by(logarithm, "Sub")).inputs
+    return some(z), _reduced(some(total), "ReduceLogSumExp", some(z))
+
+
+def _unshifted(x: ir.Value, axis: int) -> ir.Value:
+    """``z`` where ``x`` is z minus its greatest along the axis, which changes nothing."""
+    if (node := made_by(x, "Sub")) is None:
+        return x
+    z, greatest = map(some, node.inputs)
+    try:
+        need(_reduced(greatest, "ReduceMax", z) == axis)
+    except MismatchError:
+        return x
+    return z
+
+
+def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
+    """The only axis over which ``value`` reduces ``of``, and which it has kept or got back."""
+    shape, whole = shape_of(value), some(shape_of(of))
+    while (node := made_by(value, *_BROADCAST)) is not None:
+        value = some(node.inputs[0])
+    node = some(made_by(value, op_type))
+    need(node.inputs[0] is of)
+    given = node.attributes.get("axes")
+    read = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = [int(a) for a in (read.ravel() if read is not None else [] if given is None else given.as_ints())]
+    need(len(axes) == 1)
+    axis = axes[0] % len(whole)
+    need(shape is not None and len(shape) == len(whole) and shape[axis] == 1)
+    return axis
+
+
+# --- Sigmoid: 1 / (1 + exp(−z)), exp(z) / (1 + exp(z)), (1 + tanh(z/2)) / 2, exp(−softplus(−z)) -------------------
+
+
+def _logistic(value: ir.Value) -> ir.Value:
+    one, below = _quotient(value)
+    need(_is(one, 1.0))
+    return _minus(_power(_beside(below, "Add", 1.0)))
+
+
+def _odds(value: ir.Value) -> ir.Value:
+    above, below = _quotient(value)
+    z = _power(above)
+    need(_power(_beside(below, "Add", 1.0)) is z)
+    return z
+
+
+def _by_tanh(value: ir.Value) -> ir.Value:
+    try:
+        inner = _beside(_beside(value, "Mul", 0.5), "Add", 1.0)
+    except MismatchError:
+        inner = _beside(_beside(value, "Add", 0.5), "Mul", 0.5)
+    return _beside(some(some(made_by(inner, "Tanh")).inputs[0]), "Mul", 0.5)
+
+
+def _by_softplus(value: ir.Value) -> ir.Value:
+    return _minus(some(some(made_by(_minus(_power(value)), "Softplus")).inputs[0]))
+
+
+def _by_halves(value: ir.Value) -> ir.Value:
+    """``Where(z ≥ 0, …, …)``: one form for each sign, so that no exponential overflows."""
+    node = some(made_by(value, "Where"))
+    first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
+    need(first is second)
+    return first
+
+
+# --- words of the forms ---------------------------------------------------------------------------------------------
+
+
+def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """What is divided, and by what."""
+    node = some(made_by(value, "Div", "Mul", "Reciprocal"))
+    if is_standard(node, "Div"):
+        return some(node.inputs[0]), some(node.inputs[1])
+    if is_standard(node, "Reciprocal"):
+        return _ONE, some(node.inputs[0])
+    for above, inverse in (node.inputs, node.inputs[::-1]):
+        if (below := made_by(inverse, "Reciprocal")) is not None:
+            return some(above), some(below.inputs[0])
+    raise MismatchError
+
+
+_ONE = ir.Value(name="one", const_value=ir.tensor(np.float32(1.0)))
+
+
+def _power(value: ir.Value) -> ir.Value:
+    """``z`` of exp(z)."""
+    return some(some(made_by(value, "Exp")).inputs[0])
+
+
+def _minus(value: ir.Value) -> ir.Value:
+    """``z`` of −z."""
+    if (node := made_by(value, "Neg")) is not None:
+        return some(node.inputs[0])
+    if (node := made_by(value, "Sub")) is not None:
+        need(_is(node.inputs[0], 0.0))
+        return some(node.inputs[1])
+    return _beside(value, "Mul", -1.0)
+
+
+def _beside(value: ir.Value, op_type: str, number: float) -> ir.Value:
+    """The operand of this operator beside a number; ``x/2`` is ``x·0.5``."""
+    node = made_by(value, op_type)
+    if node is None:
+        node = some(made_by(value, "Div") if op_type == "Mul" else None)
+        need(_is(node.inputs[1], 1.0 / number))
+        return some(node.inputs[0])
+    for x, c in (node.inputs, node.inputs[::-1]):
+        if _is(c, number):
+            return some(x)
+    raise MismatchError
+
+
+def _is(value: ir.Value | None, number: float) -> bool:
+    known = constant_of(value)
+    return known is not None and known.size == 1 and float(known.reshape(())) == number
