@@ -17,7 +17,8 @@ from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.building.outputs import output_name, output_of
 from gradgraph.building.selection import frozen_below, parameters_of
 from gradgraph.errors import BuildError
-from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
+from gradgraph.files.model_metadata import adapter_weights
+from gradgraph.graph.marks import TEACHER, TEACHERS, is_marked_constant
 from gradgraph.graph.shapes import recorded_shape
 from gradgraph.machine.collector import paused_collection
 from gradgraph.passes.normal import has_body, normalise

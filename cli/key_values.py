@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 import click
 
 from gradgraph.errors import shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError
 
 
 def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -70,6 +71,6 @@ def _value(text: str) -> Any:
     if text in python:
         return python[text]
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return json_of(text, finite=False)
+    except UnreadableError:
         return text

@@ -21,11 +21,8 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.options import BUILDING
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
 from gradgraph.errors import BuildError, shown, suggestion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from gradgraph.files.untrusted.documents import toml_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
 COMMANDS = ("build", "train")
 STDIN = "-"
@@ -164,16 +161,15 @@ def _load(path: str) -> Tables:
         if path == STDIN:
             content = sys.stdin.buffer.read(LARGEST + 1)
         else:
-            with Path(path).open("rb") as file:
-                content = file.read(LARGEST + 1)
-    except OSError as error:
-        raise click.UsageError(f"'{shown(path)}' cannot be read ({error.strerror}); give a recipe (.toml)") from None
+            content = regular_bytes(path, LARGEST)
+    except UnreadableError as error:
+        raise click.UsageError(f"'{shown(path)}' cannot be read ({error}); give a recipe (.toml)") from None
     if len(content) > LARGEST:
-        raise click.UsageError(f"'{shown(path)}' is larger than 1 MiB; that is no recipe")
+        raise click.UsageError("the recipe has more than 1 MiB; that is none")
     try:
-        return tomllib.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"'{shown(path)}' is no TOML: {shown(error) or 'it is nested too deeply'}") from None
+        return toml_of(content)
+    except UnreadableError as error:
+        raise click.UsageError(f"'{shown(path)}' is no TOML: {error}") from None
 
 
 def _unknown(section: str, key: str, name: str, every: Mapping[str, set[str]]) -> str:

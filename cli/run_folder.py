@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gradgraph.cli import output, toml
 from gradgraph.errors import OutputError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
 from gradgraph.runtime.saved.run_files import BEST, LAST, RECIPE, STEP, checkpoint_in
 
 if TYPE_CHECKING:
@@ -156,8 +157,12 @@ class RunFolder:
 
     def _wrote_page(self) -> bool:
         """Is the page that is there, if there is one, a run's?"""
-        page = self.path / PAGE
-        return not page.exists() or _TRAINED in page.read_text(errors="replace")[:1000]
+        try:
+            return _TRAINED.encode() in regular_bytes(self.path / PAGE)[:1000]
+        except MissingFileError:
+            return True
+        except UnreadableError:
+            return False
 
     def _next_commands(self) -> list[str]:
         run = [str(self.path / STEP), str(checkpoint_in(self.path))]

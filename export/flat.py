@@ -17,6 +17,8 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.export.artifacts import Arrays, opened_trainer
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -99,17 +101,20 @@ class FlatWeights:
         """
         path = Path(path)
         beside = path.with_suffix(".json")
+        read, contents = path, list[bytes]()
         try:
-            document = json.loads(beside.read_bytes())
-            numbers = path.read_bytes()
-            rows = document["tensors"]
-            table = tuple(Place(str(r["name"]), int(r["offset"]), tuple(int(d) for d in r["shape"])) for r in rows)
-        except OSError as error:
+            for read in (beside, path):
+                contents.append(regular_bytes(read))
+        except UnreadableError as error:
+            raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights are two files") from None
+        document, numbers = contents
+        try:
+            rows = tables_of(Fields(json_of(document), "it").value("tensors"), "'tensors'")
+            table = tuple(Place(r.text("name"), r.whole("offset"), r.wholes("shape")) for r in rows)
+        except UnreadableError as error:
             raise ModelError(
-                f"cannot read '{shown(error.filename)}' ({error.strerror}); flat weights are two files"
+                f"'{shown(beside)}' is no table of flat weights ({error}); write both files again"
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ModelError(f"'{shown(beside)}' is no table of flat weights; write both files again") from None
         if len(numbers) % 4:
             raise ModelError(f"'{shown(path)}' is cut: it has {len(numbers)} bytes; write it again")
         return cls(np.frombuffer(numbers, "<f4").astype(np.float32), table)

@@ -5,16 +5,15 @@ A position that does not count in the loss, by its label, a mask or the weight o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.building.outputs import output_of
+from gradgraph.building.outputs import floating_outputs, output_of
 from gradgraph.building.terms import Term, aligned
-from gradgraph.errors import BuildError, shown
+from gradgraph.errors import BuildError, listed, shown
+from gradgraph.files.model_metadata import Imitation
 from gradgraph.frontend import reductions
 from gradgraph.frontend.activations import log_softmax, softmax
 from gradgraph.frontend.pointwise import cast
@@ -22,37 +21,7 @@ from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder
-from gradgraph.graph.marks import TEACHER
 from gradgraph.step.manifest import TargetSpec
-
-
-@dataclass(frozen=True)
-class Imitation:
-    """How a student imitates its teacher, as ``gradgraph.surgery.teachers`` has written it into the model's metadata.
-
-    Attributes:
-        pairs: names of what is compared, the student's first; the first pair has the logits.
-        own: the outputs that are the student's, and no hidden states.
-    """
-
-    temperature: float
-    alpha: float
-    match_weight: float
-    pairs: tuple[tuple[str, str], ...]
-    own: tuple[str, ...]
-
-    @property
-    def values(self) -> list[str]:
-        return list(dict.fromkeys(name for pair in self.pairs for name in pair))
-
-
-def imitation_of(metadata: Mapping[str, str]) -> Imitation | None:
-    """Read the imitation from a model's metadata, if the model has a teacher."""
-    if TEACHER not in metadata:
-        return None
-    given = json.loads(metadata[TEACHER])
-    pairs, own = tuple((mine, its) for mine, its in given["pairs"]), tuple(given["own"])
-    return Imitation(given["temperature"], given["alpha"], given["match_weight"], pairs, own)
 
 
 def imitated(
@@ -134,8 +103,13 @@ def _told(shape: Sequence[Any]) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
 
 
-def check_imitation(imitation: Imitation, is_alone: bool, mask: Any) -> None:
-    """Raise BuildError for a mask that says nothing of a teacher, or one that is alone with a share below 1."""
+def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask: Any) -> None:
+    """Raise BuildError for a teacher that is not there, or alone with a share below 1; or a mask that says nothing."""
+    if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
+        raise BuildError(
+            f"the model's teacher compares {listed(missing, 3)}, which are no floating outputs of it; take the model "
+            "that was distilled, as it was"
+        )
     if isinstance(mask, Mapping):
         raise BuildError(
             "masks of single outputs say nothing of what the teacher imitates",

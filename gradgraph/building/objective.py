@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
-from gradgraph.building.distillation import Imitation, check_imitation, imitated, imitation_of
+from gradgraph.building.distillation import check_imitation, imitated
 from gradgraph.building.logits import logits_behind, reading
 from gradgraph.building.loss_function import TracedLoss
 from gradgraph.building.measured import Measure, Written, measured, renamed
@@ -29,6 +29,7 @@ from gradgraph.building.terms import (
     weighed,
 )
 from gradgraph.errors import BuildError, Finding, shown
+from gradgraph.files.model_metadata import Imitation, imitation_in
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
@@ -250,9 +251,9 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
     weighs = bool(options.sample_weight or options.mask)
     loss = _given_loss(options, model, weighs)
     metrics = None if options.metrics is None else wanted(options.metrics)
-    imitation = imitation_of(model.metadata_props)
+    imitation = imitation_in(model.metadata_props)
     if imitation is not None:
-        check_imitation(imitation, loss is OWN, options.mask)
+        check_imitation(model.graph, imitation, loss is OWN, options.mask)
     elif loss is OWN and weighs:
         raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
     function = loss if isinstance(loss, TracedLoss) else None

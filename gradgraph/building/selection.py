@@ -13,8 +13,9 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import left_out
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.errors import BuildError, Remedies, UnknownNameError, shown, suggestion
+from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.graph.checks import subgraphs
-from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
+from gradgraph.graph.marks import TEACHER, TEACHERS, is_marked_constant
 from gradgraph.graph.prune import needed
 from gradgraph.passes.normal.edit import value_named
 

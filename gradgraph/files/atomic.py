@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import shutil
@@ -22,6 +21,8 @@ from typing import TypeAlias
 from gradgraph.arguments import PATH, checked
 from gradgraph.errors import GradgraphError, OutputError, shown
 from gradgraph.files.paths import output_target
+from gradgraph.files.untrusted.documents import LARGEST, json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
 Data: TypeAlias = bytes | bytearray | memoryview | Iterable[bytes | memoryview]
 
@@ -152,8 +153,8 @@ def check_replaceable(target: Path, files: Collection[str], force: bool) -> None
 
 def _has_manifest(folder: Path) -> bool:
     try:
-        return isinstance(json.loads((folder / "manifest.json").read_text("utf-8")), dict)
-    except (OSError, ValueError):
+        return isinstance(json_of(regular_bytes(folder / "manifest.json", LARGEST)), dict)
+    except UnreadableError:
         return False
 
 

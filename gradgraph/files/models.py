@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,9 +29,12 @@ from gradgraph.files.external import (
 )
 from gradgraph.files.large_weights import large_outside
 from gradgraph.files.maps import without_maps
+from gradgraph.files.model_metadata import check_metadata
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.files.untrusted.messages import message_of
+from gradgraph.files.untrusted.regular import IrregularFileError, MissingFileError, UnreadableError, regular_bytes
 from gradgraph.graph.checks import in_order, is_sorted, validate
 from gradgraph.graph.constant_nodes import lift_weights
 
@@ -64,6 +66,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     """
     if isinstance(source, ir.Model):
         validate(source)
+        check_metadata(source.metadata_props)
         return _understood(_copy(source))
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
@@ -92,25 +95,26 @@ def read_message(path: Path) -> onnx.ModelProto:
     """
     what = f"'{shown(path)}'"
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise ModelError(f"{what} is {kind}; give the path of a .onnx file")
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {what}; check the path of the model") from None
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ModelError(f"cannot read {what}: {shown(reason)}; check the path and its permissions") from error
+        content = regular_bytes(path)
+    except UnreadableError as error:
+        raise _not_read(path, error) from None
     if not content:
         raise ModelError(f"{what} is empty; export or download the model again")
     try:
-        return onnx.ModelProto.FromString(content)
-    except Exception as error:  # protobuf raises DecodeError, a class of no public module
+        return message_of(content)
+    except UnreadableError as error:
         raise ModelError(
-            f"{what} is no ONNX model, or is truncated (its protobuf does not parse, nor would graphs nested "
-            "more than 32 deep); export or download it again"
-        ) from error
+            f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
+        ) from error.__cause__
+
+
+def _not_read(path: Path, error: UnreadableError) -> ModelError:
+    what = f"'{shown(path)}'"
+    if isinstance(error, MissingFileError):
+        return ModelError(f"there is no file {what}; check the path of the model")
+    if isinstance(error, IrregularFileError):
+        return ModelError(f"{what} is {str(error).removeprefix('it is ')}; give the path of a .onnx file")
+    return ModelError(f"cannot read {what}: {error}; check the path and its permissions")
 
 
 def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir.Model:
@@ -121,6 +125,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir
         model: ir.Model = ir.from_proto(proto)
         attach(model, located)
         validate(model)
+        check_metadata(model.metadata_props)
         if not in_order(model.graph):
             model.graph.sort()
         for function in model.functions.values():

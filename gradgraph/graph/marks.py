@@ -7,7 +7,6 @@ of a Cast which stands there for mixed precision only, and without which the mod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
@@ -72,23 +71,7 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
-LEARNED = "learned"  # in what QUANTISED says: the names of the weights that its scales are made of
 COMPUTED = "gradgraph.computed"  # Model.meta key: the names of what the nodes of a model gave as it was read
 TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has put beside it
 TEACHERS = "teacher."  # what the names of all that is a teacher's begin with
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
-
-
-def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the trained numbers that scales of a quantised model are made of."""
-    return list(json.loads(metadata.get(QUANTISED, "{}")).get(LEARNED, []))
-
-
-def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the weights of a model's adapters that are trained in place of all others."""
-    return [
-        name
-        for entry in json.loads(metadata.get(ADAPTERS, "[]"))
-        if entry.get("trained", True)
-        for name in entry["weights"]
-    ]

@@ -8,7 +8,6 @@ names a file must have had it. Weights in memory that are too many for protobuf 
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.files.aside import Folder, write_aside
 from gradgraph.files.external import point_at, store_inside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of
+from gradgraph.files.untrusted.documents import json_of
 from gradgraph.step.manifest import BASES
 
 MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models hold; protobuf ends at 2**31
@@ -103,7 +103,7 @@ def bases_in(manifest: str, path: Path) -> dict[str, Base]:
     Raises:
         ModelError: what it says is damaged; a file is missing or has changed.
     """
-    found = json.loads(manifest).get(BASES, {})
+    found = json_of(manifest).get(BASES, {})
     if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):
         raise ModelError(f"'{shown(path)}' is damaged (its {BASES} are none); build the step again")
     return {location: _there(location, entry, path.parent) for location, entry in found.items()}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
-from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
+from google.protobuf.message import Message  # type: ignore[import-untyped,unused-ignore]
 
 from gradgraph.errors import ModelError, escaped_json, shown
 from gradgraph.files.digest import Digest, digest_of
@@ -27,6 +26,9 @@ from gradgraph.files.external import (
 )
 from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.files.protos import check_proto, proto_tensors
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.messages import message_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.checks import check_tensor
 from gradgraph.step.bases import Base, described
 from gradgraph.step.manifest import BASES, DIGESTS, Manifest, train_file
@@ -146,7 +148,7 @@ def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterab
 
 def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
     """manifest.json, which is written last: the digests are known then."""
-    document = {**json.loads(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
+    document = {**json_of(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
     yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
 
 
@@ -175,11 +177,9 @@ def copied(message: Any, without: str = "") -> Any:
 
 def file_bytes(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for ever
-            raise ModelError(f"'{shown(path)}' is not a regular file; build the step again")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
+        return regular_bytes(path)
+    except UnreadableError as error:
+        raise ModelError(f"cannot read '{shown(path)}' ({error}); build the step again") from None
 
 
 def stamp(path: Path) -> tuple[int, ...]:
@@ -193,7 +193,7 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
     """The digests that manifest.json gives. Whoever edits a file takes its digest out."""
-    digests = json.loads(text).get(DIGESTS, {})
+    digests = json_of(text).get(DIGESTS, {})
     files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
     if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):
         raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
@@ -206,8 +206,8 @@ def load_checked(
     """One of the models of a step folder; ``bases`` are the files elsewhere that its manifest.json names."""
     content = file_bytes(path)
     try:
-        model = onnx.ModelProto.FromString(content)
-    except DecodeError:
+        model = message_of(content)
+    except UnreadableError:
         raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
     stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
     if stored is None or Manifest.from_json(stored, str(path)) != manifest:

@@ -15,6 +15,8 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.graph.shapes import shape_of, size_factors
 from gradgraph.step.data_names import NO_NAMES, DataNames
 
@@ -245,9 +247,9 @@ class Manifest(StepSpec):
             ModelError: not JSON, of another version, or with missing, unknown or ill-typed fields.
         """
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
+            data = json_of(text)
+        except UnreadableError as error:
+            raise ModelError(f"{source} is damaged ({error}); build the step again") from None
         if not isinstance(data, dict):
             raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
         _check_version(data, source)

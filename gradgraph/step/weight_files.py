@@ -10,6 +10,7 @@ import numpy as np
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.digest import digest_of
 from gradgraph.files.mapped import Array, is_cut, pieces, pieces_of
+from gradgraph.files.untrusted.regular import open_regular
 from gradgraph.step.manifest import DIGESTS
 
 
@@ -31,7 +32,7 @@ class MappedFile:
     def __init__(self, path: Path, digest: str | None, refusal: Callable[[Path], ModelError] | None = None) -> None:
         self._path = path
         try:
-            with path.open("rb", buffering=0) as file:
+            with open_regular(path) as file:
                 if digest is not None and digest_of(pieces_of(file)) != digest:
                     raise (refusal or not_as_saved)(path)
                 # of the file that was compared, whatever has taken its name meanwhile

@@ -9,14 +9,15 @@ that PEFT does not know.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -27,8 +28,11 @@ from gradgraph.errors import BuildError, DataError, listed, shown
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
-from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, names_of_adapters, write_adapters
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.files.untrusted.array_files import safetensors_in
+from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
+from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
@@ -39,7 +43,10 @@ from gradgraph.surgery.weights import give_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# a pattern with more, or with a repeat of what repeats, takes time that grows with a high power of a name's length
+_REPEATS, _MOST_REPEATS, _LONGEST_PATTERN = re.compile(r".?[*+?{]", re.DOTALL), 3, 500
 Array = np.ndarray[Any, Any]
+N = TypeVar("N", int, float)
 
 
 @checked(folder=PATH, name=NAMES.or_none())
@@ -200,20 +207,20 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
         BuildError: the model has adapters of this name already.
         OutputError: ``out`` cannot be written.
     """
-    config, arrays = _read(folder)
-    kind = _kind(config, folder)
+    settings, arrays = _read(folder)
+    kind = _kind(settings, folder)
     work = opened(model, out)
     before = adapters_of(work)
-    of_peft = config["peft_type"] == PREFIX_TYPE
+    of_peft = settings.peft_type == PREFIX_TYPE
     modules = {"*"} if of_peft else {_module(kind, key) for key in arrays}
     layers = adaptable(work, sorted(modules), kind, name, before)
     if of_peft:
-        config, arrays = _prefix(config, arrays, layers)
+        settings, arrays = _prefix(settings, arrays, layers)
     else:
         arrays |= _repeated(kind, layers, arrays)
         modules = {_module(kind, key) for key in arrays}
         layers = [layer for layer in layers if layer.name in modules]
-    wanted = [_wanted(config, kind, name, layer, arrays) for layer in layers]
+    wanted = [_wanted(settings, kind, name, layer, arrays) for layer in layers]
     made = put_all(work, layers, wanted, np.random.default_rng(0))
     if of_peft:
         check_counted(made)
@@ -232,40 +239,50 @@ def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict
     return copies
 
 
-def _prefix(
-    config: Mapping[str, Any], arrays: Mapping[str, Array], layers: list[Any]
-) -> tuple[dict[str, Any], dict[str, Array]]:
+def _prefix(settings: Settings, arrays: Mapping[str, Array], layers: list[Any]) -> tuple[Settings, dict[str, Array]]:
     """Write the settings and the tensor of a prefix of PEFT as our own files do."""
-    length, numbers = apart(config, arrays, layers)
+    length, numbers = apart(settings.all, arrays, layers)
     names = [name for layer in layers for name in stored_names(Adapter("prefix", layer.name, layer.kind))]
-    return {"r": length, "lora_alpha": 2 * length}, dict(zip(names, numbers, strict=True))
+    return replace(settings, rank=length, alpha=2.0 * length), dict(zip(names, numbers, strict=True))
 
 
-def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays: Mapping[str, Array]) -> Adapter:
+def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mapping[str, Array]) -> Adapter:
     plain = Adapter(kind, layer.name, layer.kind, name=name)
     if kind == "ia3":
-        inward = config.get("feedforward_modules") or []
-        inward = [inward] if isinstance(inward, str) else inward
-        return replace(plain, side="in" if _fits(layer.name, inward) else "out")
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        return replace(plain, side="in" if _fits(layer.name, settings.inward) else "out")
+    rank, alpha = settings.rank, settings.alpha
     if KINDS[kind].peft is not None:
-        rank = int(_own(config, "rank_pattern", layer.name, rank))
-        alpha = float(_own(config, "alpha_pattern", layer.name, alpha))
+        rank = _own(settings.ranks, layer.name, rank)
+        alpha = _own(settings.alphas, layer.name, alpha)
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
             raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
     return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha,
-                   dropout=float(config.get("lora_dropout", 0)))  # fmt: skip
+                   dropout=settings.dropout)  # fmt: skip
 
 
-def _own(config: Mapping[str, Any], patterns: str, module: str, usual: float) -> float:
+def _own(patterns: Mapping[str, N], module: str, usual: N) -> N:
     """The number that a table of patterns has for a module, else the usual one."""
-    return next((n for key, n in (config.get(patterns) or {}).items() if _fits(module, [key])), usual)
+    return next((n for key, n in patterns.items() if _fits(module, [key])), usual)
 
 
-def _fits(module: str, patterns: list[str]) -> bool:
+def _fits(module: str, patterns: Iterable[str]) -> bool:
     """As PEFT matches: the end of a name, after a point; or a regular expression for it."""
-    return any(module == p or module.endswith(f".{p}") or re.fullmatch(rf"(.*\.)?({p})", module) for p in patterns)
+    return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
+
+
+@functools.lru_cache(1024)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a folder that anybody may have written; raises DataError for one that takes ages."""
+    repeats = _REPEATS.findall(pattern.replace("(?:", "("))
+    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
+        why = "may take ages to match"
+    else:
+        try:
+            return re.compile(rf"(.*\.)?({pattern})")
+        except (re.error, RecursionError, OverflowError) as error:
+            why = f"is no regular expression ({reason_of(error)})"
+    raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write the names of the layers there")
 
 
 def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], folder: Path) -> None:
@@ -297,6 +314,47 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
     return np.array(array) if array.shape == shape else None
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What ``adapter_config.json`` says, each entry of its kind.
+
+    Attributes:
+        all: the whole table.
+        ranks, alphas: of layers whose names patterns fit.
+        inward: patterns of the layers of IA3 whose input is changed.
+    """
+
+    all: Fields
+    peft_type: str
+    bias: str
+    rank: int
+    alpha: float
+    dropout: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    inward: tuple[str, ...]
+    is_dora: bool
+    is_rslora: bool
+
+
+def _settings(table: Fields) -> Settings:
+    ranks, alphas = table.table("rank_pattern"), table.table("alpha_pattern")
+    inward = "feedforward_modules"
+    return Settings(
+        all=table,
+        peft_type=table.text("peft_type", ""),
+        bias=table.text("bias", "none"),
+        rank=table.whole("r", 8, least=1),  # PEFT's own defaults
+        alpha=table.number("lora_alpha", 8),
+        dropout=table.number("lora_dropout", 0.0),
+        ranks={key: ranks.whole(key, least=1) for key in ranks.keys()},  # noqa: SIM118 - not a dict
+        alphas={key: alphas.number(key) for key in alphas.keys()},  # noqa: SIM118 - not a dict
+        inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
+        is_dora=table.flag("use_dora", False),
+        is_rslora=table.flag("use_rslora", False),
+    )
+
+
 def _module(kind: str, key: str) -> str:
     for part in (*KINDS[kind].parts, *KINDS[kind].of_embeddings):
         if key.startswith(_PREFIX) and key.endswith(f".{part}"):
@@ -304,18 +362,19 @@ def _module(kind: str, key: str) -> str:
     raise DataError(f"'{shown(key)}' is no name of a tensor of {kind} in PEFT's files")
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
     path = FilePath(os.fspath(folder))
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        arrays = safetensors.numpy.load_file(path / WEIGHTS)
-    except Exception as error:  # json, the file system and safetensors raise their own
+        file = CONFIG
+        settings = _settings(Fields(json_of(regular_bytes(path / CONFIG, LARGEST)), "it"))
+        file = WEIGHTS
+        arrays, _ = safetensors_in(path / WEIGHTS)
+    except UnreadableError as error:
         raise DataError(
-            f"cannot read an adapter in '{shown(path)}': {shown(error)}; a folder of PEFT holds {CONFIG} and {WEIGHTS}"
+            f"cannot read an adapter in '{shown(path)}' ({file}: {error}); a folder of PEFT holds {CONFIG} and "
+            f"{WEIGHTS}"
         ) from None
-    if not isinstance(config, dict):
-        raise DataError(f"{CONFIG} in '{shown(path)}' is no table of settings")
-    return config, arrays
+    return settings, arrays
 
 
 _UNKNOWN = (
@@ -328,7 +387,7 @@ _UNKNOWN = (
 )
 
 
-def _kind(config: Mapping[str, Any], folder: Path) -> str:
+def _kind(settings: Settings, folder: Path) -> str:
     """Which of our kinds a folder holds.
 
     Raises:
@@ -336,15 +395,15 @@ def _kind(config: Mapping[str, Any], folder: Path) -> str:
     """
     kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
     kinds[PREFIX_TYPE] = "prefix"
-    found = kinds.get(str(config.get("peft_type")))
-    unknown = [key for key in _UNKNOWN if config.get(key)]
-    if found is None or unknown or config.get("bias", "none") != "none":
-        what = f"'{(unknown or ['bias'])[0]}'" if found is not None else f"the type {shown(config.get('peft_type'))}"
+    found = kinds.get(settings.peft_type)
+    unknown = [key for key in _UNKNOWN if settings.all.value(key)]
+    if found is None or unknown or settings.bias != "none":
+        what = f"'{(unknown or ['bias'])[0]}'" if found is not None else f"the type {shown(settings.peft_type)}"
         raise DataError(
             f"the adapter in '{shown(folder)}' has {what}, which is not supported; LORA, IA3 and {PREFIX_TYPE} are"
         )
     if found == "lora":
-        found = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
-    if config.get("use_dora") and config.get("use_rslora"):
+        found = "dora" if settings.is_dora else "rslora" if settings.is_rslora else "lora"
+    if settings.is_dora and settings.is_rslora:
         raise DataError(f"the adapter in '{shown(folder)}' is DoRA with the scale of rsLoRA, which is not supported")
     return found

@@ -22,11 +22,10 @@ from gradgraph.graph.marks import QUANTISED
 from gradgraph.surgery.adapter_kinds.adapter import (
     DEFAULT,
     Adapter,
-    adapters_of,
     names_of_adapters,
     write_adapters,
 )
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of, check_stored
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
 from gradgraph.surgery.operated import (
@@ -273,7 +272,7 @@ def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str
     """The adapters of these names, or all.
 
     Raises:
-        BuildError: the model has none.
+        BuildError: the model has none, or their weights are not there.
         UnknownNameError: it has none of a name.
     """
     adapters = adapters_of(work)
@@ -287,4 +286,6 @@ def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str
     for one in wanted:
         if one not in known:
             raise UnknownNameError(f"the model has no adapters '{shown(one)}'; choose from {listed(known)}")
-    return [a for a in adapters if not wanted or a.name in wanted]
+    chosen = [a for a in adapters if not wanted or a.name in wanted]
+    check_stored(work, chosen)
+    return chosen

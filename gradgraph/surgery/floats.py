@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
+from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.files.models import Source
-from gradgraph.graph.marks import adapter_weights
 from gradgraph.surgery.operated import Path, Result, closed, free_name, opened, set_numbers
 
 NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT

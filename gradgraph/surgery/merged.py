@@ -12,8 +12,8 @@ from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.errors import BuildError, shown
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.edit import discard, replace_value
-from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of, write_adapters
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.linear_layers import Layer, layer_at, stored
 from gradgraph.surgery.operated import (

@@ -18,8 +18,8 @@ import onnxruntime as ort
 from gradgraph.arguments import NAMES, PATH, checked
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source
-from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, write_adapters
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import chosen_adapters, factor_of
 from gradgraph.surgery.operated import (
     Path,

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.documents import Fields
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.prefix import POSITIONS, Attention
 from gradgraph.surgery.operated import array_named
@@ -52,9 +53,7 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
     return {TENSOR: np.ascontiguousarray(every.transpose(2, 0, 1, 3).reshape(length, -1))}, settings
 
 
-def apart(
-    config: Mapping[str, Any], arrays: Mapping[str, Array], layers: Sequence[Attention]
-) -> tuple[int, list[Array]]:
+def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attention]) -> tuple[int, list[Array]]:
     """Length, and keys and values [heads, length, size] of one layer after the other.
 
     Raises:
@@ -65,7 +64,7 @@ def apart(
         other = next((name for name in arrays if name != TENSOR), None)
         found = f"'{shown(other)}'" if other is not None else "it with another number of axes"
         raise DataError(f"a prefix of PEFT is a matrix '{TENSOR}' and nothing else, and the file holds {found}")
-    if config.get("num_transformer_submodules", 1) != 1:
+    if config.value("num_transformer_submodules") not in (None, 1):
         raise DataError(
             "the prefix is of an encoder with a decoder (num_transformer_submodules), whose attentions share it; that "
             "is not supported"
@@ -74,8 +73,8 @@ def apart(
     heads, size, _ = next(iter(sizes))
     held = {"num_layers": len(layers), "num_attention_heads": heads, "token_dim": heads * size}
     for key, own in held.items():
-        if config.get(key) != own:
-            raise DataError(f"the prefix has {key} {shown(config.get(key))}, and the model's attentions have {own}")
+        if config.value(key) != own:
+            raise DataError(f"the prefix has {key} {shown(config.value(key))}, and the model's attentions have {own}")
     if len(sizes) > 1 or size != layers[0].value_size or stored.shape[1] != 2 * len(layers) * heads * size:
         raise DataError(
             f"the prefix of shape {list(stored.shape)} does not fit {len(layers)} attentions of {heads} heads of {size}"

@@ -13,7 +13,6 @@ export keep the pair, and an exported model stores its weights as integers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
+from gradgraph.files.model_metadata import write_quantisation
 from gradgraph.files.models import Source
-from gradgraph.graph.marks import QUANTISED
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.graph.shapes import OPSET, known_sizes, recorded_shape
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
@@ -100,8 +99,7 @@ def qat(
     quantised = is_quantised(work)
     if work.opset_imports.get("", OPSET) < (OPSET if weights == "int4" else _NEEDS):
         convert_to_opset(work)
-    described = json.loads(work.metadata_props.get(QUANTISED, "{}"))
-    work.metadata_props[QUANTISED] = json.dumps({**described, "weights": weights, "activations": activations})
+    write_quantisation(work, weights=weights, activations=activations or "")
     names = names_of_quantised(work)
     again = go_on(work, target, ranges == "learned") if quantised else 0
     layers = [] if quantised and target is None else _float_layers(work, target or "*")

@@ -7,12 +7,10 @@ arXiv:1903.08066). Its gradient: see ``gradgraph.passes.normal.spelling.fake_qua
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.graph.marks import LEARNED, QUANTISED
+from gradgraph.files.model_metadata import learned_ranges, write_quantisation
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operated import add_weight
 
@@ -34,9 +32,7 @@ class Writer(NodeWriter):
         """A scale that is trained, from ``first`` on, by a weight called ``name``."""
         begin = self.constant(first)
         trained = add_weight(self.work, name, np.zeros(np.shape(first), np.float32))
-        described = json.loads(self.work.metadata_props.get(QUANTISED, "{}"))
-        described[LEARNED] = [*described.get(LEARNED, []), trained.name]
-        self.work.metadata_props[QUANTISED] = json.dumps(described)
+        write_quantisation(self.work, learned=(*learned_ranges(self.work.metadata_props), trained.name or ""))
         scale = self.node("Mul", begin, self.node("Exp", trained))
         scale.type, scale.shape = begin.type, begin.shape
         return scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
+from gradgraph.files.model_metadata import Imitation, write_imitation
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.marks import TEACHER, TEACHERS
@@ -90,15 +90,11 @@ def distill(
     _call(beside)
     _share_inputs(work, beside, inputs)
     _take_in(work, beside)
-    own = [v.name for v in work.graph.outputs]
+    own = tuple(v.name or "" for v in work.graph.outputs)
     new = dict.fromkeys(v for pair in pairs for v in pair)
     work.graph.outputs.extend(v for v in new if not v.is_graph_output())
-    described: dict[str, Any] = {
-        "temperature": float(temperature), "alpha": float(alpha), "match_weight": float(match_weight),
-        "own": own,
-        "pairs": [[mine, its.name] for mine, its in zip(names, compared, strict=True)],
-    }  # fmt: skip
-    work.metadata_props[TEACHER] = json.dumps(described)
+    pairs_of_names = tuple((mine, its.name or "") for mine, its in zip(names, compared, strict=True))
+    write_imitation(work, Imitation(float(temperature), float(alpha), float(match_weight), pairs_of_names, own))
     return closed(work, student, out)
 
 

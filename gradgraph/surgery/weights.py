@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
-from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
+from gradgraph.errors import DataError, GradgraphError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import known_sizes, shape_of
-from gradgraph.passes.normal import load_plain
+from gradgraph.runtime.saved.partial import read_values
 from gradgraph.surgery.linear_layers import Layer, outputs_first
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
@@ -188,21 +188,12 @@ def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
 
 
 def _read(path: Path) -> Arrays:
-    what = f"'{shown(path)}'"
     try:
-        if FilePath(os.fspath(path)).suffix == ".onnx":
-            tensors = load_plain(path).graph.initializers.values()
-            return {v.name: v.const_value.numpy() for v in tensors if v.name and v.const_value is not None}
-        if FilePath(os.fspath(path)).suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        import safetensors.numpy
-
-        return dict(safetensors.numpy.load_file(path))
-    except Exception as error:  # safetensors raises its own, NumPy several
-        raise DataError(
-            f"cannot read the weights in {what}: {shown(error)}; give a .safetensors or .npz file"
-        ) from None
+        return read_values(path)
+    except GradgraphError as error:
+        what = f"'{shown(path)}'"
+        problem = error.problem.replace(what, "it")
+        raise DataError(f"cannot read the weights in {what}: {problem}; give a .safetensors or .npz file") from None
 
 
 def _check_all(own: Mapping[str, ir.Value], found: Mapping[str, str], given: Arrays) -> None:

@@ -18,8 +18,8 @@ from gradgraph.building.option import option_of
 from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli import recipe_command, toml
 from gradgraph.cli.options import SPELLINGS
-from gradgraph.cli.recipe_command import tomllib
 from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
+from gradgraph.files.untrusted.documents import tomllib
 
 RECIPE = """
 [model]

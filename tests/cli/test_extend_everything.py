@@ -22,8 +22,8 @@ from onnx.reference.op_run import OpRun
 import gradgraph as gg
 from gradgraph import extend
 from gradgraph.backends import BACKENDS
-from gradgraph.cli.recipe_command import tomllib
 from gradgraph.errors import ArgumentError, BuildError
+from gradgraph.files.untrusted.documents import tomllib
 from gradgraph.frontend import nn
 from gradgraph.losses import LOSSES
 from gradgraph.metrics import METRICS

@@ -82,7 +82,7 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
             DataError,
             "has rank 2, and adapter_config.json says 3",
         ),
-        ([], DataError, "no table of settings"),
+        ([], DataError, "a list, not a table"),
     ],
 )
 def test_what_cannot_be_loaded(config: Any, error: type[Exception], says: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gradgraph.arguments import FUNCTION, NUMBERS, PATH, WHOLE, Kind, checked
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
@@ -264,10 +265,10 @@ class ImageFolder:
     def _load(self, form: ImageForm, i: int, seed: Sequence[int] | None) -> Array:
         path = self.files[i]
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 image = opened(file, str(path))
-        except OSError as error:
-            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
+        except (UnreadableError, OSError) as error:
+            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
         return array_of(image, form, self.augment, seed, i)
 
 

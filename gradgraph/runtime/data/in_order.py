@@ -6,17 +6,17 @@ import contextlib
 import math
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+from zipfile import ZipFile, ZipInfo
 
 import numpy as np
-from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.arrays import checked_members, explained, load_arrays, npy_header
+from gradgraph.files.untrusted.array_files import array_in, npy_header, opened_npz
+from gradgraph.runtime.data.arrays import explained, load_arrays
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.runtime.data.shards import Shards
@@ -108,8 +108,7 @@ class InOrder:
                 self.others = [name for name in columns_in(table) if name in unread]
             elif self.path.is_file():
                 with explained(self.path):
-                    archive = self._open.enter_context(zipfile.ZipFile(self.path))
-                    members = checked_members(archive, self.path, sys.maxsize)
+                    archive, members = self._open.enter_context(opened_npz(self.path, sys.maxsize))
                     found = {name: self._member(archive, members[name]) for name in wanted if name in members}
                 self.others = [name for name in members if name not in wanted]
             else:
@@ -138,12 +137,12 @@ class InOrder:
             with explained(self.path):
                 yield {name: read(count) for name, read in self._read.items()}
 
-    def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Opened:
+    def _member(self, archive: ZipFile, info: ZipInfo) -> Opened:
         file = self._open.enter_context(archive.open(info))
         shape, is_fortran, dtype = npy_header(file)
         if is_fortran:  # its rows lie nowhere in one piece
             file.seek(0)
-            return _sliced(np.asarray(npy.read_array(file, allow_pickle=False)))
+            return _sliced(array_in(file))
         row = math.prod(shape[1:]) * dtype.itemsize
 
         def read(count: int) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -19,8 +18,10 @@ import numpy as np
 
 from gradgraph.arguments import FUNCTION, NUMBERS, PATH, checked, described, instance
 from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.files.untrusted.array_files import npy_header
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
-from gradgraph.runtime.data.arrays import npy_header
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.images import (
     ABOVE_ZERO,
@@ -200,7 +201,7 @@ class Shards:
         path, sample = self.paths[shard], {}
         places = {self._kinds[m]: m for m in range(self._firsts[i], self._firsts[i + 1])}
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if os.fstat(file.fileno()).st_size != self._bytes[shard]:
                     raise DataError(f"'{shown(path)}' was changed while it was read; begin again")
                 for name, field in fields.items():
@@ -220,8 +221,8 @@ class Shards:
                         sample[name] = array_of(opened(content, where), forms[name], self.augment, seed, i)
                     else:
                         sample[name] = _read(content, field, where)
-        except OSError as error:
-            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
+        except (UnreadableError, OSError) as error:
+            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
         return sample
 
 
@@ -231,7 +232,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
     try:
         if kind == "npy":
             return _array(content)
-        value = json.loads(content)
+        value = json_of(content)
         if field.key is not None:
             value = value[field.key] if isinstance(value, dict) else None
         made = np.asarray(value)

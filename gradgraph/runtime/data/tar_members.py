@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
 BLOCK = 512
 MOST_NAME = 1 << 16  # bytes of a header that holds a long name
@@ -31,15 +32,15 @@ class Member(NamedTuple):
 def members(path: Path) -> Iterator[Member]:
     """The files in a tar file (ustar, GNU or pax; not compressed), in order; raises DataError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield from _members(file, path)
-    except OSError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+    except (UnreadableError, OSError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the path") from None
 
 
 def name_at(path: Path, offset: int) -> str:
     """The short name of the member whose content begins at ``offset``."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset - BLOCK)
         return _short_name(file.read(BLOCK))
 

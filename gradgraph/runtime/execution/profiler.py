@@ -7,7 +7,6 @@ to the weight that it reads.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import shown
+from gradgraph.files.untrusted.documents import json_of
 from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origins
 from gradgraph.step.step import Step
@@ -125,7 +125,7 @@ def _ms(seconds: float) -> str:
 
 def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence[float]) -> Profile:
     """The profile that onnxruntime wrote to ``path``, of ``WARM_UP`` steps and then others, which took ``seconds``."""
-    events = json.loads(path.read_text(encoding="utf-8"))
+    events = json_of(path.read_bytes())
     ends = sorted(e["ts"] + e["dur"] for e in events if e["cat"] == "Session" and e["name"] == "model_run")
     kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_KERNEL)]
     times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(seconds))

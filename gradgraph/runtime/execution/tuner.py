@@ -28,6 +28,8 @@ from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.errors import GradgraphError
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import to_proto
+from gradgraph.files.untrusted.documents import LARGEST, json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of, is_static
 from gradgraph.machine import processes
@@ -186,8 +188,8 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
     if cache is not None:
         check_ours(cache)
     try:
-        found = json.loads(cache.read_text(encoding="utf-8")) if cache is not None else {}
-    except (OSError, ValueError):
+        found = json_of(regular_bytes(cache, LARGEST)) if cache is not None else {}
+    except UnreadableError:
         return {}
     if not isinstance(found, dict):
         return {}

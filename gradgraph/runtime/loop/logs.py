@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,8 @@ from typing import Any
 from gradgraph.arguments import Kind
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.documents import Fields, csv_rows, json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
 
@@ -85,8 +88,8 @@ class Lines:
         self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def _old(self) -> str:
-        with contextlib.suppress(OSError, ValueError):
-            return self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        with contextlib.suppress(ValueError):
+            return regular_bytes(self.path).decode("utf-8")
         return ""
 
     def _kept(self, step: int) -> str:
@@ -109,9 +112,12 @@ class JsonLines(Lines):
 
 def _step_of(line: str) -> int:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return Fields(json_of(line), "it").whole("step")
+    except UnreadableError:
         return 0
+
+
+_STEP = re.compile("[0-9]{1,15}")
 
 
 class Csv(Lines):
@@ -122,15 +128,14 @@ class Csv(Lines):
         self._columns: list[str] = []
 
     def _kept(self, step: int) -> str:
-        reader = csv.DictReader(io.StringIO(self._old()))
-        self._columns = [c for c in reader.fieldnames or [] if c] if step else []
-        rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= step]
-        return self._table(rows)
+        columns, rows = self._rows()
+        self._columns = [c for c in columns if c] if step else []
+        return self._table(row for row in rows if _STEP.fullmatch(row.get("step") or "") and int(row["step"]) <= step)
 
     def write(self, record: Record) -> None:
         new = [name for name in record if name not in self._columns]
         if new:
-            rows = list(csv.DictReader(io.StringIO(self._old())))
+            _, rows = self._rows()
             self._columns += new
             self.close()
             try:
@@ -138,6 +143,13 @@ class Csv(Lines):
             finally:
                 self._open()
         super().write(record)
+
+    def _rows(self) -> tuple[list[str], list[dict[str, str]]]:
+        """The columns and rows that are there; none of a file that is no table."""
+        try:
+            return csv_rows(self._old())
+        except UnreadableError:
+            return [], []
 
     def _table(self, rows: Iterable[Mapping[str, Any]]) -> str:
         if not self._columns:

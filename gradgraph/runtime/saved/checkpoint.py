@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
 from gradgraph.files.atomic import link_atomically, says_why
 from gradgraph.files.digest import Digest
+from gradgraph.files.untrusted.array_files import safetensors_in
+from gradgraph.files.untrusted.regular import reason_of
 from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
@@ -56,21 +57,19 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     path = Path(path)
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        raise CheckpointError(f"cannot read '{shown(path)}' ({error.strerror}); check the path") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read '{shown(path)}' ({reason_of(error)}); check the path") from None
     if not regular:
         raise CheckpointError(f"'{shown(path)}' is not a regular file; give a checkpoint file")
     try:
-        with safetensors.safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            if METADATA_KEY not in metadata:
-                raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
-                                      "training has saved")  # fmt: skip
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        state, metadata = safetensors_in(path)
+        if METADATA_KEY not in metadata:
+            raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
+                                  "training has saved")  # fmt: skip
         record = from_text(metadata[METADATA_KEY])
     except NewerRecordError as error:
         raise CheckpointError(f"'{shown(path)}' {error}; upgrade gradgraph") from None
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+    except ValueError as error:
         raise _damaged(path, error) from None
     try:
         check_values({s.name: s for s in specs}, state)

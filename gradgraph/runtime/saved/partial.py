@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import safetensors
 
 from gradgraph.errors import CheckpointError, listed, shown
+from gradgraph.files.untrusted.array_files import safetensors_in
+from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.passes.normal import load_plain
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, to_array
@@ -124,9 +125,8 @@ def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     if not is_there(path):
         raise CheckpointError(f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx")
     try:
-        with safetensors.safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+        return safetensors_in(path)[0]
+    except UnreadableError as error:
         raise CheckpointError(
-            f"'{shown(path)}' cannot be read ({shown(error)}); give a .safetensors, .ckpt, .npz or .onnx"
+            f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None

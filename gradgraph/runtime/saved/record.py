@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gradgraph.errors import shown
+from gradgraph.files.untrusted.documents import json_of
 from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.step.data_names import NO_NAMES, DataNames
 
@@ -99,7 +100,7 @@ def body_of(progress: Progress) -> str:
 
 
 def to_text(body: str, digest: str) -> str:
-    return json.dumps({**json.loads(body), "digest": digest})
+    return json.dumps({**json_of(body, finite=False), "digest": digest})
 
 
 def from_text(text: str) -> Record:
@@ -110,7 +111,7 @@ def from_text(text: str) -> Record:
         ValueError: a field is missing, unknown, of the wrong type, or contradicts another one.
     """
     try:
-        data = dict(json.loads(text))
+        data = dict(json_of(text, finite=False))
         digest = data.pop("digest", None)
         body = json.dumps(data)
         version = _whole("version", data.pop("version"), 1)

@@ -4,11 +4,53 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, UnknownNameError, listed, shown
+from gradgraph.files.model_metadata import Adapter, adapters_in
 from gradgraph.surgery import adapter_kinds
 from gradgraph.surgery.adapter_kinds.kind import KINDS as KINDS
 from gradgraph.surgery.adapter_kinds.kind import Kind as Kind
+from gradgraph.surgery.operated import numbers_of, value_named
 
 for _file in pkgutil.iter_modules(adapter_kinds.__path__):
     importlib.import_module(f"{adapter_kinds.__name__}.{_file.name}")
 KINDS.order(sorted(KINDS))
+
+
+def adapters_of(work: ir.Model) -> list[Adapter]:
+    """Read the adapters of a model from its metadata, the oldest first.
+
+    Raises:
+        BuildError: there is no such kind.
+    """
+    adapters = adapters_in(work.metadata_props)
+    for adapter in adapters:
+        if adapter.kind not in KINDS:
+            raise BuildError(
+                f"the adapter of '{shown(adapter.module)}' is of the kind '{shown(adapter.kind)}', and known are "
+                f"{listed(KINDS)}"
+            )
+    return adapters
+
+
+def check_stored(work: ir.Model, adapters: Iterable[Adapter]) -> None:
+    """Raise BuildError unless the model stores as many weights of each adapter as its kind has."""
+    for adapter in adapters:
+        missing = [name for name in adapter.weights if not _is_stored(work, name)]
+        if missing or len(adapter.weights) != len(KINDS[adapter.kind].parts):
+            what = f"no weights {listed(missing, 3)}" if missing else f"{len(adapter.weights)} weights"
+            raise BuildError(
+                f"the adapter of '{shown(adapter.module)}' has {what} in the model",
+                remedy="take the model that gg.lora gave",
+                shell="take the model that --lora gave",
+            )
+
+
+def _is_stored(work: ir.Model, name: str) -> bool:
+    try:
+        return numbers_of(value_named(work, name)) is not None
+    except UnknownNameError:
+        return False

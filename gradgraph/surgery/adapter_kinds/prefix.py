@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import adapters_in
 from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.weights.places import module_of
-from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.operated import matched, numbers_of, value_named
@@ -103,7 +104,8 @@ def _length(writer: Writer, keys: ir.Value) -> ir.Value:
 def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adapter]) -> list[Adapter]:
     """Let positions of the text follow those of a prefix that all attentions have, where they can be counted on."""
     adapted = {layer.node for layer in layers}
-    if any(node not in adapted for node, _, _ in _named(work)) or any(a.kind == "prefix" for a in adapters_of(work)):
+    has_prefix = any(a.kind == "prefix" for a in adapters_in(work.metadata_props))
+    if has_prefix or any(node not in adapted for node, _, _ in _named(work)):
         return made
     if not all(map(_counts_inside, adapted)):
         fed = next((v for v in work.graph.inputs if v.name == POSITIONS), None)

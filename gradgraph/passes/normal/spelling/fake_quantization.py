@@ -16,8 +16,9 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import learned_ranges
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import QUANTISED, is_marked_constant, learned_ranges, mark_detached
+from gradgraph.graph.marks import QUANTISED, is_marked_constant, mark_detached
 from gradgraph.graph.nodes import made_by, source_of
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.graph.shapes import constant_of

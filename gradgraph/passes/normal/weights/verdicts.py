@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import learned_ranges
 from gradgraph.graph.constant_nodes import weights_were_nodes
-from gradgraph.graph.marks import is_marked_constant, learned_ranges, mark_constant
+from gradgraph.graph.marks import is_marked_constant, mark_constant
 from gradgraph.graph.shapes import is_single
 from gradgraph.passes.normal.weights.roles import Role, Uses, roles
 

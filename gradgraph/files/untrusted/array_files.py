@@ -1,0 +1,158 @@
+"""Arrays that anybody may have written: members of ``.npz``, ``.npy``, safetensors. Nothing is unpickled, ever.
+
+An ``.npz`` is a zip file, whose headers may lie and whose members may be bombs: names, dtypes and sizes are checked
+before the memory for them is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import math
+import os
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import safetensors
+from numpy.lib import format as npy
+
+from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+
+Array = np.ndarray[Any, Any]
+
+MAX_MEMBERS = 10_000
+_LONGEST_HEADER = 10_000  # bytes, as in NumPy: what it holds is parsed as Python
+# what zip files raise besides BadZipFile: on damage, passwords, methods of compression that are not there
+_ZIP_ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, RuntimeError, NotImplementedError)
+
+
+class NoArchiveError(UnreadableError):
+    """A file that is no zip file."""
+
+
+# --- .npy ---------------------------------------------------------------------------------------------
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape, Fortran order and dtype in the header of a ``.npy``; the file stands behind it then.
+
+    Raises:
+        UnreadableError: it is damaged, of another version, or longer than any header.
+    """
+    magic = file.read(npy.MAGIC_LEN)
+    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(magic)
+    if width is None:
+        raise UnreadableError("it is no .npy of version 1 or 2")
+    length = file.read(width)
+    size = int.from_bytes(length, "little")
+    if size > _LONGEST_HEADER:
+        raise UnreadableError(f"its header is damaged: it has {size:,} bytes")
+    read = npy.read_array_header_1_0 if width == 2 else npy.read_array_header_2_0
+    try:
+        shape, fortran_order, dtype = read(io.BytesIO(length + file.read(size)))
+    except (tokenize.TokenError, SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableError(f"its header is damaged: {reason_of(error)}") from None
+    if any(d < 0 for d in shape):
+        raise UnreadableError("its header is damaged: a negative size")
+    return tuple(shape), fortran_order, dtype
+
+
+# --- .npz ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """An archive, and its members by the names of their arrays.
+
+    Args:
+        most: the bytes that all of them may have.
+
+    Raises:
+        DataError: a member is no array, or they are too large.
+        UnreadableError: it is no regular file, or damaged. (What is read of members later, ``archive_errors`` guards.)
+    """
+    with open_regular(path) as file, archive_errors(), zipfile.ZipFile(file) as archive:
+        yield archive, _checked_members(archive, path, most)
+
+
+@contextlib.contextmanager
+def archive_errors() -> Iterator[None]:
+    """Raise UnreadableError in place of what zip files raise, NoArchiveError where it is none."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise NoArchiveError(reason_of(error)) from None
+    except _ZIP_ERRORS as error:
+        raise UnreadableError(reason_of(error)) from None
+
+
+def array_in(file: IO[bytes]) -> Array:
+    """The array of a member that :func:`opened_npz` has checked."""
+    return np.asarray(npy.read_array(file, allow_pickle=False))
+
+
+def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[str, zipfile.ZipInfo]:
+    infos = archive.infolist()
+    if not infos or len(infos) > MAX_MEMBERS:
+        raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input")
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename.removesuffix(".npy")
+        if name == info.filename:
+            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is no .npy array; save plain arrays")
+        if name in members:
+            raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; give each a name of its own")
+        members[name] = info
+    total = sum(_unpacked_size(archive, info, path) for info in infos)
+    if total > most:
+        raise DataError(
+            f"'{shown(path)}' unpacks to {total:,} bytes, more than the {most:,} that fit; "
+            "save the arrays as .npy files in a folder, where large ones stay"
+        )
+    return members
+
+
+def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
+    """The bytes that a member's array needs by its own header; the zip directory must say the same."""
+    with archive.open(info) as file:
+        shape, _, dtype = npy_header(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise DataError(
+            f"'{shown(info.filename)}' in '{shown(path)}' holds pickled objects, which are never loaded; save "
+            "plain numbers"
+        )
+    size = math.prod(shape) * dtype.itemsize
+    if start + size != info.file_size:
+        raise DataError(
+            f"'{shown(info.filename)}' in '{shown(path)}' says that it needs {size:,} bytes, but "
+            f"{info.file_size - start:,} are stored; "
+            "the file is damaged"
+        )
+    return size
+
+
+# --- safetensors --------------------------------------------------------------------------------------
+
+
+def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
+    """The tensors of a safetensors file by name, and its metadata.
+
+    Raises:
+        UnreadableError: it is no regular file, damaged, or has element types that NumPy has not.
+    """
+    open_regular(path).close()
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no dict
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableError(reason_of(error)) from None

@@ -1,0 +1,252 @@
+"""JSON, TOML and CSV that anybody may have written, and the fields of their tables by kind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from gradgraph.errors import listed, shown
+from gradgraph.files.untrusted.regular import UnreadableError, reason_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+LARGEST = 32 << 20  # bytes of a document: what it becomes takes up to 25 times as many
+LARGEST_NUMBER = 1e18
+LARGEST_COUNT = 1 << 53  # whole numbers up to it are exact in every reader of JSON
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# 32 parts of a TOML key in a row: its reader takes the square of their number, in time
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
+
+
+def json_of(content: str | bytes, finite: bool = True) -> Any:
+    """The value of a JSON document.
+
+    Args:
+        content: text, or UTF-8.
+        finite: refuse NaN and Infinity, which are no JSON, and numbers beyond a float64.
+
+    Raises:
+        UnreadableError: it is no JSON, or larger than LARGEST; it is nested more deeply than Python goes, has numbers
+            of thousands of digits, a key twice, or half a character.
+    """
+    try:
+        text = _decoded(content)
+        constant, number = (_no_constant, _finite) if finite else (None, None)
+        value = json.loads(text, object_pairs_hook=_table, parse_constant=constant, parse_float=number)
+        if _SURROGATE.search(text):
+            _check_characters(value)
+    except UnreadableError:
+        raise
+    except RecursionError:
+        raise UnreadableError("it is nested too deeply") from None
+    except ValueError as error:
+        raise UnreadableError(reason_of(error)) from None
+    return value
+
+
+def toml_of(content: bytes) -> dict[str, Any]:
+    """The tables of a TOML document.
+
+    Raises:
+        UnreadableError: it is no TOML, or larger than LARGEST; it is nested more deeply than Python goes, or has keys
+            of 32 parts.
+    """
+    try:
+        text = _decoded(content)
+        if _LONG_KEY.search(text):
+            raise UnreadableError("a key has too many parts")
+        return tomllib.loads(text)
+    except UnreadableError:
+        raise
+    except RecursionError:
+        raise UnreadableError("it is nested too deeply") from None
+    except ValueError as error:
+        raise UnreadableError(reason_of(error)) from None
+
+
+def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a CSV table with a header, and its rows: cells by column, those that stick out left away.
+
+    Raises:
+        UnreadableError: a line has a zero byte, or a cell of more than 128 KiB.
+    """
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""))
+        columns = next(rows, [])
+        return columns, [dict(zip(columns, row, strict=False)) for row in rows if row]
+    except csv.Error as error:
+        raise UnreadableError(reason_of(error)) from None
+
+
+def _decoded(content: str | bytes) -> str:
+    if len(content) > LARGEST:
+        raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
+    try:
+        return content if isinstance(content, str) else content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableError("it is not UTF-8") from None
+
+
+def _no_constant(name: str) -> float:
+    raise UnreadableError(f"it holds {name}, which is no number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise UnreadableError(f"the number {shown(digits)} is too large")
+    return value
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        most, times = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise UnreadableError(f"it gives '{shown(most)}' {times} times")
+    return table
+
+
+def _check_characters(value: Any) -> None:
+    """Raise UnreadableError for half a pair of surrogates, which no file can hold as text."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text if any("\ud800" <= char <= "\udfff" for char in text):
+                raise UnreadableError("it holds half a character")
+            case list() as values:
+                waiting.extend(values)
+            case dict() as table:
+                waiting.extend((*table, *table.values()))
+
+
+class Fields:
+    """A table of a document, each of its fields read by kind; a message begins with ``what``.
+
+    A field that is left out, or null, is its default; there is none for those that must be given.
+
+    Raises:
+        UnreadableError: ``value`` is no table; or, of each method, a field is missing or of another kind.
+    """
+
+    def __init__(self, value: Any, what: str) -> None:
+        if not isinstance(value, dict):
+            raise UnreadableError(f"{what} is {_kind(value)}, not a table")
+        self.what, self._table = what, value
+
+    def check_keys(self, *known: str) -> None:
+        """Raise UnreadableError for a key that is none of these."""
+        if unknown := [key for key in self._table if key not in known]:
+            raise UnreadableError(f"{self.what} has {listed(unknown, 3)}, which is not known")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return self._checked(key, default, self._given(key, default), str, "text")
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        return self._checked(key, default, self._given(key, default), bool, "true or false")
+
+    def whole(self, key: str, default: int | None = None, least: int = 0, most: int = LARGEST_COUNT) -> int:
+        value = self._given(key, default)
+        if type(value) is float and value.is_integer():  # as writers in other languages have them
+            value = int(value)
+        if type(value) is not int or not least <= value <= most:
+            raise self._no(key, f"a whole number from {least} on")
+        return value
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0 on."""
+        value = self._given(key, None)
+        if not isinstance(value, list) or not all(type(n) is int and 0 <= n <= LARGEST_COUNT for n in value):
+            raise self._no(key, "a list of whole numbers")
+        return tuple(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number whose square, too, is one in float32."""
+        value = self._given(key, default)
+        if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
+            raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")
+        return float(value)
+
+    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """A list of texts."""
+        value = self._given(key, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+            raise self._no(key, "a list of texts")
+        return tuple(value)
+
+    def pairs_of_texts(self, key: str) -> tuple[tuple[str, str], ...]:
+        """A list of pairs of texts."""
+        value = self._given(key, None)
+        if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
+            raise self._no(key, "a list of pairs of texts")
+        return tuple((first, second) for first, second in value)
+
+    def table(self, key: str) -> Fields:
+        """A table, without fields where it is left out."""
+        return Fields(self._given(key, {}), f"'{shown(key)}' of {self.what}")
+
+    def keys(self) -> list[str]:
+        return list(self._table)
+
+    def value(self, key: str) -> Any:
+        """A field of any kind; None where it is left out."""
+        return self._table.get(key)
+
+    def _given(self, key: str, default: T | None) -> Any:
+        value = self._table.get(key)
+        if value is None and default is None:
+            raise UnreadableError(f"{self.what} lacks '{shown(key)}'")
+        return default if value is None else value
+
+    def _checked(self, key: str, default: T | None, value: Any, kind: type[T], words: str) -> T:
+        if not isinstance(value, kind):
+            raise self._no(key, words)
+        return value
+
+    def _no(self, key: str, expected: str) -> UnreadableError:
+        value = self._table.get(key)
+        return UnreadableError(f"'{shown(key)}' of {self.what} is {_brief(value)}, and {expected} is expected")
+
+
+def tables_of(value: Any, what: str) -> Iterator[Fields]:
+    """Each table of a list; raises UnreadableError where it is no list, or holds anything else."""
+    if not isinstance(value, list):
+        raise UnreadableError(f"{what} is {_kind(value)}, not a list")
+    for i, entry in enumerate(value):
+        yield Fields(entry, f"entry {i} of {what}")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
+
+
+def _brief(value: Any) -> str:
+    return shown(json.dumps(value)) if isinstance(value, str | bool | float) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() if value.bit_length() > 64:
+            return f"a number of {value.bit_length()} bits"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return "text"
+        case list():
+            return "a list"
+    return "a table"

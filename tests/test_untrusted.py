@@ -1,0 +1,449 @@
+"""Every door that takes a file ends in a value or in one sentence that names it, soon and in little memory."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+from command_line import arrays, mlp
+from hostile import CONTENTS, PLACES, VALUES, fields_of, replaced
+
+import gradgraph as gg
+from gradgraph.cli.app import run
+from gradgraph.cli.describe import Selection, describe
+from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import read_checkpoint
+from gradgraph.errors import LONGEST_MESSAGE, GradgraphError
+from gradgraph.export.flat import FlatWeights, flat_weights
+from gradgraph.files.models import load_model
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.data.in_order import in_order
+from gradgraph.runtime.saved.checkpoint import load_checkpoint
+from gradgraph.runtime.saved.partial import read_values
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.step import Step
+
+SECONDS, MEMORY = 5, 700_000_000
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Fail where this takes longer than SECONDS (of the processor: the machine may be busy), or waits, or MEMORY."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it does not end")
+
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    former = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+    assert time.process_time() - start < SECONDS
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < MEMORY
+
+
+def sentence(door: Callable[[], object]) -> str:
+    """What the door says as it refuses; empty if it does not."""
+    with bounded():
+        try:
+            door()
+        except GradgraphError as error:
+            said = str(error)
+            assert said.isprintable()
+            assert len(said) <= LONGEST_MESSAGE
+            return said
+    return ""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its step, data, a checkpoint, an adapter and flat weights."""
+    folder = tmp_path_factory.mktemp("whole")
+    onnx.save(mlp(), folder / "model.onnx")
+    np.savez(folder / "train.npz", **arrays(32))
+    step = gg.build(mlp())
+    step.save(folder / "step")
+    Trainer(step, device="cpu").save(folder / "run.ckpt")
+    gg.surgery.save_adapter(gg.lora(mlp(), "first.weight"), folder / "adapter")
+    flat_weights(step).save(folder / "flat.bin")
+    return folder
+
+
+def opened_step(folder: Path, name: str, file: Path) -> Step:
+    """The step with ``file`` as one of its files."""
+    (folder / "step" / name).unlink()
+    file.rename(folder / "step" / name)
+    return Step.load(folder / "step")
+
+
+def given(folder: Path) -> dict[str, Any]:
+    step = Step.load(folder / "step")
+    return {spec.name: spec for spec in (*step.manifest.inputs, *step.manifest.targets)}
+
+
+def beside(folder: Path, file: Path, name: str) -> Path:
+    """``file`` as ``name`` in a folder of its own, with what else lies in the adapter."""
+    (folder / "adapter" / name).unlink()
+    file.rename(folder / "adapter" / name)
+    return folder / "adapter"
+
+
+# the name of a door: the extension of the file, what is opened, given the folder of what is whole, and the file
+Door = tuple[str, Callable[[Path, Path], object]]
+DOORS: dict[str, Door] = {
+    "load_model": (".onnx", lambda f, x: load_model(x)),
+    "build": (".onnx", lambda f, x: gg.build(x)),
+    "vjp": (".onnx", lambda f, x: gg.vjp(x)),
+    "check_gradients": (".onnx", lambda f, x: gg.check_gradients(x)),
+    "distill": (".onnx", lambda f, x: gg.distill(f / "model.onnx", x)),
+    "load_weights of a model": (".onnx", lambda f, x: gg.surgery.load_weights(f / "model.onnx", x)),
+    "load_weights of arrays": (".npz", lambda f, x: gg.surgery.load_weights(f / "model.onnx", x)),
+    "load_weights": (".safetensors", lambda f, x: gg.surgery.load_weights(f / "model.onnx", x)),
+    "merge_adapters": (".safetensors", lambda f, x: gg.surgery.merge_adapters(gg.lora(mlp(), "*"), x)),
+    "load_adapter, settings": (
+        ".json",
+        lambda f, x: gg.surgery.load_adapter(f / "model.onnx", beside(f, x, "adapter_config.json")),
+    ),
+    "load_adapter, weights": (
+        ".safetensors",
+        lambda f, x: gg.surgery.load_adapter(f / "model.onnx", beside(f, x, "adapter_model.safetensors")),
+    ),
+    "read_values": (".safetensors", lambda f, x: read_values(x)),
+    "read_values of arrays": (".npz", lambda f, x: read_values(x)),
+    "load_checkpoint": (".ckpt", lambda f, x: load_checkpoint(x, Step.load(f / "step").manifest.state)),
+    "resume": (".ckpt", lambda f, x: Trainer.resume(f / "step", x)),
+    "load_arrays": (".npz", lambda f, x: load_arrays(x)),
+    "fit": (".npz", lambda f, x: Trainer(f / "step", device="cpu").fit(x, epochs=1)),
+    "fit on a table": (".csv", lambda f, x: Trainer(f / "step", device="cpu").fit(x, epochs=1)),
+    "fit on lines": (".jsonl", lambda f, x: Trainer(f / "step", device="cpu").fit(x, epochs=1)),
+    "in_order": (".npz", lambda f, x: list(in_order(x, given(f)).batches(4))),
+    "shards": (".tar", lambda f, x: Trainer(f / "step", device="cpu").fit(gg.shards(x), epochs=1)),
+    "qat": (".npz", lambda f, x: gg.qat(f / "model.onnx", x)),
+    "FlatWeights, table": (".json", lambda f, x: FlatWeights.load(x.with_suffix(".bin"))),
+    "onnxruntime-training": (".ckpt", lambda f, x: read_checkpoint(x)),
+    **{
+        f"Step.load, {name}": (Path(name).suffix, lambda f, x, name=name: opened_step(f, name, x))
+        for name in ("manifest.json", "train.onnx", "eval.onnx", "init.onnx")
+    },
+}
+
+
+def copied(whole: Path, to: Path) -> Path:
+    """A folder with the files of ``whole``."""
+    for path in [p for p in whole.rglob("*") if p.is_file()]:
+        target = to / path.relative_to(whole)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return to
+
+
+def made(path: Path, content: str) -> Path:
+    if content in PLACES:
+        PLACES[content](path)
+    else:
+        path.write_bytes(CONTENTS[content])
+    return path
+
+
+def opened_by(door: str, whole: Path, folder: Path, content: str) -> str:
+    suffix, use = DOORS[door]
+    copied(whole, folder)
+    (folder / "hostile.bin").write_bytes(bytes(4))  # beside the table of flat weights
+    file = folder / f"hostile{suffix}"
+    return sentence(lambda: use(folder, made(file, content)))
+
+
+def name_in(door: str) -> str:
+    """What the sentence of a door names: a file of a folder by its own name."""
+    return {"Step.load": door.partition(", ")[2], "load_adapter": "adapter"}.get(door.partition(",")[0], "hostile")
+
+
+@pytest.mark.sweep(0.12)
+@pytest.mark.parametrize("content", [*PLACES, *CONTENTS])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_hostile_file_is_refused_in_a_sentence_that_names_it(
+    door: str, content: str, whole: Path, tmp_path: Path
+) -> None:
+    if content == "nothing" and "," in door and "Flat" not in door:
+        pytest.skip("no file to put into the place of another")
+    said = opened_by(door, whole, tmp_path, content)
+    assert said, "it is accepted"
+    assert name_in(door) in said or said.startswith("the table has the columns"), said
+
+
+@pytest.mark.parametrize("content", ["a pipe", "nested lists", "a pickle in a zip", "a header of signs"])
+def test_every_door_refuses_the_worst(content: str, whole: Path, tmp_path: Path) -> None:
+    """A few contents at all doors, whatever the sample of the sweep is."""
+    for i, door in enumerate(DOORS):
+        assert opened_by(door, whole, tmp_path / str(i), content), door
+
+
+# --- documents that are well formed, with hostile values -------------------------------------------------------
+
+
+def with_metadata(model: onnx.ModelProto, key: str, text: str) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    next(p for p in copy.metadata_props if p.key == key).value = text
+    return copy
+
+
+def uses_of_model(model: onnx.ModelProto, folder: Path) -> Iterator[Callable[[], object]]:
+    """All that reads what a model says of itself."""
+    onnx.save(model, folder / "marked.onnx")
+    yield lambda: load_model(folder / "marked.onnx")
+    yield lambda: gg.build(model)
+    yield lambda: gg.surgery.merge_adapters(model)
+    yield lambda: gg.surgery.merge_adapters(model, requantise=True)
+    yield lambda: gg.surgery.save_adapter(model, folder / "saved")
+    yield lambda: gg.surgery.save_adapter(model, folder / "saved.onnx_adapter")
+    yield lambda: gg.surgery.use_adapters(model, {"default": 0.5})
+    yield lambda: gg.surgery.switchable(model)
+    yield lambda: gg.lora(model, "*", name="second")
+    yield lambda: gg.qat(model)
+    yield lambda: gg.distill(model, mlp())
+    yield lambda: gg.surgery.in_float32(model)
+    yield lambda: gg.check_gradients(model)
+    yield lambda: describe(model, Selection())
+
+
+def settings_of(model: onnx.ModelProto, folder: Path) -> dict[str, Any]:
+    gg.surgery.save_adapter(model, folder / "adapter")
+    read: dict[str, Any] = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    return read
+
+
+def loads_adapter(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / "adapter" / "adapter_config.json").write_text(text)
+    yield lambda: gg.surgery.load_adapter(mlp(), folder / "adapter")
+
+
+def loads_step(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / "step" / "manifest.json").write_text(text)
+    yield lambda: Step.load(folder / "step")
+
+
+def loads_table(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / "flat.json").write_text(text)
+    yield lambda: FlatWeights.load(folder / "flat.bin")
+
+
+def loads_checkpoint(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    tensors = safetensors.numpy.load_file(folder / "run.ckpt")
+    safetensors.numpy.save_file(tensors, folder / "run.ckpt", {"gradgraph": text})
+    specs = Step.load(folder / "step").manifest.state
+    yield lambda: load_checkpoint(folder / "run.ckpt", specs)
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    with safetensors.safe_open(folder / "run.ckpt", framework="np") as file:
+        read: dict[str, Any] = json.loads(file.metadata()["gradgraph"])
+        return read
+
+
+def entry_of(model: onnx.ModelProto, key: str) -> Any:
+    return json.loads(next(p.value for p in model.metadata_props if p.key == key))
+
+
+# a document, given the folder of what is whole, and what opens another one in its place
+Document = tuple[Callable[[Path], Any], Callable[[Path, str], Iterator[Callable[[], object]]]]
+MARKED: dict[str, Callable[[], onnx.ModelProto]] = {
+    "gradgraph.adapters": lambda: gg.lora(mlp(), "*"),
+    "gradgraph.teacher": lambda: gg.distill(mlp(), mlp()),
+    "gradgraph.quantised": lambda: gg.qat(mlp(), arrays(32), ranges="learned"),
+}
+DOCUMENTS: dict[str, Document] = {
+    **{
+        key: (
+            lambda f, key=key, make=make: entry_of(make(), key),
+            lambda f, text, key=key, make=make: uses_of_model(with_metadata(make(), key, text), f),
+        )
+        for key, make in MARKED.items()
+    },
+    **{
+        f"settings of {kind}": (lambda f, kind=kind: settings_of(gg.lora(mlp(), "*", kind=kind), f), loads_adapter)
+        for kind in ("lora", "ia3", "bottleneck")
+    },
+    "manifest": (lambda f: json.loads((f / "step" / "manifest.json").read_text()), loads_step),
+    "flat table": (lambda f: json.loads((f / "flat.json").read_text()), loads_table),
+    "record": (record_in, loads_checkpoint),
+}
+PLACE = "the place of the value"
+
+
+@pytest.mark.sweep(0.2)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_hostile_value_is_read_or_refused_in_a_sentence(
+    name: str, value: str, whole: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    document, use = DOCUMENTS[name]
+    folder = copied(whole, tmp_path)
+    right = document(folder)
+    paths = fields_of(right)
+    if not request.config.getoption("whole"):
+        paths = random.Random(0).sample(paths, min(len(paths), 6))
+    for path in paths:
+        text = json.dumps(replaced(right, path, PLACE)).replace(f'"{PLACE}"', VALUES[value])
+        for door in use(folder, text):
+            sentence(door)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_that_is_right_is_read(name: str, whole: Path, tmp_path: Path) -> None:
+    document, use = DOCUMENTS[name]
+    folder = copied(whole, tmp_path)
+    assert next(iter(use(folder, json.dumps(document(folder)))))() is not None
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "a?" * 30 + "a" * 30, ".*" * 20 + "b", "(", "a{99999999999}"])
+@pytest.mark.parametrize("table", ["rank_pattern", "alpha_pattern"])
+def test_patterns_that_take_ages_are_refused(table: str, pattern: str, whole: Path, tmp_path: Path) -> None:
+    folder = copied(whole, tmp_path)
+    settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps({**settings, table: {pattern: 4}}))
+    model = mlp()
+    assert "adapter_config.json" in sentence(lambda: gg.surgery.load_adapter(model, folder / "adapter"))
+
+
+# --- the shell ------------------------------------------------------------------------------------------------
+
+TRAIN = ["train", "model.onnx", "--data", "train.npz", "--epochs", "1"]
+COMMANDS: dict[str, list[str]] = {
+    "inspect": ["inspect", "hostile.onnx"],
+    "build": ["build", "hostile.onnx"],
+    "check": ["check", "hostile.onnx"],
+    "grad": ["grad", "hostile.onnx"],
+    "recipe": ["train", "hostile.toml"],
+    "data": ["train", "model.onnx", "--data", "hostile.npz"],
+    "validation": [*TRAIN, "--validation", "hostile.npz"],
+    "weights": [*TRAIN, "--weights", "hostile.safetensors"],
+    "resume": [*TRAIN, "--checkpoint", "hostile.ckpt", "--resume"],
+    "predict": ["predict", "model.onnx", "--data", "hostile.npz"],
+    "evaluate": ["evaluate", "step", "--data", "train.npz", "--checkpoint", "hostile.ckpt"],
+    "export": ["export", "step", "--weights", "hostile.safetensors"],
+    "export of flat weights": ["export", "step", "--weights", "hostile.bin"],
+    "load": ["surgery", "model.onnx", "--load", "hostile.safetensors"],
+    "load arrays": ["surgery", "model.onnx", "--load", "hostile.npz"],
+    "teacher": ["surgery", "model.onnx", "--teacher", "hostile.onnx"],
+    "qat": ["surgery", "model.onnx", "--qat", "hostile.npz"],
+}
+
+
+@pytest.mark.sweep(0.05)
+@pytest.mark.parametrize("content", [*PLACES, *CONTENTS])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_refuses_a_hostile_file(
+    command: str,
+    content: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copied(whole, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = COMMANDS[command]
+    made(tmp_path / next(Path(w).name for w in words if w.startswith("hostile")), content)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with bounded():
+        code = run(words)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert code in (1, 2), last
+    assert last.startswith("error: ") or code == 2, last
+    assert "hostile" in last and "bug" not in last and last.isprintable(), last
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+# --- readers are in one room -----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+ROOM = "gradgraph/files/untrusted/"
+# calls that read what anybody may have written: the ends of their names
+READERS = {
+    "json.load", "json.loads", "tomllib.load", "tomllib.loads", "pickle.load", "pickle.loads", "marshal.loads",
+    "np.load", "np.fromfile", "np.memmap", "np.genfromtxt", "np.loadtxt", "npy.read_array", "npy.read_magic",
+    "npy.read_array_header_1_0", "ZipFile", "tarfile.open", "gzip.open", "gzip.decompress", "bz2.open", "lzma.open",
+    "zlib.decompress", "zlib.decompressobj", "csv.reader", "csv.DictReader", "safe_open", "load_file", "onnx.load",
+    "onnx.load_model", "onnx.load_from_string", "ModelProto.FromString", "ParseFromString", "ir.load", "Image.open",
+    "literal_eval", "yaml.load", "yaml.safe_load", "read_bytes", "read_text", "os.open",
+}  # fmt: skip
+_FOR_READING = 'open("rb")'
+ELSEWHERE = {
+    ("backends/capability.py", "read_text"): "a table of this package",
+    ("backends/capability.py", "tomllib.loads"): "a table of this package",
+    ("backends/ort_native/library.py", "read_bytes"): "sources of this package",
+    ("export/step_page.py", "read_text"): "parts of this package",
+    ("export/ort_format.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
+    ("export/ort_format.py", "read_text"): "what onnxruntime has just written to a folder of ours",
+    ("surgery/ort_adapters.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
+    ("runtime/execution/profiler.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
+    ("runtime/execution/opened.py", "onnx.load"): "what onnxruntime has just written to a folder of ours",
+    ("runtime/trainer.py", "onnx.load"): "the model that it has just written",
+    ("runtime/loop/sizing.py", "read_text"): "what the kernel says of memory",
+    ("runtime/loop/logs.py", "read_text"): "what the kernel says of memory",
+    ("machine/limits.py", "read_text"): "what the kernel says of memory",
+    ("machine/hardware.py", "read_text"): "what the kernel says of the processor",
+    ("cli/build.py", "json.loads"): "the manifest that it has just written",
+    ("cli/inspect.py", "json.loads"): "the manifest that it has just written",
+    ("cli/app.py", "os.open"): "the null device, in place of a closed stream",
+    ("cli/predictions.py", _FOR_READING): "a file that it has just written",
+    ("cli/run_folder.py", _FOR_READING): "a regular file that the run has read",
+    ("files/atomic.py", "os.open"): "a folder, to have its names written",
+    ("files/external.py", _FOR_READING): "a file that was found to be a regular one as the model was read",
+    ("runtime/data/stored.py", "os.open"): "a file whose header was read from a regular one",
+    ("runtime/saved/lock.py", "os.open"): "a lock of ours, whose content nobody reads",
+    ("arguments.py", "literal_eval"): "words that a user types",
+    ("cli/predictions.py", "ZipFile"): "it is written",
+    ("runtime/data/images.py", "Image.open"): "the one decoder of images, of common formats only",
+    ("step/weight_files.py", "np.memmap"): "plain bytes of a file that is looked at before and after",
+    ("compat/onnxruntime_training/saved/checkpoint_file.py", "np.memmap"): "plain bytes beside a checkpoint",
+    ("compat/onnxruntime_training/saved/checkpoint_file.py", "read_bytes"): "a flatbuffer, which has a reader there",
+}
+
+
+def name_of(function: ast.expr) -> str:
+    """The name of what is called: ``json.loads``; of what is no name, its last words."""
+    match function:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(value, name):
+            return f"{name_of(value)}.{name}"
+    return ""
+
+
+def readers_in(path: Path) -> Iterator[str]:
+    """The readers that a module calls."""
+    text = path.read_text(encoding="utf-8")
+    if not any(r.rpartition(".")[2] in text for r in (*READERS, '"rb"')):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = name_of(node.func)
+            yield from (r for r in READERS if f".{name}".endswith(f".{r}"))
+            if name.endswith("open") and any(isinstance(a, ast.Constant) and a.value == "rb" for a in node.args):
+                yield _FOR_READING
+
+
+def test_what_anybody_may_have_written_is_read_in_one_room() -> None:
+    found = set()
+    for path in sorted(p for top in ("gradgraph", "cli", "export", "frontend") for p in (ROOT / top).rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(ROOM):
+            found |= {(name.removeprefix("gradgraph/"), reader) for reader in readers_in(path)}
+    assert found - ELSEWHERE.keys() == set(), f"read it by a function of {ROOM}, or say here why it need not be"
+    assert ELSEWHERE.keys() - found == set(), "no such call any more"
