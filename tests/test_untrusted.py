@@ -198,7 +198,8 @@ def test_every_door_refuses_the_worst(content: str, whole: Path, tmp_path: Path)
 def with_metadata(model: onnx.ModelProto, key: str, text: str) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    next(p for p in copy.metadata_props if p.key == key).value = text
+    del copy.metadata_props[:]
+    onnx.helper.set_model_props(copy, {**{p.key: p.value for p in model.metadata_props}, key: text})
     return copy
 
 
@@ -255,6 +256,11 @@ def record_in(folder: Path) -> dict[str, Any]:
         return read
 
 
+def named(model: onnx.ModelProto) -> onnx.ModelProto:
+    names = gg.DataNames({"x": list("abcd")}, {"target": list("efg")})
+    return with_metadata(model, *next(iter(names.as_metadata().items())))
+
+
 def entry_of(model: onnx.ModelProto, key: str) -> Any:
     return json.loads(next(p.value for p in model.metadata_props if p.key == key))
 
@@ -264,6 +270,7 @@ Document = tuple[Callable[[Path], Any], Callable[[Path, str], Iterator[Callable[
 MARKED: dict[str, Callable[[], onnx.ModelProto]] = {
     "gradgraph.adapters": lambda: gg.lora(mlp(), "*"),
     "gradgraph.teacher": lambda: gg.distill(mlp(), mlp()),
+    "gradgraph.data": lambda: named(mlp()),
     "gradgraph.quantised": lambda: gg.qat(mlp(), arrays(32), ranges="learned"),
 }
 DOCUMENTS: dict[str, Document] = {

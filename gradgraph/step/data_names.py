@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.files.untrusted.documents import json_of
 
 NAMES_KEY = "gradgraph.data"
 MOST_TEXT = 1 << 24  # characters of JSON
@@ -153,8 +154,8 @@ class DataNames:
         try:
             if len(text) > MOST_TEXT:
                 raise ValueError(f"{len(text):,} characters, more than {MOST_TEXT:,}")
-            return cls.from_data(json.loads(text))
-        except (ValueError, RecursionError) as error:
+            return cls.from_data(json_of(text))
+        except ValueError as error:
             raise ModelError(f"the metadata '{NAMES_KEY}' of the model is damaged ({shown(error)}); "
                              "remove it, or export the model again") from None  # fmt: skip
 

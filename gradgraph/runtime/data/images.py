@@ -14,7 +14,7 @@ import numpy as np
 
 from gradgraph.arguments import FUNCTION, NUMBERS, PATH, WHOLE, Kind, checked
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
@@ -174,11 +174,15 @@ def form_of(
 
 def thumbnail(path: str, side: int = 96) -> bytes:
     """An image file as a small PNG; raises DataError if it cannot be read."""
-    small = opened(Path(path).read_bytes(), path).convert("RGB")
+    try:
+        content = regular_bytes(path)
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
+    small = opened(content, path).convert("RGB")
     small.thumbnail((side, side))
-    content = io.BytesIO()
-    small.save(content, "PNG")
-    return content.getvalue()
+    made = io.BytesIO()
+    small.save(made, "PNG")
+    return made.getvalue()
 
 
 class ImageFolder:
