@@ -36,6 +36,7 @@ COMMANDS = {
     "tune": "Time the forms of a step's operators on this machine, and keep the choice.",
     "native": "Build kernels in C++ for training on this machine's CPU, or say whether they are built.",
     "ops": "List the operators and the state of their gradients.",
+    "reduce": "Shrink a model that shows a fault as far as it still does, for a bug report.",
     "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
     "env": "Show versions and execution providers, for bug reports.",
 }

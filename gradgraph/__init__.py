@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gradgraph.building.step_options import StepOptions
     from gradgraph.errors import GradgraphError
     from gradgraph.passes.autocast import Precision
+    from gradgraph.reduction.reduced import reduce
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.data.shards import shards
@@ -77,6 +78,7 @@ _HOMES = {
     "new_head": "surgery.heads",
     "per_sample_gradients": "transforms",
     "qat": "surgery.quantised_training",
+    "reduce": "reduction.reduced",
     "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
     "vjp": "transforms",
@@ -115,6 +117,7 @@ __all__ = [
     "optim",
     "per_sample_gradients",
     "qat",
+    "reduce",
     "shards",
     "surgery",
     "value_and_grad",

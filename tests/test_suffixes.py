@@ -37,6 +37,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     **{f"gg.{f.__name__}(out)": (lambda path, f=f: f(SCALAR, wrt="x", out=path), (".onnx",))
        for f in (gg.hessian, gg.hvp, gg.jacobian, gg.jvp, gg.value_and_grad, gg.vjp)},
     "gg.per_sample_gradients(out)": (lambda path: gg.per_sample_gradients(SCALAR, wrt="x", out=path), (".onnx",)),
+    "gg.reduce(out)": (lambda path: gg.reduce(SCALAR, shows=lambda model: True, out=path), (".onnx",)),
     "export.save_inference(path)": (lambda path: export.save_inference(STEP, path), (".onnx",)),
     "export.save_inference(path), sizes": (lambda path: export.save_inference(STEP, path, sizes={"N": 2}), (".onnx",)),
     "export.save_weights(path)": (lambda path: export.save_weights(STEP, path), (".safetensors",)),

@@ -1,0 +1,123 @@
+"""The faults that a model can have, each with how it shows.
+
+What a fault says is compared without the names and numbers of the model, as a smaller one has others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import GradgraphError
+from gradgraph.files.models import load_model
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.transforms import vjp
+from gradgraph.verify.check_gradients import check_gradients, rounding
+from gradgraph.verify.feeds import candidates
+from gradgraph.verify.reference import Oracle, in_float64
+
+Fault = Callable[[onnx.ModelProto], str | None]
+
+_MOST_WORDS = 12  # of a message: what follows tells details
+_ROUNDED = 1e4  # roundings by which a result may differ from the reference, in units of its largest entry
+_WIDEST = 0.1  # of the largest entry, whatever the element type
+
+
+def of_build(model: onnx.ModelProto) -> str | None:
+    """The gradients of the model cannot be written."""
+    try:
+        vjp(model)
+    except Exception as error:  # whatever it is: a bug has any class
+        return said(error, model)
+    return None
+
+
+def of_gradient(model: onnx.ModelProto) -> str | None:
+    """A gradient differs from central differences (``gradgraph check``)."""
+    try:
+        report = check_gradients(model)
+    except GradgraphError:
+        return None
+    return None if report.ok else "a gradient is wrong"
+
+
+def of_run(model: onnx.ModelProto) -> str | None:
+    """The model does not run in onnxruntime, or gives other results than the reference implementation."""
+    return _seen_in_onnxruntime(model)
+
+
+def of_gradient_run(model: onnx.ModelProto) -> str | None:
+    """The same of the model's gradients, as ``gradgraph grad --vjp`` writes them."""
+    try:
+        gradient = vjp(model)
+    except Exception:  # that is the fault of building
+        return None
+    assert isinstance(gradient, onnx.ModelProto)
+    return _seen_in_onnxruntime(gradient)
+
+
+LOOKS: dict[str, Fault] = {
+    "build": of_build,
+    "run": of_run,
+    "gradient-run": of_gradient_run,
+    "gradient": of_gradient,
+}  # one for each of ``gradgraph.reduction.kinds.FAULTS``
+
+
+def said(error: Exception, model: onnx.ModelProto) -> str:
+    """The kind of error, and its first words without what is quoted, names of the model, and numbers."""
+    names = {n for node in model.graph.node for n in (node.name, *node.input, *node.output)}
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", " ", str(error))
+    words = (w.strip(".,:;()[]") for w in text.split())
+    kept = [w for w in words if w not in names and re.fullmatch(r"[A-Za-z_][A-Za-z_-]*", w)]
+    return " ".join([f"{type(error).__name__}:", *kept[:_MOST_WORDS]])
+
+
+def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
+    fed = _feeds_and_reference(model)
+    if fed is None:
+        return None
+    feeds, wanted = fed
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        got = session.run(list(wanted), feeds)
+    except Exception as error:  # onnxruntime's own classes, which it does not export
+        return said(error, model)
+    pairs = zip(got, wanted.values(), strict=True)
+    return "onnxruntime computes something else" if any(_differ(a, b) for a, b in pairs) else None
+
+
+def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The first feeds at which the reference implementation gives finite results, and these, in float64."""
+    work = load_model(model)
+    infer_shapes(work)
+    double = Oracle(in_float64(model))
+    for feeds in candidates(work.graph, np.random.default_rng(0)):
+        wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in feeds.items()}
+        try:
+            results = double(wide)
+        except Exception:  # other sizes may do
+            continue
+        arrays = {n: y for n, y in results.items() if isinstance(y, np.ndarray)}
+        if arrays and all(np.isfinite(y).all() for y in arrays.values() if y.dtype.kind == "f"):
+            return feeds, arrays
+    return None
+
+
+def _differ(got: Any, wanted: Any) -> bool:
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    if got.shape != wanted.shape:
+        return True
+    if got.dtype.kind != "f":
+        return bool((got != wanted).any())
+    largest = float(np.abs(wanted).max(initial=0))
+    margin = min(_WIDEST, _ROUNDED * rounding(got.dtype)) * max(1.0, largest)
+    return not bool((np.abs(got.astype(np.float64) - wanted) <= margin).all())

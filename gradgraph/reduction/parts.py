@@ -1,0 +1,141 @@
+"""Parts of a model: some of its nodes, with the values between them and the rest as inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import GradgraphError
+from gradgraph.files.models import load_model, to_proto
+from gradgraph.files.protos import proto_graphs, reads, types_in
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.verify.feeds import candidates
+from gradgraph.verify.reference import Oracle, in_float64
+
+_TRIES = 4  # sizes at which the model may run
+_MOST_KEPT = 64  # elements of an integer tensor that steers: a shape, axes, indices
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Learnt of a model by reading and running it: types of its values, small integer values, and whether it ran."""
+
+    types: Mapping[str, onnx.TypeProto]
+    integers: Mapping[str, np.ndarray]
+    ran: bool
+
+
+Learn = Callable[[onnx.ModelProto], Facts]
+
+
+def learnt(model: onnx.ModelProto, values: str | None) -> Facts:
+    """Types as far as inference tells them, sizes and integers from what ``values_of`` says, if it does."""
+    types = types_in(_typed(model).graph)
+    found: dict[str, Any] = {}
+    with contextlib.suppress(TypeError, ValueError):  # no answer, or words of how the process ended
+        found = json.loads(values or "")
+    for name, (shape, _) in found.items():
+        tensor = types[name].tensor_type if name in types else None
+        if tensor is not None and tensor.elem_type and not tensor.HasField("shape"):
+            types[name] = onnx.helper.make_tensor_type_proto(tensor.elem_type, shape)
+    kept = {n: np.array(v, np.int64).reshape(shape) for n, (shape, v) in found.items() if v is not None}
+    return Facts(types, kept, bool(found))
+
+
+def values_of(model: onnx.ModelProto) -> str | None:
+    """Shapes of all values, and small integers, as the reference implementation computes them: JSON by name."""
+    typed = _typed(model)
+    types = types_in(typed.graph)
+    names = [y for node in model.graph.node for y in node.output if y and types.get(y)]
+    del typed.graph.output[:]
+    typed.graph.output.extend(onnx.helper.make_value_info(n, types[n]) for n in names)
+    rng = np.random.default_rng(0)
+    for feeds in itertools.islice(candidates(load_model(model).graph, rng), _TRIES):
+        wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in feeds.items()}
+        try:
+            results = Oracle(in_float64(typed))(wide)
+        except Exception:  # the reference implementation raises whatever its NumPy code stumbles over
+            continue
+        arrays = {n: y for n, y in results.items() if isinstance(y, np.ndarray)}
+        return json.dumps({n: (y.shape, y.ravel().tolist() if _steers(y) else None) for n, y in arrays.items()})
+    return None
+
+
+def _steers(value: np.ndarray) -> bool:
+    return value.dtype == np.int64 and value.size <= _MOST_KEPT
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with the types that inference tells."""
+    try:
+        work = load_model(model)
+        infer_shapes(work)
+        return to_proto(work)
+    except GradgraphError:
+        own = onnx.ModelProto()
+        own.CopyFrom(model)
+        return own
+
+
+def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.ModelProto | None:
+    """The model of the nodes at these places; ``None`` if there are none, or a value's type is not known.
+
+    What they read and nobody computes becomes an input, or a constant where it steers. The model's outputs stay as far
+    as they are computed; where none is, what nobody reads is returned.
+    """
+    kept = set(kept)
+    small = onnx.ModelProto()
+    small.CopyFrom(model)
+    nodes = [n for i, n in enumerate(model.graph.node) if i in kept]
+    made = {y for n in nodes for y in n.output if y}
+    outputs = [o for o in model.graph.output if o.name in made]
+    if not outputs:
+        read = set().union(*map(reads, nodes))
+        ends = [y for n in nodes for y in n.output if y and y not in read]
+        if any(y not in facts.types for y in ends):
+            return None
+        outputs = [onnx.helper.make_value_info(y, facts.types[y]) for y in ends]
+    if not outputs:
+        return None
+    nodes = _needed(nodes, {o.name for o in outputs})
+    made = {y for n in nodes for y in n.output if y}
+    wanted = set().union(*map(reads, nodes)) - made
+    inside = {y for g in proto_graphs(model) for n in g.node for y in n.output} - {
+        y for n in model.graph.node for y in n.output
+    }
+    inside |= {v.name for g in [*proto_graphs(model)][1:] for v in (*g.input, *g.initializer)}
+    graph = small.graph
+    inputs = [v for v in graph.input if v.name in wanted]
+    weights = [t for t in graph.initializer if t.name in wanted]
+    given = {v.name for v in (*inputs, *weights)}
+    for name in sorted(wanted - given - inside):
+        if name in facts.integers:
+            weights.append(onnx.numpy_helper.from_array(facts.integers[name], name))
+        elif name in facts.types:
+            inputs.append(onnx.helper.make_value_info(name, facts.types[name]))
+        else:
+            return None
+    described = [v for v in graph.value_info if v.name in made]
+    for field, content in (("node", nodes), ("input", inputs), ("initializer", weights), ("output", outputs),
+                           ("value_info", described)):  # fmt: skip
+        copied = [type(c).FromString(c.SerializeToString()) for c in content]
+        graph.ClearField(field)
+        getattr(graph, field).extend(copied)
+    return small
+
+
+def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+    """Nodes that ``wanted`` are computed by; they stand in order."""
+    wanted, needed = set(wanted), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted |= reads(node)
+            needed.append(node)
+    return needed[::-1]
