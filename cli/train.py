@@ -219,6 +219,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     run.check_outputs(model)
     rate = run.lr if is_step else recipe.rate(run.total_steps)
     step = _load_step(ctx, model) if is_step else recipe.build(model, rate)
+    for line in step.taken:
+        output.say(line)
 
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer

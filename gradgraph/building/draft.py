@@ -65,6 +65,7 @@ class Draft:
         bases: files that hold weights of the model.
         data: the names of what the model was trained on.
         trained: the weights that any part trains.
+        taken: what globs take, a line each.
         inputs, outputs: those of the model itself.
         beginning: writes init.onnx.
     """
@@ -79,6 +80,7 @@ class Draft:
     data: DataNames = field(init=False)
     trained: Sequence[str] = field(init=False)
     findings: Sequence[Finding] = field(init=False)
+    taken: Sequence[str] = field(init=False)
     inputs: Sequence[ir.Value] = field(init=False)
     outputs: Sequence[str] = field(init=False)
     manifest: Manifest = field(init=False)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from gradgraph.building.option import called_with
 from gradgraph.building.outputs import make_outputs
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
 from gradgraph.building.step_options import BuildOptions, check_names
+from gradgraph.building.taken import taken
 from gradgraph.building.train_model import write_training
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
@@ -51,6 +53,8 @@ from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of
 from gradgraph.step.step import Step
+
+log = logging.getLogger("gradgraph")
 
 
 @called_with(BuildOptions)
@@ -167,6 +171,9 @@ def weights(draft: Draft) -> Draft:
     draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]
     draft.findings = [*found, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
     log_findings(draft.findings)
+    draft.taken = taken(draft)
+    for line in draft.taken:
+        log.info("%s", line)
     return draft
 
 
@@ -246,6 +253,7 @@ def finished(draft: Draft) -> Step:
     trains = {part.name: proto(part.model) for part in draft.parts}
     init = draft.beginning.model()
     check_against_table(draft.backend, init)
+    halves = {name: proto(half) for name, half in draft.halves.items()}
     return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(write_at(init, draft.opset)),
                 proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
-                separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip
+                taken=tuple(draft.taken), separate=halves)  # fmt: skip

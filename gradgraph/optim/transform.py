@@ -123,6 +123,16 @@ class Groups(Protocol):
         """The number behind the input ``learning_rate``, if there is one."""
         ...
 
+    @property
+    def globs(self) -> Sequence[str]:
+        """The globs of the groups."""
+        ...
+
+    @property
+    def no_decay(self) -> Sequence[str]:
+        """The globs of weights without decay."""
+        ...
+
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
         """The groups of ``params``, which are initializers of ``graph``."""
         ...

@@ -108,6 +108,11 @@ class GroupRules:
     no_decay: tuple[str, ...] = ()
     layer_decay: float | None = None
 
+    @property
+    def globs(self) -> Sequence[str]:
+        """The globs of the groups."""
+        return list(self.rules)
+
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
         """The groups of ``params``, which are initializers of ``graph``.
 

@@ -75,7 +75,7 @@ class Step:
             the model that was built, or files that a step folder refers to.
         findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
             do not follow a weight; of a step that was loaded there are none.
-
+        taken: likewise, the weights that each glob of the build takes, a line each.
         separate: the models ``"gradient"`` and ``"apply"``, which do together what ``train`` does, if there are any.
 
     Attributes:
@@ -92,6 +92,7 @@ class Step:
     folder: Path | None = field(default=None, kw_only=True)
     bases: Mapping[str, Base] = field(default_factory=dict, kw_only=True, repr=False)
     findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
+    taken: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
     separate: Mapping[str, onnx.ModelProto] = field(default_factory=dict, kw_only=True)
     trains: Mapping[str, onnx.ModelProto] = field(init=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
@@ -340,4 +341,4 @@ class Step:
             UnknownNameError: the step has no such dimension.
         """
         self.manifest.check_sizes(sizes)
-        return summary(self.manifest, self.trains, self.eval, self.nodes, sizes)
+        return summary(self.manifest, self.trains, self.eval, self.nodes, sizes, self.taken)

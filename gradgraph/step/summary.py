@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ def summary(
     eval_: onnx.ModelProto,
     nodes: Mapping[str, int],
     sizes: Mapping[str, int] | None = None,
+    taken: Sequence[str] = (),
 ) -> str:
     """A few lines for people: what is trained, what is frozen, how large the state is, what goes in, its modules."""
     kinds: dict[str, list[StateSpec]] = {}
@@ -34,6 +35,7 @@ def summary(
     rows = [
         ("trainable", f"{_count(trainable)} in {len(trainable)} tensors"),
         ("frozen", f"{sum(_elements(t.dims) for t in frozen):,} in {len(m.frozen)} tensors"),
+        *(("taken" if line is taken[0] else " ", line) for line in taken),
         *((f"{k} state", f"{_count(v)} in {len(v)} tensors") for k, v in kinds.items() if k != "parameter"),
         ("state", f"{len(m.state)} tensors, {readable_bytes(state_bytes)}"),
         ("inputs", ", ".join(map(str, m.inputs)) or "none"),

@@ -1,0 +1,49 @@
+"""The weights that globs take, a line each: ``train 'head.*' takes 4 tensors, 1,234 numbers: 'head.weight', …``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from gradgraph.arguments import as_names, matching
+from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.select import running_statistics
+from gradgraph.building.draft import Draft, Part
+from gradgraph.errors import listed, shown
+from gradgraph.graph.marks import is_marked_constant
+
+_NAMED = 6  # weights
+
+
+def taken(draft: Draft) -> list[str]:
+    """What the globs of each part take, among its weights; a name in full, and ``*``, need no telling."""
+    return [line for part in draft.parts for line in _of_part(part)]
+
+
+def _of_part(part: Part) -> Iterator[str]:
+    graph, own, groups = part.model.graph, part.options, part.optimizer.groups
+    statistics = running_statistics(graph)
+    weights = {
+        n: v for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and v not in statistics
+    }
+    trained = {n: weights[n] for n in part.trained if n in weights}
+    of = f" of '{part.name}'" if part.name else ""
+    yield from _lines(f"train{of}", as_names(own.train), weights)
+    yield from _lines(f"freeze{of}", as_names(own.freeze), weights)
+    if groups is not None:
+        yield from _lines(f"groups{of}", groups.globs, trained)
+        yield from _lines(f"no_decay{of}", groups.no_decay, trained)
+
+
+def _lines(what: str, patterns: Iterable[str], weights: Mapping[str, ir.Value]) -> Iterator[str]:
+    for pattern in patterns:
+        found = matching(pattern, list(weights))
+        if pattern != "*" and found and found != [pattern]:
+            size = sum(_size(weights[name]) for name in found)
+            count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
+            yield f"{what} '{shown(pattern)}' takes {count}, {size:,} numbers: {listed(found, _NAMED)}"
+
+
+def _size(value: ir.Value) -> int:
+    return 0 if value.const_value is None else int(value.const_value.size)
