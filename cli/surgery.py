@@ -94,7 +94,7 @@ def _changed(change: Change, arguments: Sequence[Any], given: Mapping[str, Any],
 
 def _say_where(model: Any, name: str) -> None:
     """Say which layers the adapters of this name lie on."""
-    from gradgraph.surgery.adapter_kinds.adapter import adapters_of
+    from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 
     layers = [adapter.module for adapter in adapters_of(model) if adapter.name == name]
     output.say(f"adapters at {len(layers)} layer{'' if len(layers) == 1 else 's'}: {listed(layers)}")
