@@ -91,9 +91,11 @@ _WORDS = (  # facts as they are said behind "with"
     (r"open inside", r"open sizes beside that of the first axis"),
     (r"channels in threes", r"6, 9, 15 or so channels"),
     (r"filters in fours", r"4, 8, 12 or so filters"),
+    (r"depthwise", r"one filter for each channel"),
     (r"size 0", r"an input without elements"),
     (r"broadcasts", r"inputs of different shapes"),
     (r"captures", r"bodies that read values from outside"),
+    (r"outputs alike", r"a constant that is another output, too"),
     (r"output (\d+)", r"output \1 read"),
 )
 

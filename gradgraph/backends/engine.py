@@ -58,17 +58,33 @@ def for_machine(
     return ir.to_proto(lowered(opened(model, dims or {}), backend, choose))
 
 
-def write_for(model: ir.Model, backend: Backend) -> ir.Model:
+def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = False) -> ir.Model:
     """Write the named operators of ``model`` as ``backend`` has them, in place; see what its table says of the result.
+
+    Args:
+        file: of a step; messages name it.
+        spare: training goes on without this file, so it may be one that the runtime refuses; that is told.
 
     Raises:
         BuildError: by its table, the runtime would refuse a node, or compute it wrong.
     """
     if backend.keeps_functions:
         if backend.table is not None:
-            check_against_table(backend, lowered(model.clone(), backend))
+            check_against_table(backend, lowered(model.clone(), backend), file, spare)
         return write_functions(model)
-    check_against_table(backend, lowered(model, backend))
+    check_against_table(backend, lowered(model, backend), file, spare)
+    return model
+
+
+def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
+    """Write init.onnx, which has no named operators, as ``backend`` takes it, in place.
+
+    Raises:
+        BuildError: by its table, the runtime would refuse a node, or compute it wrong.
+    """
+    if not backend.keeps_functions:
+        run(backend.lowering.last, model)
+    check_against_table(backend, model, "init.onnx")
     return model
 
 
@@ -88,10 +104,10 @@ def opset_for(backend: Backend, asked: int | None) -> int:
     return asked
 
 
-def check_against_table(backend: Backend, model: ir.Model) -> None:
+def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare: bool = False) -> None:
     """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
 
-    Without a table, nothing is refused.
+    Without a table, nothing is refused. For ``file`` and ``spare`` see :func:`write_for`.
 
     Raises:
         BuildError: with a finding for each node that would be refused or wrong.
@@ -103,20 +119,29 @@ def check_against_table(backend: Backend, model: ir.Model) -> None:
     found = list(verdicts(known, backend))
     if not found:
         return
+    of = f" of {file}" if file else ""
     if backend.for_all:
         bad = [(node, v) for node, v in found if v.fails]
         if bad:
-            log.warning("not every runtime takes this, or right: %s (%s)", _counted(bad), bad[0][1].reason)
+            log.warning("not every runtime takes this%s, or right: %s (%s)", of, _counted(bad), bad[0][1].reason)
         return
-    cannot = f"cannot run in {table.title}"
-    if fatal := [Finding(checks.describe(n), f"{cannot}: {v.reason}") for n, v in found if v.fails]:
-        more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
-        raise BuildError(f"{fatal[0].problem}{more}", fatal, remedy=_REMEDY, shell=_SHELL_REMEDY)
+    if fatal := [(node, v) for node, v in found if v.fails]:
+        _refuse(fatal, f"cannot run in {table.title}", file, spare)
     count = sum(1 for _ in nodes_of(model))
     if away := [(node, v) for node, v in found if v.kind == "falls back"]:
-        log.warning("%s does not take %d of %d nodes: %s", backend.name, len(away), count, _counted(away))
+        log.warning("%s does not take %d of %d nodes%s: %s", backend.name, len(away), count, of, _counted(away))
     if new := [(node, v) for node, v in found if v.kind == "untried"]:
-        log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), count, table.title, _counted(new))
+        log.warning("nobody has tried %d of %d nodes%s in %s: %s", len(new), count, of, table.title, _counted(new))
+
+
+def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, spare: bool) -> None:
+    """Raise BuildError for these nodes of ``file``; where it is spare and refused, and not wrong, say so instead."""
+    where = f"{file}: " if file else ""
+    findings = [Finding(where + checks.describe(node), f"{cannot}: {v.reason}") for node, v in fatal]
+    more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
+    if not spare or any(v.kind == "wrong" for _, v in fatal):
+        raise BuildError(f"{findings[0].problem}{more}", findings, remedy=_REMEDY, shell=_SHELL_REMEDY)
+    log.warning("%s%s; the other files can: train there, and run %s elsewhere", findings[0].problem, more, file)
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:

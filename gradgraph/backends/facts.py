@@ -19,10 +19,12 @@ A fact is one of these, where *i* counts from 0:
 ``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
 ``channels in threes``  a Conv over 6, 9, 15, … of them: more than 3, a multiple of 3 and not of 4
 ``filters in fours``    a Conv with 4, 8, 12, … of them
+``depthwise``           a Conv or ConvTranspose with one filter for each of several channels
 ``size 0``              an input that is no constant has no elements
 ``broadcasts``          inputs of different shapes
 ``output 1``            an output beside the first that is read
 ``captures``            bodies that read values from outside
+``outputs alike``       an Identity of a constant that is another output of the graph, too
 ======================  =========================================================================================
 """
 
@@ -56,7 +58,8 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 def facts_of(node: ir.Node) -> Facts:
     """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
     read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
-    return frozenset((*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *_channel_facts(node), *read))
+    more = (*_channel_facts(node), *(("outputs alike",) if is_output_twice(node) else ()))
+    return frozenset((*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *more, *read))
 
 
 def type_name(dtype: ir.DataType) -> str:
@@ -172,10 +175,42 @@ def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
 
 def _channel_facts(node: ir.Node) -> Iterator[str]:
     """Tell which numbers of channels a Conv has: kernels that read several at once may stumble over the rest."""
-    if node.op_type != "Conv" or node.inputs[1] is None:
+    if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
         return
     filters, channels = (shape_of(node.inputs[1]) or (None, None))[:2]
+    if channels == 1 and filters != 1 and filters == attributes(node).get("group"):
+        yield "depthwise"
+    if node.op_type == "ConvTranspose":
+        return
     if isinstance(channels, int) and channels > 3 and channels % 3 == 0 and channels % 4:
         yield "channels in threes"
     if isinstance(filters, int) and filters % 4 == 0:
         yield "filters in fours"
+
+
+def is_output_twice(node: ir.Node) -> bool:
+    """Is it an Identity, maybe of others, of a constant that two outputs of the graph are copies of?"""
+    if node.op_type != "Identity" or node.domain or not node.outputs[0].is_graph_output():
+        return False
+    source = copied(node.inputs[0])
+    if source is None or not _is_constant(source):
+        return False
+    waiting, found = [source], 0
+    while waiting:
+        value = waiting.pop()
+        found += value.is_graph_output()
+        waiting += [user.outputs[0] for user in value.consumers() if user.op_type == "Identity" and not user.domain]
+    return found > 1
+
+
+def copied(value: ir.Value | None) -> ir.Value | None:
+    """What ``value`` is, behind Identities."""
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Is it an initializer that nothing feeds, or what a Constant gives?"""
+    node = value.producer()
+    return value.is_initializer() and not value.is_graph_input() if node is None else node.op_type == "Constant"

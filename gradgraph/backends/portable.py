@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend
+from gradgraph.backends.backend import Backend, Lowering
 
-PORTABLE = Backend(name="portable", about="standard nodes only, for runtimes without functions", for_all=True)
+
+def _lowering() -> Lowering:
+    from gradgraph.backends.shared_rewrites import PART_OUTPUTS
+
+    return Lowering(last=(PART_OUTPUTS,))
+
+
+PORTABLE = Backend(
+    name="portable", about="standard nodes only, for runtimes without functions", load=_lowering, for_all=True
+)

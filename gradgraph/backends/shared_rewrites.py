@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.facts import copied, is_output_twice
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import small_constant
-from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -174,8 +175,33 @@ def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
 
 
+# --- outputs --------------------------------------------------------------------------------------------------
+
+
+def part_outputs(model: ir.Model) -> None:
+    """Let no two outputs be Identities of one constant, in place: a small one is copied, of a large one it is a Cast.
+
+    OpenVINO drops an Identity, and of two outputs that then are one constant, it loses the name of one.
+    """
+    op = Builder(names_of(model))
+    for node in model.graph:
+        if not is_output_twice(node):
+            continue
+        constant = small_constant(copied(node.inputs[0]))
+        if constant is None:
+            node.op_type = "Cast"
+            node.attributes["to"] = ir.AttrInt64("to", int(node.outputs[0].dtype or ir.DataType.FLOAT))
+        else:
+            name = op.fresh(f"{node.outputs[0].name}.first")
+            own = ir.Value(name=name, type=node.outputs[0].type, shape=ir.Shape(constant.shape))
+            own.const_value = ir.Tensor(constant, name=name)
+            model.graph.register_initializer(own)
+            node.replace_input_with(0, own)
+
+
 NARROW_NUMBERS = Rewrite(
     narrow_numbers, "scalars of optimizers in float32: some runtimes have no float64, or narrow it"
 )
 TURN_SCANS = Rewrite(turn_scans, "what runs over time runs forward: some runtimes know no other direction")
 CLOSE_SCANS = Rewrite(close_scans, "bodies read nothing from outside: some runtimes refuse that")
+PART_OUTPUTS = Rewrite(part_outputs, "outputs that begin as one constant have nodes of their own")

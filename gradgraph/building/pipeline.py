@@ -18,7 +18,7 @@ from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
-from gradgraph.backends.engine import check_against_table, write_for
+from gradgraph.backends.engine import write_for, write_init_for
 from gradgraph.building.draft import Draft
 from gradgraph.building.eval_model import eval_graph
 from gradgraph.building.named_steps import (
@@ -51,10 +51,11 @@ from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
-from gradgraph.step.manifest import Manifest, alone_in, spec_of
+from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
+EVAL = "eval.onnx"
 
 
 @called_with(BuildOptions)
@@ -222,10 +223,12 @@ def manifest(draft: Draft) -> Draft:
 
 def for_backend(draft: Draft) -> Draft:
     """Write all graphs as the backend takes them, at the opset that is asked for."""
-    for graph in (*(part.model for part in draft.parts), draft.model, *draft.halves.values()):
+    graphs = {train_file(part.name): part.model for part in draft.parts} | {EVAL: draft.model}
+    graphs |= {f"{name}.onnx": half for name, half in draft.halves.items()}
+    for file, graph in graphs.items():
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
-        keep_memory_apart(write_at(write_for(graph, draft.backend), draft.opset))
+        keep_memory_apart(write_at(write_for(graph, draft.backend, file, spare=file == EVAL), draft.opset))
     return draft
 
 
@@ -251,8 +254,7 @@ def finished(draft: Draft) -> Step:
         return to_proto_beside(model, draft.bases) if draft.bases else to_proto(model)
 
     trains = {part.name: proto(part.model) for part in draft.parts}
-    init = draft.beginning.model()
-    check_against_table(draft.backend, init)
+    init = write_init_for(draft.beginning.model(), draft.backend)
     halves = {name: proto(half) for name, half in draft.halves.items()}
     return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(write_at(init, draft.opset)),
                 proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from running import run
 from runtimes.four_networks import NETWORKS
+from runtimes.trained_options import CASES
 
 import gradgraph as gg
 import gradgraph.rules.families
@@ -42,6 +44,46 @@ def test_networks(backend: str, network: str, sizes: str) -> None:
     functions = [f for f in bad if f.node == "the model"]
     assert bad == functions
     assert not functions or BACKENDS[backend].keeps_functions
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", STRICT)
+def test_options(backend: str, case: str) -> None:
+    """Refusals name the file; for the sake of eval.onnx alone nothing is refused that only cannot be evaluated."""
+    try:
+        step = CASES[case].step(backend)
+    except BuildError as error:
+        assert said_by(error, backend)
+        assert all(".onnx: node '" in f.subject for f in error.findings)
+        return
+    bad = [f for f in gg.check_backend(step, backend).findings if f.verdict in ("refused", "wrong")]
+    left = [f for f in bad if f.node != "the model" and (f.file, f.verdict) != ("eval.onnx", "refused")]
+    assert not left
+
+
+@pytest.mark.parametrize("backend", ["openvino", "portable"])
+@pytest.mark.parametrize("case", ["ema", "schedule_free", "lookahead"])
+def test_no_two_outputs_are_one_constant(case: str, backend: str) -> None:
+    """OpenVINO, for one, loses one of them."""
+    step, plain = CASES[case].step(backend), CASES[case].step("auto")
+    assert alike(plain)
+    assert not alike(step)
+    given, expected = run(step.init), run(plain.init)
+    assert given.keys() == expected.keys()
+    assert all(np.array_equal(given[name], value) for name, value in expected.items())
+
+
+def alike(step: Step) -> list[str]:
+    findings = gg.check_backend(step, "openvino").findings
+    return [f.reason for f in findings if f.file == "init.onnx" and "another output" in f.reason]
+
+
+def test_a_model_that_draws_when_it_is_evaluated_trains(caplog: pytest.LogCaptureFixture) -> None:
+    """In a runtime that draws nothing: training there needs no eval.onnx."""
+    step = CASES["drawn"].step("tract")
+    assert "eval.onnx: node 'RandomNormalLike' (RandomNormalLike) cannot run in tract" in caplog.text
+    assert {f.file for f in gg.check_backend(step, "tract").findings if f.verdict == "refused"} == {"eval.onnx"}
 
 
 @pytest.mark.sweep(0.3)

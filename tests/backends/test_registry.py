@@ -145,7 +145,9 @@ def test_a_step_for_core_ml_says_what_it_leaves_to_the_cpu(caplog: pytest.LogCap
     said = [m for m in caplog.messages if m.startswith("coreml does not take ")]
     model = ir.from_proto(step.train)
     found = list(verdicts(model, BACKENDS["coreml"]))
-    assert said[0].startswith(f"coreml does not take {len(found)} of {len(step.train.graph.node)} nodes: ")
+    assert said[0].startswith(
+        f"coreml does not take {len(found)} of {len(step.train.graph.node)} nodes of train.onnx: "
+    )
     assert not {"Gemm", "Neg"} & {node.op_type for node in model.graph}
     given = feeds(auto.train)
     for a, b in zip(run(auto.train, given).values(), run(step.train, given).values(), strict=True):

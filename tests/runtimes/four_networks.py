@@ -106,8 +106,10 @@ class Network:
         shape: Shape = (BATCH if fixed else "batch", *self.size)
         return export(self.made(), {"x": Input(shape, "int64") if self.reads_words else shape}, outputs=["logits"])
 
-    def step(self, backend: str, fixed: bool) -> Step:
-        return gg.build(self.model(fixed), "cross_entropy", self.optimizer(), seed=7, backend=backend)
+    def step(self, backend: str, fixed: bool, **options: Any) -> Step:
+        """Built for a backend, with further ``options`` of ``gg.build``."""
+        given = {"optimizer": self.optimizer(), "seed": 7, **options}
+        return gg.build(self.model(fixed), "cross_entropy", backend=backend, **given)
 
     def batches(self, fixed: bool) -> list[Batch]:
         """Twenty of them that can be learned; of open sizes, some are smaller than others."""

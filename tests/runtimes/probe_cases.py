@@ -43,6 +43,7 @@ _COUNTING = {"ConstantOfShape", "HannWindow", "Loop"}  # whose first input says 
 _LOGIC = (case(boolean(2, 3), boolean(3)), case(boolean(2, 3), boolean(2, 3)))
 _COMPARED = (case(integers(0, 3, 2, 3), integers(0, 3, 3)), case(real(2, 3), real(2, 3)), case(real(2, 1), real(3)))
 _BYTES = np.arange(3, 15, dtype=np.uint8).reshape(3, 4)
+_PLAIN = (case(real(2, 3)), case(real()), case(real(0, 3)))
 _BITS = (case(integers(1, 90, 2, 3), integers(1, 90, 3)),)
 _BEST = (
     case(real(2, 3), axis=1),
@@ -84,7 +85,9 @@ FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules wit
     **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), _COMPARED),
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor"), _BITS),
     **dict.fromkeys(("ArgMax", "ArgMin"), _BEST),
-    **dict.fromkeys(("Floor", "Ceil", "Sign", "Identity"), (case(real(2, 3)), case(real()), case(real(0, 3)))),
+    **dict.fromkeys(("Floor", "Ceil", "Sign"), _PLAIN),
+    "Identity": (case(real(2), real(2), outputs=3, graph="y0 = Add(x0, x1) y1 = Identity(x1) y2 = Identity(x1)"),
+                 *_PLAIN),
     "Round": (case([0.5, 1.5, -0.5, 2.4, -2.6]),),
     "Not": (case(boolean(2, 3)),),
     "BitwiseNot": (case(integers(1, 90, 2, 3)),),
@@ -108,7 +111,9 @@ FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules wit
     "RandomUniformLike": (case(real(2, 3)),),
     "Bernoulli": (case(positive(2, 3)),),
     "Scan": _SCANS,
-    "Conv": tuple(case(real(2, c, 7, 7), real(f, c, 3, 3)) for c, f in ((3, 4), (6, 5), (6, 4), (9, 8), (12, 8))),
+    "Conv": (*(case(real(2, c, 7, 7), real(f, c, 3, 3)) for c, f in ((3, 4), (6, 5), (6, 4), (9, 8), (12, 8))),
+             case(real(2, 4, 5, 5), real(4, 1, 3, 3), group=4)),
+    "ConvTranspose": (case(real(2, 4, 5, 5), real(4, 2, 3, 3)), case(real(2, 4, 5, 5), real(4, 1, 3, 3), group=4)),
     "Squeeze": (case(real(2, 1, 3, 4), [1]), case(real(1, 3, 2), [0])),
     "Cast": (case(real(2, 3), to=6), case(integers(0, 3, 2, 3), to=1)),
     "CastLike": (case(real(2, 3), integers(0, 3, 1)), case(integers(0, 3, 2, 3), real(1)), case(1.5, real(2, 3))),
@@ -179,7 +184,11 @@ def trials(amount: Amount, operators: Sequence[str] = (), judge: str = "onnxrunt
 
 
 def typed_trials(amount: Amount, tried: Iterable[tuple[Trial, bool]], judge: str = "onnxruntime") -> Iterator[Trial]:
-    """The first model of each operator that was right with other types, best one of two inputs; any if none was."""
+    """The first model of each operator that was right with other types, best one of two inputs; any if none was.
+
+    All others that were right are tried in other floats.
+    """
+    tried = list(tried)
     plain: dict[str, tuple[tuple[bool, bool], Trial]] = {}
     for trial, right in tried:
         kinds = [n.op_type for n in trial.model.graph.node]
@@ -191,6 +200,21 @@ def typed_trials(amount: Amount, tried: Iterable[tuple[Trial, bool]], judge: str
         for made in _typed(op_type, trial.model, trial.feeds, amount):
             if (finished := _finished(op_type, *made, judge)) is not None:
                 yield finished
+    for trial in [t for t, right in tried if right and t.label.isdigit() and t is not plain.get(t.operator, (0, t))[1]]:
+        for made in _narrowed(trial, amount):
+            if (finished := _finished(trial.operator, *made, judge)) is not None:
+                yield finished
+
+
+def _narrowed(trial: Trial, amount: Amount) -> Iterator[Made]:
+    """A model that is right in float32 in other floats: kernels may take a type only with some attributes or inputs."""
+    known = signature(trial.operator, OPSET)
+    node = next(n for n in trial.model.graph.node if n.op_type == trial.operator)
+    assert known is not None
+    variables = list(dict.fromkeys(v for i in range(len(node.input)) if (v := known.formal(i, False).variable)))
+    for name in [t for t in amount.types if t in ("float16", "float64")]:
+        if (made := _all_retyped(trial.model, trial.feeds, node, known, variables, name)) is not None:
+            yield *made, f"{trial.label} {name}", 0
 
 
 def _cases(operators: Sequence[str]) -> Iterator[tuple[str, Sequence[Case]]]:

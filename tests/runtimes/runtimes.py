@@ -101,8 +101,8 @@ def cases_of(name: str) -> list[tuple[str, str]]:
     return [(network, sizes) for network in NETWORKS for sizes in RUNTIMES[name].sizes]
 
 
-def losses_in(name: str, step: Step, batches: Sequence[Tensors]) -> list[float]:
-    """The loss of each step in that runtime, which runs in a process of its own.
+def losses_in(name: str, step: Step, batches: Sequence[Tensors], evaluate: bool = False) -> list[float]:
+    """The loss of each step in that runtime, which runs in a process of its own; ``evaluate`` gives that of eval.onnx.
 
     Raises:
         RefusedError: with the last line of what it wrote.
@@ -112,6 +112,7 @@ def losses_in(name: str, step: Step, batches: Sequence[Tensors]) -> list[float]:
         step.save(Path(folder, "step"))
         write_batches(Path(folder, "batches.npz"), batches)
         command = [str(runtime.python), str(HERE / f"in_{name}.py"), str(Path(folder, "step")), f"{folder}/batches.npz"]
+        command += [] if evaluate else ["--no-evaluation"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
         except subprocess.TimeoutExpired:
