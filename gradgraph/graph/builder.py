@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph import shapes
+from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import mark_constant
 from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shapes import OPSET, Shape
@@ -65,9 +66,7 @@ class Var:
         """The number of dimensions; None if it is unknown."""
         shape = self.shape
         if shape is None:
-            raise ModelError(
-                f"the rank of '{self.value.name}' is unknown; give the model's inputs shapes, or run shape inference"
-            )
+            raise _open_rank(self.value)
         return len(shape)
 
     def dim(self, axis: int) -> shapes.Dim:
@@ -444,6 +443,17 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 
 
 # --- constants ---
+
+
+def _open_rank(value: ir.Value) -> ModelError:
+    """Name what the rank of ``value`` depends on: an input without a shape, or a node that decides it at run time."""
+    source = shapes.source_of_open_rank(value)
+    node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
+    if node is None:
+        return ModelError(f"{what}, as it has no shape in the file; give it one")
+    return ModelError(
+        f"{what}, as {describe(node)} decides it at run time; if it is always the same, say so in the file's value_info"
+    )
 
 
 def _too_large(value: Any) -> ModelError:

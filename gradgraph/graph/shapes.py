@@ -68,6 +68,22 @@ def ask_again(values: Iterable[ir.Value]) -> None:
             value.meta.pop(_ASKED, None)
 
 
+def source_of_open_rank(value: ir.Value) -> ir.Value:
+    """The first value of unknown rank on the way on which ``value``, whose rank is unknown, is computed."""
+    before: ir.Value | None = value
+    while before is not None:
+        value, node = before, before.producer()
+        read = [_measured(v) for v in node.inputs if v is not None] if node is not None else []
+        before = next((v for v in read if shape_of(v) is None), None)
+    return value
+
+
+def _measured(value: ir.Value) -> ir.Value:
+    """What ``value`` is the shape of, if it is one; else itself."""
+    node = value.producer()
+    return node.inputs[0] or value if node is not None and node.op_type == "Shape" else value
+
+
 def as_dims(shape: ir.Shape) -> Shape:
     return tuple([d if isinstance(d, int) else d.value for d in shape])
 

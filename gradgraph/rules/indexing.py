@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.rules.placement import FIRST, LAST, add_slices, as_int64, positions, put, scattered, sizes_of
+from gradgraph.rules.placement import FIRST, LAST, add_slices, as_block, as_int64, positions, put, scattered, sizes_of
 from gradgraph.rules.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 from gradgraph.rules.shape import flat, reshaped
@@ -64,16 +64,18 @@ def slice_(
         back = [a for a, s in zip(along, stride, strict=True) if s < 0]
         dx = op.Slice(dx, [-1] * len(back), [FIRST] * len(back), back, [-1] * len(back))
     for axis, step in zip(along, stride, strict=True):
-        dx = dx if abs(step) == 1 else spread(op, dx, axis, abs(int(step)), x.rank)
+        dx = dx if abs(step) == 1 else spread(op, dx, axis, abs(int(step)), None if x.shape is None else x.rank)
     size, taken = sizes_of(op, x, along), sizes_of(op, y, along)
     low = _lowest(op, size, taken, starts, stride)
     return (_placed(op, dx, low, size, taken, along, stride),)
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """The axes that are sliced, not negative; None if they are known at run time only."""
+    """The axes that are sliced, not negative; None if these numbers are known at run time only."""
     if axes is not None:
-        return None if axes.const is None else [int(a) % x.rank for a in axes.const]
+        if axes.const is None or (x.shape is None and (axes.const < 0).any()):
+            return None
+        return [int(a) if a >= 0 else int(a) % x.rank for a in axes.const]
     count = starts.dim(0)
     return list(range(count)) if isinstance(count, int) else None
 
@@ -114,7 +116,7 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
     return op.Pad(dx, pads, None, along)
 
 
-def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
+def spread(op: Builder, x: Var, axis: int, step: int, rank: int | None) -> Var:
     """``x`` with ``step - 1`` zeros after each element along ``axis``."""
     before, size, after = op.dims(x, 0, axis), op.dims(x, axis, axis + 1), op.dims(x, axis + 1, rank)
     gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
@@ -149,6 +151,10 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     case(real(3, 4, 2), np.array([1, -1, 1], np.int32), axis=1),
 )
 def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0) -> Gradients:
+    if x.shape is None:
+        rows, block = flat(op, indices), as_block(op, x, axis)
+        dy = op.Reshape(dy, op.Concat(op.dim(block, 0), op.shape(rows), op.dim(block, 2), axis=0), allowzero=1)
+        return (reshaped(op, add_slices(op, dy, rows, block, 1), x),)
     axis, chosen = axis % x.rank, indices.const
     if chosen is not None and chosen.size == 1:
         return (_single(op, dy, int(chosen.item()), x, axis, chosen.ndim),)

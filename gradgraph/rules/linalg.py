@@ -42,14 +42,21 @@ def mat_mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
     """The gradients of both factors of ``x @ y``."""
+    if x.shape is None and y.rank <= 2:
+        return _linear_layer(op, dz, x, y) if y.rank == 2 else _by_vector(op, dz, x, y)
     if x.rank == 1 or y.rank == 1:
         return _vector_product(op, dz, x, y)
     if x.rank == y.rank == 2:
         return op.Gemm(dz, y, transB=1), op.Gemm(x, dz, transA=1)
-    if y.rank == 2:  # a linear layer: one flat product instead of a batch of them and a sum
-        return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
+    if y.rank == 2:
+        return _linear_layer(op, dz, x, y)
     dx, dy = dz @ transposed(op, y), transposed(op, x) @ dz
     return unbroadcast(op, dx, dx, x), unbroadcast(op, dy, dy, y)
+
+
+def _linear_layer(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
+    """For ``x`` of any rank and a matrix ``y``: one flat product instead of a batch of them and a sum."""
+    return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
 
 
 def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
@@ -57,10 +64,15 @@ def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
-        return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
+        return _by_vector(op, dz, x, y)
     row, dz = op.Unsqueeze(x, [0]), op.Unsqueeze(dz, [-2])
     dx, dy = product_gradients(op, dz, row, y)
     return op.Squeeze(dx, [0]), dy
+
+
+def _by_vector(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
+    """For ``x`` of any rank and a vector ``y``."""
+    return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
 
 
 def transposed(op: Builder, x: Var) -> Var:

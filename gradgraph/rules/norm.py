@@ -288,13 +288,16 @@ def layer_normalization(
     dy = op.zeros_like(x) if dys[0] is None else dys[0]
     dtype = _widest(x.dtype, ir.DataType(stash_type))
     dy, x, scale = _cast_all(op, dtype, dy, x, scale)
-    axes = list(range(axis % x.rank, x.rank))
+    axes = list(range(axis, 0)) if x.shape is None and axis < 0 else list(range(axis % x.rank, x.rank))
     if dtype == stash_type == inputs[0].dtype:
         mean, inv = op.output(ys[0], 1, dtype), op.output(ys[0], 2, dtype)
     else:  # the node's own statistics are narrower than x, or of an x that was rounded for it alone
         mean = op.ReduceMean(x, axes, keepdims=1)
         inv = _standardized(op, x, axes, epsilon)[1]
-    dx, dscale = layer_normalization_gradient(op, dy, x, scale, mean, inv, axis=axes[0])
+    if x.shape is None:  # forms of the named operator count axes from the front
+        dx, dscale = _layer_gradients(op, dy, x, scale, mean, inv, axes)
+    else:
+        dx, dscale = layer_normalization_gradient(op, dy, x, scale, mean, inv, axis=axes[0])
     if any(d is not None for d in dys[1:]):
         dx = dx + _from_statistics(op, [*dys[1:], None][:2], x, (x - mean) * inv, inv, axes)
     return back(op, [dx, dscale, *(unbroadcast(op, dy, x, b) for b in inputs[2:])], inputs)
@@ -312,9 +315,14 @@ def layer_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
 ) -> tuple[Var, Var]:
     """The gradients of x and scale; ``mean`` and ``inv`` have size 1 along the axes from ``axis`` on."""
+    return _layer_gradients(op, dy, x, scale, mean, inv, list(range(axis, x.rank)))
+
+
+def _layer_gradients(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, axes: Sequence[int]
+) -> tuple[Var, Var]:
     xhat = (x - mean) * inv
-    dx = _standardized_vjp(op, dy * scale, xhat, inv, list(range(axis, x.rank)))
-    return dx, unbroadcast(op, dy * xhat, x, scale)
+    return _standardized_vjp(op, dy * scale, xhat, inv, axes), unbroadcast(op, dy * xhat, x, scale)
 
 
 def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import record_shape
 from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.rounding import HALF
 from gradgraph.rules.shape import flat, reshaped, total
@@ -40,6 +41,15 @@ def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, red
         data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)
     result = op.ScatterElements(data, indices, updates, axis=axis, reduction=reduction)
     return op.cast(op.like(result, data), dtype)
+
+
+def as_block(op: Builder, x: Var, axis: int) -> Var:
+    """``x``, of any rank, as [what lies before ``axis``, its size, what lies behind it]."""
+    behind = op.Shape(x, start=axis + 1) if axis != -1 else op.const(np.zeros(0, np.int64))
+    around = [op.ReduceProd(sizes, keepdims=1) for sizes in (op.Shape(x, end=axis), behind)]
+    block = op.Reshape(x, op.Concat(around[0], op.dim(x, axis), around[1], axis=0), allowzero=1)
+    record_shape(block.value, (None, None, None))
+    return block
 
 
 def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bool = False) -> Var:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import TensorProto, helper
 from running import run
 
 import gradgraph as gg
+import gradgraph.rules.families
+from gradgraph.errors import ModelError
+from gradgraph.rules.composites.table import rules_with_cases
+from gradgraph.rules.registry import Case, Draw
+from gradgraph.verify import cases
 from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import Oracle, in_float64
 
@@ -128,3 +135,94 @@ def test_the_gradient_is_right_whichever_branch_runs(after: str, dtype: str, las
     tangent = rng.normal(size=feeds["x"].shape)
     slope = Oracle(in_float64(pushed))({**wide(feeds), "x.tangent": tangent})["loss.tangent"]
     assert float(slope) == pytest.approx(float(np.sum(exact["x.grad"] * tangent)), rel=1e-9)
+
+
+# --- every operator -------------------------------------------------------------------------------------
+
+# operators that count axes from the front, or along all of them, where nothing in the node tells their number
+_NEEDING = (
+    "BatchNormalization Compress DFT Einsum GroupNormalization InstanceNormalization LRN LayerNormalization MatMul Pad "
+    "Resize STFT Unique"
+)
+NEED_RANKS = frozenset(_NEEDING.split())
+RULES = {r.op_type: r for r in rules_with_cases() if r.domain == ""}
+
+
+def behind_a_choice(t: cases.Trial, holds: bool) -> cases.Trial:
+    """The first input comes out of an If that gives it another axis where the condition does not say ``holds``."""
+    model = onnx.ModelProto()
+    model.CopyFrom(t.model)
+    graph = model.graph
+    kind = next(v.type.tensor_type.elem_type for v in graph.input if v.name == "x0")
+    for node in graph.node:
+        node.input[:] = ["chosen" if name == "x0" else name for name in node.input]
+    written = {"Identity": ["x0"], "Unsqueeze": ["x0", "first"]}
+    branches = [
+        helper.make_graph([helper.make_node(op, names, [op])], op, [], [helper.make_tensor_value_info(op, kind, None)])
+        for op, names in written.items()
+    ]
+    then, otherwise = branches if holds else branches[::-1]
+    graph.node.insert(0, helper.make_node("If", ["c"], ["chosen"], then_branch=then, else_branch=otherwise))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "first"))
+    graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    return replace(t, model=model, feeds={**t.feeds, "c": np.array(holds)})
+
+
+def moves_first(case: Case) -> bool:
+    first = case.inputs[0]
+    return isinstance(first, Draw) and first.differentiable and not case.graph and not case.known_shapes
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("name", [name for name, r in RULES.items() if any(map(moves_first, r.cases))])
+def test_every_operator_reads_a_tensor_of_either_rank_or_says_that_it_cannot(name: str, holds: bool) -> None:
+    for case in filter(moves_first, RULES[name].cases):
+        trial = behind_a_choice(cases.trial(RULES[name], case, unknown=True), holds)
+        try:
+            found = cases.check_first_order(trial)
+        except ModelError as error:
+            assert "the rank of" in str(error) and name in NEED_RANKS, (case, error)
+        else:
+            assert [f for f in found if not f.error < cases.TOLERANCE] == [], case
+
+
+# --- what cannot be known -------------------------------------------------------------------------------
+
+OPEN = """
+h = Reshape(x, s)
+e = Tanh(h)
+b = BatchNormalization(e, w, v, v, w)
+s0 = Sin(b)
+loss = ReduceSum <keepdims = 0> (s0)
+"""
+
+
+def of_open_rank(inputs: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float loss) {{ {OPEN} }}'
+    )
+
+
+def test_the_error_names_what_decides_the_rank_and_its_advice_helps() -> None:
+    m = of_open_rank("float[n] x, int64[k] s, float[3] w, float[3] v")
+    with pytest.raises(
+        ModelError, match=r"^the rank of 'h' is unknown, as .* 'h' \(Reshape\) .* the file's value_info"
+    ):
+        gg.value_and_grad(m, output="loss", wrt=["x"])
+    m.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [None] * 4))
+    gradient = gg.value_and_grad(m, output="loss", wrt=["x"])
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=24), "w": np.arange(1.0, 4), "v": np.ones(3)}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()} | {"s": np.array([2, 3, 2, 2])}
+    exact = Oracle(in_float64(gradient))(
+        {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
+    )
+    np.testing.assert_allclose(run(gradient, feeds)["x.grad"], exact["x.grad"], rtol=1e-4, atol=1e-6)
+
+
+def test_an_input_without_a_shape_is_named() -> None:
+    m = of_open_rank("float[] x, int64[k] s, float[3] w, float[3] v")
+    m.graph.node[0].CopyFrom(helper.make_node("Identity", ["x"], ["h"]))
+    with pytest.raises(ModelError, match=r"^the rank of 'x' is unknown, as it has no shape in the file; give it one$"):
+        gg.value_and_grad(m, output="loss", wrt=["x"])

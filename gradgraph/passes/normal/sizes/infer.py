@@ -22,6 +22,7 @@ from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
 from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
+from gradgraph.passes.normal.sizes.told_ranks import record_told
 
 _MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 # bytes for one inference, beside what the file's own size allows: protobuf frees what it has not yet filled if memory
@@ -45,7 +46,8 @@ def infer_shapes(model: ir.Model) -> None:
     4. negative dimensions, which old exporters wrote for "any", become unknown;
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
-    6. where ONNX's rules know nothing, our own are asked (``shapes.shape_of``), and then ONNX's once more;
+    6. where ONNX's rules know nothing, our own are asked (``shapes.shape_of``), and the readers (``told_ranks.py``),
+       and then ONNX's once more;
     7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
     8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then;
     9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``), and so are Resizes by scales
@@ -82,10 +84,11 @@ def _infer(model: ir.Model) -> bool:
     unknown = [v for v in _values(model) if v.shape is None]
     shapes.ask_again(unknown)
     found = [v for v in unknown if shapes.shape_of(v) is not None]
+    found_by_readers = record_told(v for v in unknown if v.shape is None)
     untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
     for node in untyped:
         shapes.infer_beyond_onnx(node)
-    return bool(found) or any(n.outputs[0].type is not None for n in untyped)
+    return bool(found) or found_by_readers or any(n.outputs[0].type is not None for n in untyped)
 
 
 def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:

@@ -1,0 +1,68 @@
+"""Ranks that readers tell: a Conv by its kernel, a Transpose by its permutation, a Pad by the number of its pads.
+
+A reader in the graph of the value itself always runs, and fails at any other rank. One in a branch may never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.graph.nodes import input_at
+from gradgraph.graph.ranks import axes_of
+from gradgraph.graph.shapes import POOLS, record_shape, recorded_shape
+
+
+def record_told(values: Iterable[ir.Value]) -> bool:
+    """Record the ranks of ``values``, of which no shape is known, that their readers tell; True if any does."""
+    changed = False
+    for value in values:
+        beside = [(node, i) for node, i in value.uses() if value.producer() is not None and node.graph is value.graph]
+        told = (told_rank(node, i) for node, i in beside if node.domain == "")
+        rank = next((r for r in told if r is not None), None)
+        if value.shape is None and rank is not None:
+            record_shape(value, (None,) * rank)
+            changed = True
+    return changed
+
+
+def told_rank(node: ir.Node, i: int) -> int | None:
+    """The number of axes that input ``i`` of ``node`` must have, where the node alone tells it."""
+    axes = axes_of(node.op_type)[0]
+    if i < len(axes) and axes[i].least == axes[i].most:
+        return axes[i].least
+    if node.op_type == "Einsum":
+        return _letters(node.attributes["equation"].as_string(), i)
+    return _of_first(node) if i == 0 else None
+
+
+def _letters(equation: str, i: int) -> int | None:
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    return len(terms[i]) if i < len(terms) and "." not in terms[i] else None
+
+
+def _of_first(node: ir.Node) -> int | None:
+    if node.op_type in POOLS:
+        return _plus(2, node.attributes.get_ints("kernel_shape"))
+    if node.op_type in ("Conv", "ConvTranspose", "DeformConv", "GridSample"):
+        return _plus(0, recorded_shape(input_at(node, 1))) or _plus(2, node.attributes.get_ints("kernel_shape"))
+    if node.op_type == "Transpose":
+        return _plus(0, node.attributes.get_ints("perm"))
+    if node.op_type == "Tile":
+        return _length(node, 1)
+    if node.op_type == "Pad" and input_at(node, 3) is None:
+        return None if (length := _length(node, 1)) is None else length // 2
+    if node.op_type == "Resize" and "axes" not in node.attributes:
+        return _length(node, 2) or _length(node, 3)
+    return None
+
+
+def _plus(more: int, found: Sequence[object] | None) -> int | None:
+    return None if found is None else more + len(found)
+
+
+def _length(node: ir.Node, i: int) -> int | None:
+    """The known length of the vector that is input ``i``."""
+    shape = recorded_shape(input_at(node, i))
+    return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
