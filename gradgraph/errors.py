@@ -250,6 +250,10 @@ class DataError(GradgraphError):
     """A batch or data file does not fit the step."""
 
 
+class UnmatchedError(DataError):
+    """Data have other names of columns or classes than those that the model was trained on."""
+
+
 class DivergedError(GradgraphError):
     """The loss is NaN or infinite.
 

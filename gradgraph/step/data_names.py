@@ -12,27 +12,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
 
 NAMES_KEY = "gradgraph.data"
-MOST_TEXT = 1 << 24  # characters of JSON
 MOST_NAMES = 1_000_000
 MOST_PIXELS = 64_000_000  # of an image that is made
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"{name} should hold names")
+        raise ArgumentError(f"{name} should hold names")
     return value
+
+
+def is_text(name: str) -> bool:
+    """Whether UTF-8 can say it; the name of a file need not be so."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _names(what: str, names: Any) -> tuple[str, ...]:
     listed = isinstance(names, list | tuple)
     if not listed or len(names) > MOST_NAMES or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"the names of {shown(what)!r} should be a list of texts")
+        raise ArgumentError(f"the names of {shown(what)!r} should be a list of texts")
+    if not all(map(is_text, names)):
+        raise ArgumentError(f"a name of {shown(what)!r} holds half a character")
     if len(set(names)) < len(names):
-        raise ValueError(f"a name of {shown(what)!r} stands twice")
+        raise ArgumentError(f"a name of {shown(what)!r} stands twice")
     return tuple(names)
 
 
@@ -62,7 +72,7 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
 def _images(name: str, given: Any) -> dict[str, Any]:
     for key, value in _mapping(f"images of {shown(name)}", given).items():
         if key not in _IMAGES or not _IMAGES[key](value):
-            raise ValueError(f"how images of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
+            raise ArgumentError(f"how images of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
@@ -82,7 +92,7 @@ class DataNames:
         softmax: the targets whose classes have the Softmax of the model's scores for probabilities.
 
     Raises:
-        ValueError: a name is no text or stands twice, or an argument cannot be meant.
+        ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
     """
 
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -132,11 +142,11 @@ class DataNames:
 
     @classmethod
     def from_data(cls, data: Any) -> DataNames:
-        """Check plain data that somebody may have written, such as JSON has; raises ValueError."""
+        """Check plain data that somebody may have written, such as JSON has; raises ArgumentError."""
         known = {f.name for f in fields(cls)}
         for name in _mapping("data", data):
             if name not in known:
-                raise ValueError(f"unknown field {shown(name)!r}")
+                raise ArgumentError(f"unknown field {shown(name)!r}")
         return cls(**data)
 
     def as_metadata(self) -> dict[str, str]:
@@ -150,12 +160,9 @@ class DataNames:
         Raises:
             ModelError: they are damaged.
         """
-        text = metadata.get(NAMES_KEY, "{}")
         try:
-            if len(text) > MOST_TEXT:
-                raise ValueError(f"{len(text):,} characters, more than {MOST_TEXT:,}")
-            return cls.from_data(json_of(text))
-        except ValueError as error:
+            return cls.from_data(json_of(metadata.get(NAMES_KEY, "{}")))
+        except (ValueError, TypeError) as error:
             raise ModelError(f"the metadata '{NAMES_KEY}' of the model is damaged ({shown(error)}); "
                              "remove it, or export the model again") from None  # fmt: skip
 

@@ -449,6 +449,30 @@ def test_hostile_names_are_a_sentence(what: str) -> None:
         gg.build(model, loss="cross_entropy")
 
 
+@pytest.mark.parametrize("what", [name for name in HOSTILE if name not in ("no JSON", "deep")])
+def test_hostile_names_in_a_step_or_a_checkpoint_are_a_sentence(what: str) -> None:
+    names = json.loads(HOSTILE[what])
+    manifest = {**json.loads(_step().manifest.to_json()), "data": names}
+    with pytest.raises(ModelError, match="the manifest is damaged"):
+        Manifest.from_json(json.dumps(manifest))
+    record = {**json.loads(to_text(body_of(Progress()), "")), "names": names}
+    with pytest.raises(ValueError, match=r"\w"):
+        from_text(json.dumps(record))
+
+
+def test_names_that_steer_a_terminal_come_back(tmp_path: Path) -> None:
+    trainer, odd = _fitted(_frame(COLUMNS)), ["\x1b[31m", "\u202e", "\n"]
+    trainer.names = DataNames(classes={"target": odd})
+    trainer.save(tmp_path / "run.ckpt")
+    assert gg.Trainer.resume(_step(), tmp_path / "run.ckpt", device="cpu").names == trainer.names
+    trainer.export(tmp_path / "trained.onnx")
+    (text,) = (p.value for p in onnx.load(tmp_path / "trained.onnx").metadata_props)
+    assert text.isprintable()
+    assert DataNames.read_from({NAMES_KEY: text}) == trainer.names
+    with pytest.raises(gg.errors.ArgumentError, match="holds half a character"):
+        DataNames(classes={"target": ["\udcff"]})  # as of a path that is no UTF-8
+
+
 def test_names_of_another_head_are_left_behind() -> None:
     trainer = _fitted(Declared(CLASSES, NAMED))
     trainer.names = DataNames({"x": FEATURES})

@@ -31,7 +31,7 @@ def _folder(path: Path, classes: list[str]) -> Path:
     for name in classes:
         (path / name).mkdir(parents=True)
         for i in range(2):
-            rng = np.random.default_rng([*name.encode(), i])
+            rng = np.random.default_rng([*name.encode("utf-8", "replace"), i])
             Image.fromarray(rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)).save(path / name / f"{i}.png")
     return path
 
@@ -95,6 +95,15 @@ def test_a_class_that_is_new_is_refused_but_where_labels_are_not_read(new: str, 
         ):
             USES[use](trainer, folder, tmp_path)
     assert len(trainer.predict(folder)) == 8
+
+
+def test_folders_whose_names_are_no_text_are_no_classes(tmp_path: Path) -> None:
+    try:
+        folder = _folder(tmp_path / "odd", ["b\udcff", "cat"])
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    with pytest.raises(DataError, match=r"has the folders 'b\\udcff', whose names are no UTF-8; rename them"):
+        _fitted(folder)
 
 
 def test_images_are_read_as_in_training(photos: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular, rea
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
-from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.data_names import NO_NAMES, DataNames, is_text
 from gradgraph.step.manifest import TensorSpec
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -225,6 +225,8 @@ class ImageFolder:
         classes = {}
         if label is not None:
             where = f"'{shown(self.path)}'"
+            if odd := [name for name in self.classes if not is_text(name)]:
+                raise DataError(f"{where} has the folders {listed(odd)}, whose names are no UTF-8; rename them")
             classes[label] = classes_for(specs[label], self.classes, known.classes.get(label), where)
             if not self._told:
                 warn_of_missing(self.classes, classes[label], where)

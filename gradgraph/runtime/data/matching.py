@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, listed, shown
+from gradgraph.errors import DataError, UnmatchedError, listed, shown
 from gradgraph.runtime.data.remedies import takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
@@ -17,10 +17,6 @@ from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
 log = logging.getLogger("gradgraph")
 
 DEEPEST = 4  # a subset has the dataset that it is a part of, and so on
-
-
-class UnmatchedError(DataError):
-    """Data have other names than those that the model was trained on."""
 
 
 def class_numbers(found: Sequence[str], known: Sequence[str], where: str) -> list[int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.matching import UnmatchedError, class_numbers, classes_for
+from gradgraph.errors import DataError, UnmatchedError, listed, shown
+from gradgraph.runtime.data.matching import class_numbers, classes_for
 from gradgraph.runtime.data.remedies import for_file, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec

@@ -19,7 +19,16 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.arguments import described
-from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
+from gradgraph.errors import (
+    ArgumentError,
+    BuildError,
+    DataError,
+    DivergedError,
+    UnmatchedError,
+    listed,
+    shown,
+    suggestion,
+)
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.data.batch import (
@@ -33,7 +42,7 @@ from gradgraph.runtime.data.batch import (
     on_host,
     rows_of,
 )
-from gradgraph.runtime.data.matching import UnmatchedError, check_same, with_softmax
+from gradgraph.runtime.data.matching import check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_file
