@@ -8,14 +8,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.attention_weights import weights_of_attentions
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import running_statistics
 from gradgraph.errors import Finding, listed, shown
 from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.passes.normal.weights.folded import Copy, find_copies
 from gradgraph.passes.normal.weights.frozen_norms import find_frozen_norms
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.passes.normal.weights.verdicts import (
+    OURS,
+    exporter_of,
     has_generated_name,
     is_buffer,
     is_named_state,
@@ -29,6 +33,8 @@ _NAMED = 5  # tensors at most that one sentence lists
 _SAID = 5  # findings at most that a build logs
 _LEAST_NUMBERS = 1 << 14  # numbers
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
+_RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+                     "RandomUniformLike"})  # fmt: skip
 _NARROW = 8  # bits of whole numbers in which weights are stored
 _TO_TRAIN = "name what is to be trained in full: train=['*', 'NAME'] (--train '*' --train NAME)"
 
@@ -42,12 +48,13 @@ def review(
     2. single numbers are not trained that may have been learned;
     3. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
     4. weights of several modules were made one (``gradgraph.passes.normal.weights.stored_once``);
-    5. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``).
+    5. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
+    6. a transformer from elsewhere is trained throughout, and its file has no Dropout.
     """
     chosen = []
     if by_default:
         chosen = [*_trains_little(graph, targets, trained), *_doubtful(graph, trained), *_frozen_norms(graph, trained)]
-    return [*chosen, *_computed_before(graph, trained), *_merged_weights(graph, trained)]
+    return [*chosen, *_computed_before(graph, trained), *_merged_weights(graph, trained), *_no_dropout(graph, trained)]
 
 
 def log_findings(findings: Sequence[Finding]) -> None:
@@ -193,6 +200,39 @@ def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding
         f"if they are such norms, {without_folding(graph)}, or name them to freeze",
         "warning",
     )
+
+
+def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
+    """Nobody can tell a network without Dropout from an export that has left it out, so the file is described."""
+    nodes = list(graph.all_nodes())
+    if exporter_of(graph) in ("", OURS) or any(node.op_type in _RANDOM for node in nodes):
+        return
+    if not any(_is_vector(graph.initializers[name]) for name in trained) or not any(map(_centres, nodes)):
+        return
+    attentions, _ = weights_of_attentions(list(graph))
+    if attentions:
+        count = len(attentions)
+        yield Finding(
+            "the model",
+            f"has {count} attention{'' if count == 1 else 's'} and no Dropout",
+            "an export in evaluation mode leaves out what the network had",
+            "if it had some, export it in training mode, or with gradgraph.frontend.from_torch",
+            "warning",
+        )
+
+
+def _is_vector(value: ir.Value) -> bool:
+    return value.const_value is not None and len(value.const_value.shape) == 1 and value.const_value.size > 1
+
+
+def _centres(node: ir.Node) -> bool:
+    """Does it normalise a layer, or is it the first step of that, ``x − mean(x)``? Language models without Dropout
+    divide by a root alone.
+    """
+    if is_standard(node, "Sub"):
+        mean = made_by(node.inputs[1], "ReduceMean")
+        return mean is not None and mean.inputs[0] is node.inputs[0]
+    return is_standard(node, "LayerNormalization")
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:

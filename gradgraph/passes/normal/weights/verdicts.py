@@ -35,6 +35,7 @@ class Verdict:
     doubtful: bool = False
 
 
+OURS = "gradgraph"  # the producer of files that are written here, where Dropout stays
 _VERDICTS, _EXPORTER = "gradgraph.verdicts", "gradgraph.exporter"  # in a graph's meta
 _TORCH, _OLDER_TORCH = "torch", "older torch"
 _WITHOUT_FOLDING = {
@@ -157,6 +158,11 @@ def _exporter(model: ir.Model) -> str:
         return model.producer_name or ""
     said = any(not {_KIND, _FOLDED_FROM}.isdisjoint(v.metadata_props) for v in model.graph.initializers.values())
     return _TORCH if said else _OLDER_TORCH
+
+
+def exporter_of(graph: ir.Graph) -> str:
+    """The program that wrote the file, as far as it says so, of a graph in normal form."""
+    return str(graph.meta.get(_EXPORTER, ""))
 
 
 class _Judge:
