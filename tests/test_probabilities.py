@@ -212,3 +212,29 @@ def test_check_says_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert "output 'p' ends in a Softmax" in told and "'z' holds the logits" in told
     assert run(["check", str(tmp_path / "m.onnx"), "--json"]) == 0
     assert "ends in a Softmax" in json.dumps(json.loads(capsys.readouterr().out)["findings"])
+
+
+NO_OPS = {
+    "Identity": onnx.helper.make_node("Identity", ["a"], ["logits"]),
+    "Cast": onnx.helper.make_node("Cast", ["a"], ["logits"], to=onnx.TensorProto.FLOAT),
+    "Mul": onnx.helper.make_node("Mul", ["a", "one"], ["logits"]),
+    "Dropout": onnx.helper.make_node("Dropout", ["a"], ["logits"]),
+}
+
+
+@pytest.mark.parametrize("no_op", NO_OPS)
+@pytest.mark.parametrize("several", [False, True], ids=["output=", "a dict"])
+def test_logits_that_are_named_may_change_nothing(no_op: str, several: bool) -> None:
+    """A simpler model would not have them, and the advice is to name them."""
+    weights = {"w": np.ones((3, 2), np.float32), "one": np.ones((), np.float32)}
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["a"]), NO_OPS[no_op],
+             onnx.helper.make_node("Softmax", ["logits"], ["y"], axis=-1)]  # fmt: skip
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", 1, ["n", 3])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["n", 2])],
+        [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    loss, more = ({"logits": "cross_entropy"}, {}) if several else ("cross_entropy", {"output": "logits"})
+    step = gg.build(model, loss, gg.optim.sgd(0.1), train="w", **more)
+    assert {"loss", "logits", "y"} <= {v.name for v in step.eval.graph.output}

@@ -263,8 +263,10 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
         own = list(model.graph.outputs)
         tried = terms_of(model.graph, loss, options.output, options.target_name)
         taken, findings = logits_behind(model.graph, tried, options.output is not None or isinstance(loss, Mapping))
+        named = [v.name for v in model.graph.outputs if v not in own and v.name]
         model.graph.outputs[:] = own
         behind = tuple(make_outputs(model, list(taken.values())))
+        make_outputs(model, named)
 
     def objective(graph: ir.Graph, read: Sequence[str], kept: Sequence[str]) -> Objective:
         terms: tuple[Term, ...] = ()
