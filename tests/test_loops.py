@@ -154,6 +154,56 @@ def test_a_loop_says_what_is_wrong(run: Path, library: Path, tmp_path: Path) -> 
     assert done.returncode and "manifest.json is cut" in done.stderr
 
 
+@pytest.mark.parametrize("file", [f for f in RUN if f != "train.go"])
+def test_rows_that_do_not_match_are_refused(file: str, run: Path, library: Path, tmp_path: Path) -> None:
+    """Not read past their end, which a sanitizer would see in C and C++."""
+    data = tmp_path / "data"
+    shutil.copytree(run, data)
+    (tmp_path / "build").mkdir()
+    command = RUN[file](tmp_path / "build", library)
+    for name, rows in (("target.bin", 63 * 8), ("target.bin", 16 * 8), ("x.bin", 16 * 16), ("x.bin", 63 * 16 + 3)):
+        whole = (data / name).read_bytes()
+        (data / name).write_bytes(whole[:rows])
+        done = subprocess.run([*command, str(data / "step"), str(data)], capture_output=True, text=True)
+        assert done.returncode and "rows" in done.stderr, (name, rows, done.stderr)
+        (data / name).write_bytes(whole)
+
+
+def sanitized(library: Path, folder: Path, compiler: str, source: str, standard: str) -> list[str]:
+    command = [compiler, standard, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    done = subprocess.run([*command, str(LOOPS / source), "-o", str(folder / "train"), *linked(library)],
+                          capture_output=True, text=True)  # fmt: skip
+    if done.returncode:
+        pytest.skip("this compiler has no sanitizers")
+    return ["env", "ASAN_OPTIONS=detect_leaks=0", str(folder / "train")]
+
+
+@pytest.mark.parametrize(("source", "standard"), [("train.c", "-std=c11"), ("train.cc", "-std=c++17")])
+def test_nothing_is_read_past_its_end(source: str, standard: str, run: Path, library: Path, tmp_path: Path) -> None:
+    """Under a sanitizer: a run, files that differ in length, and a manifest that is cut anywhere."""
+    compiler = program("gcc", "clang") if source == "train.c" else program("g++", "clang++")
+    command = sanitized(library, tmp_path, compiler, source, standard)
+    data = tmp_path / "data"
+    shutil.copytree(run, data)
+
+    def trained() -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([*command, str(data / "step"), str(data)], capture_output=True, text=True)
+        assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
+        return done
+
+    assert trained().returncode == 0
+    (data / "target.bin").write_bytes((data / "target.bin").read_bytes()[: 16 * 8])
+    assert trained().returncode
+    manifest = data / "step" / "manifest.json"
+    text = manifest.read_bytes()
+    for place in range(1, len(text) - 2, len(text) // 12):
+        manifest.write_bytes(text[:place])
+        assert trained().returncode
+    for word in (b'"a\\', b'"a\\u12', b'{"a": t', b"[1,", b'{"a', b'{"a" ', b"-"):
+        manifest.write_bytes(word)
+        assert trained().returncode
+
+
 def test_the_page_lists_every_loop() -> None:
     """Each with when it was run, or that it was not."""
     rows = dict(re.findall(r"^\| \[`?([\w.]+)`?\]\([^)]*\) .*\| ([^|]*) \|$", PAGE.read_text("utf-8"), re.MULTILINE))
@@ -167,3 +217,10 @@ def test_the_losses_are_those_of_a_trainer(run: Path) -> None:
     x, target = np.fromfile(run / "x.bin", "<f4").reshape(-1, 4), np.fromfile(run / "target.bin", "<i8")
     loss = gg.Trainer(run / "step", device="cpu").step({"x": x[:16], "target": target[:16]})["loss"]
     assert f"{float(loss):.6f}" == (run / "losses.txt").read_text().split()[0]
+    trainer, batches = gg.Trainer(run / "step", device="cpu"), [slice(i, i + 16) for i in range(0, 64, 16)]
+    for rows in batches * 5:
+        trainer.step({"x": x[rows], "target": target[rows]})
+    said = (run / "losses.txt").read_text().split()[-1]  # of averages, which are other weights
+    found = [trainer.evaluate({"x": x[:16], "target": target[:16]}, averaged=a)["loss"] for a in (True, False)]
+    assert f"{found[0]:.6f}" == said
+    assert abs(found[1] - found[0]) > 1e-3

@@ -79,6 +79,9 @@ public class Train {
     for (String list : List.of("inputs", "targets"))
       for (JsonElement s : manifest.getAsJsonArray(list)) columns.add(Column.read(s.getAsJsonObject(), data));
     int rows = columns.get(0).rows().length / columns.get(0).rowBytes();
+    for (Column column : columns)
+      if (column.rows().length != rows * column.rowBytes())
+        throw new IOException(column.name() + ".bin has not as many rows as the first input");
 
     Map<String, OnnxTensorLike> known = new HashMap<>(); // batch, hyperparameters and state, by name
     for (Map.Entry<String, JsonElement> rate : manifest.getAsJsonObject("hyperparameters").entrySet())
@@ -103,7 +106,11 @@ public class Train {
       }
     }
     feed(known, columns, 0);
-    try (OrtSession.Result found = run(eval, known)) {
+    Map<String, OnnxTensorLike> used = new HashMap<>(known); // averages in place of weights, if the optimizer has some
+    if (manifest.has("averages"))
+      for (Map.Entry<String, JsonElement> pair : manifest.getAsJsonObject("averages").entrySet())
+        used.put(pair.getKey(), known.get(pair.getValue().getAsString()));
+    try (OrtSession.Result found = run(eval, used)) {
       System.out.println(String.format(Locale.ROOT, "eval %.6f", number(found, loss)));
     }
 
@@ -111,7 +118,7 @@ public class Train {
       for (JsonElement s : manifest.getAsJsonArray("state")) {
         JsonObject spec = s.getAsJsonObject();
         if (!spec.get("kind").getAsString().equals("parameter")) continue;
-        FloatBuffer numbers = ((OnnxTensor) known.get(spec.get("name").getAsString())).getFloatBuffer();
+        FloatBuffer numbers = ((OnnxTensor) used.get(spec.get("name").getAsString())).getFloatBuffer();
         ByteBuffer bytes = ByteBuffer.allocate(4 * numbers.remaining()).order(ByteOrder.LITTLE_ENDIAN);
         bytes.asFloatBuffer().put(numbers);
         weights.write(bytes.array());

@@ -15,10 +15,13 @@ typedef struct Json {
 
 static const char* json_space(const char* s) { return s + strspn(s, " \t\r\n"); }
 
+static void json_cut(void) { exit(fprintf(stderr, "manifest.json is cut\n")); }
+
 static const char* json_string(const char* s, char** out) {
   char* to = *out = (char*)malloc(strlen(s) + 1);
+  if (*s != '"') json_cut();
   for (s++; *s != '"'; s++) {
-    if (*s == 0) exit(fprintf(stderr, "manifest.json is cut\n"));
+    if (*s == 0 || (*s == '\\' && (s[1] == 0 || (s[1] == 'u' && strlen(s) < 6)))) json_cut();
     if (*s != '\\') {
       *to++ = *s;
     } else if (*++s == 'u') { /* one of the first 65,536 characters, as UTF-8 */
@@ -40,16 +43,21 @@ static const char* json_value(const char* s, Json* out) {
   s = json_space(s);
   if (*s == '"') return json_string(s, &out->text);
   if (*s != '{' && *s != '[') {
-    char* end;
+    char* end = NULL;
     out->number = *s == 't' ? 1 : strtod(s, &end);
-    return *s == 't' || *s == 'n' ? s + 4 : *s == 'f' ? s + 5 : end;
+    size_t letters = *s == 't' || *s == 'n' ? 4 : *s == 'f' ? 5 : 0;
+    if (letters ? strlen(s) < letters : end == s) json_cut();
+    return letters ? s + letters : end;
   }
   char close = *s == '{' ? '}' : ']';
   Json** last = &out->first;
   for (s = json_space(s + 1); *s != close; s = json_space(s + (*s == ','))) {
-    if (*s == 0) exit(fprintf(stderr, "manifest.json is cut\n"));
+    if (*s == 0) json_cut();
     Json* member = *last = (Json*)calloc(1, sizeof(Json));
-    if (close == '}') s = json_space(json_string(json_space(s), &member->key)) + 1;
+    if (close == '}') {
+      s = json_space(json_string(json_space(s), &member->key));
+      if (*s++ != ':') json_cut();
+    }
     s = json_space(json_value(s, member));
     last = &member->next;
     out->size++;
@@ -57,8 +65,15 @@ static const char* json_value(const char* s, Json* out) {
   return s + 1;
 }
 
-static Json* json_get(const Json* object, const char* key) {
+/* The member of that name; NULL if there is none. */
+static Json* json_find(const Json* object, const char* key) {
   for (Json* m = object->first; m; m = m->next)
-    if (strcmp(m->key, key) == 0) return m;
-  exit(fprintf(stderr, "manifest.json has no %s\n", key));
+    if (m->key && strcmp(m->key, key) == 0) return m;
+  return NULL;
+}
+
+static Json* json_get(const Json* object, const char* key) {
+  Json* found = json_find(object, key);
+  if (!found) exit(fprintf(stderr, "manifest.json has no %s\n", key));
+  return found;
 }

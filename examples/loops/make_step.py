@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     gg.frontend.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 3))
     model = gg.frontend.export(net, {"x": ("batch", 4)})
-    step = gg.build(model, "cross_entropy", gg.optim.adamw(0.02))
+    step = gg.build(model, "cross_entropy", gg.optim.adamw(0.02), ema=0.9)
     folder.mkdir(parents=True, exist_ok=True)
     step.save(folder / "step", force=True)
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("<f4")
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
 
 
 def losses(step: gg.Step, x: np.ndarray, target: np.ndarray) -> list[str]:
-    """The loss of each step, and the one of the first batch at the end, without Dropout."""
+    """The loss of each step, and the one of the first batch at the end, of averages of the weights, without Dropout."""
     trainer = gg.Trainer(step, device="cpu")
     batches = [{"x": x[i : i + BATCH], "target": target[i : i + BATCH]} for i in range(0, ROWS, BATCH)]
     found = [f"{float(trainer.step(batch)['loss']):.6f}" for _ in range(EPOCHS) for batch in batches]

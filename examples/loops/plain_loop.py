@@ -25,6 +25,8 @@ columns = {
     for s in manifest["inputs"] + manifest["targets"]
 }
 rows = len(next(iter(columns.values())))
+if any(len(values) != rows for values in columns.values()):
+    sys.exit("the inputs and targets differ in their rows")
 rates = {name: np.array(value, np.float32) for name, value in manifest["hyperparameters"].items()}
 state = run(init, {})
 
@@ -36,7 +38,8 @@ for _ in range(EPOCHS):
         print(f"{found[manifest['loss_output']]:.6f}")
 
 first = {name: values[:BATCH] for name, values in columns.items()}
-print(f"eval {run(evaluate, {**first, **state})[manifest['loss_output']]:.6f}")
+used = {**state, **{name: state[average] for name, average in manifest.get("averages", {}).items()}}
+print(f"eval {run(evaluate, {**first, **used})[manifest['loss_output']]:.6f}")
 
-weights = [state[s["name"]] for s in manifest["state"] if s["kind"] == "parameter"]
+weights = [used[s["name"]] for s in manifest["state"] if s["kind"] == "parameter"]
 np.concatenate([w.ravel() for w in weights]).astype("<f4").tofile(data / "weights.bin")

@@ -10,7 +10,7 @@
 #include "json.h"
 #include "ort.h"
 
-enum { BATCH = 16, EPOCHS = 5, MOST = 64 };
+enum { BATCH = 16, EPOCHS = 5, MOST = 64, AXES = 8 };
 
 static const OrtApi* api;
 
@@ -115,11 +115,20 @@ static size_t row_bytes(const Json* spec, int64_t* dims, size_t* rank) {
   if (bytes == 4 && strcmp(dtype, "float32") != 0) exit(fprintf(stderr, "this loop feeds no %s\n", dtype));
   *rank = 0;
   for (Json* d = json_get(spec, "shape")->first; d; d = d->next) {
+    if (*rank == AXES) exit(fprintf(stderr, "more than %d axes: enlarge AXES\n", AXES));
     dims[*rank] = *rank ? (int64_t)d->number : BATCH;
     if (*rank) bytes *= (size_t)d->number;
     ++*rank;
   }
   return bytes;
+}
+
+/* The state as evaluation and export read it: averages in place of weights, where the optimizer keeps some. */
+static Tensors averaged(const Json* manifest, Tensors* state) {
+  Tensors used = *state; /* the same values, not to be released twice */
+  Json* averages = json_find(manifest, "averages");
+  for (Json* a = averages ? averages->first : NULL; a; a = a->next) *find(&used, a->key) = *find(state, a->text);
+  return used;
 }
 
 int main(int argc, char** argv) {
@@ -149,17 +158,22 @@ int main(int argc, char** argv) {
   const char* lists[] = {"inputs", "targets"};
   for (int l = 0; l < 2; l++)
     for (Json* s = json_get(&manifest, lists[l])->first; s; s = s->next) {
-      int64_t dims[8];
-      size_t rank;
+      int64_t dims[AXES];
+      size_t rank, bytes = row_bytes(s, dims, &rank);
+      const char* name = json_get(s, "name")->text;
+      if (column_count == MOST) exit(fprintf(stderr, "more than %d columns: enlarge MOST\n", MOST));
       specs[column_count] = s;
-      columns[column_count++] = read_file(argv[2], json_get(s, "name")->text, ".bin", &size);
-      rows = size / row_bytes(s, dims, &rank);
+      columns[column_count] = read_file(argv[2], name, ".bin", &size);
+      if (column_count == 0) rows = size / bytes;
+      if (size != rows * bytes) exit(fprintf(stderr, "%s.bin has not as many rows as the first input\n", name));
+      column_count++;
     }
 
   Tensors rates = {.count = 0}, none = {.count = 0};
   float numbers[MOST];
   for (Json* h = json_get(&manifest, "hyperparameters")->first; h; h = h->next) {
     OrtValue* value;
+    if (rates.count == MOST) exit(fprintf(stderr, "more than %d numbers: enlarge MOST\n", MOST));
     numbers[rates.count] = (float)h->number;
     check(api->CreateTensorWithDataAsOrtValue(memory, &numbers[rates.count], sizeof(float), NULL, 0,
                                               ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &value));
@@ -171,7 +185,7 @@ int main(int argc, char** argv) {
     for (size_t begin = 0; begin + BATCH <= rows; begin += BATCH) {
       Tensors batch = {.count = 0};
       for (size_t c = 0; c < column_count; c++) {
-        int64_t dims[8];
+        int64_t dims[AXES];
         size_t rank, bytes = row_bytes(specs[c], dims, &rank);
         int is_float = strcmp(json_get(specs[c], "dtype")->text, "float32") == 0;
         OrtValue* value;
@@ -181,7 +195,7 @@ int main(int argc, char** argv) {
         put(&batch, json_get(specs[c], "name")->text, value);
       }
       if (epoch == EPOCHS) { /* the end: the first batch, in evaluation */
-        Tensors found = run(&eval, &batch, &none, &state);
+        Tensors used = averaged(&manifest, &state), found = run(&eval, &batch, &none, &used);
         printf("eval %.6f\n", number(&found, loss));
         release(&found);
         release(&batch);
@@ -205,9 +219,10 @@ int main(int argc, char** argv) {
   snprintf(path, sizeof path, "%s/weights.bin", argv[2]);
   FILE* file = fopen(path, "wb");
   if (!file) exit(fprintf(stderr, "cannot write %s\n", path));
+  Tensors used = averaged(&manifest, &state);
   for (Json* s = states->first; s; s = s->next) {
     if (strcmp(json_get(s, "kind")->text, "parameter") != 0) continue;
-    OrtValue* value = *find(&state, json_get(s, "name")->text);
+    OrtValue* value = *find(&used, json_get(s, "name")->text);
     OrtTensorTypeAndShapeInfo* shape;
     float* data;
     check(api->GetTensorTypeAndShape(value, &shape));

@@ -146,6 +146,9 @@ void train_in(const std::string& folder, const std::string& data) {
   std::vector<Column> columns;
   for (const char* list : {"inputs", "targets"})
     for (const Json* s = json_get(&manifest, list)->first; s; s = s->next) columns.emplace_back(s, data);
+  for (const Column& column : columns)
+    if (column.rows.size() != columns[0].count() * column.row_bytes)
+      throw std::runtime_error(column.name + ".bin has not as many rows as the first input");
   std::map<std::string, float> rates;
   Tensors known;  // batch, hyperparameters and state, by name
   for (const Json* h = json_get(&manifest, "hyperparameters")->first; h; h = h->next) {
@@ -166,12 +169,15 @@ void train_in(const std::string& folder, const std::string& data) {
       std::printf("%.6f\n", *data_of<float>(found.at(loss)));
     }
   feed(0);
-  std::printf("eval %.6f\n", *data_of<float>(eval.run(known).at(loss)));
+  Tensors used = known;  // averages in place of weights, where the optimizer keeps some
+  if (const Json* averages = json_find(&manifest, "averages"))
+    for (const Json* a = averages->first; a; a = a->next) used[a->key] = known.at(a->text);
+  std::printf("eval %.6f\n", *data_of<float>(eval.run(used).at(loss)));
 
   std::ofstream weights(data + "/weights.bin", std::ios::binary);
   for (const Json* s = json_get(&manifest, "state")->first; s; s = s->next) {
     if (std::string(json_get(s, "kind")->text) != "parameter") continue;
-    const Value& value = known.at(json_get(s, "name")->text);
+    const Value& value = used.at(json_get(s, "name")->text);
     weights.write(data_of<char>(value), static_cast<std::streamsize>(size_of(value) * sizeof(float)));
   }
   if (!weights.flush()) throw std::runtime_error("cannot write " + data + "/weights.bin");

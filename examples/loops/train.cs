@@ -27,6 +27,8 @@ using var options = new RunOptions();
 var columns = manifest.GetProperty("inputs").EnumerateArray().Concat(manifest.GetProperty("targets").EnumerateArray())
     .Select(ReadColumn).ToList();
 var rows = columns[0].Rows.Length / columns[0].RowBytes;
+if (columns.Find(c => c.Rows.Length != rows * c.RowBytes) is { } odd)
+    throw new InvalidDataException($"{odd.Name}.bin has not as many rows as the first input");
 
 // batch, hyperparameters and state, by name
 var known = Run(init, new Dictionary<string, OrtValue>());
@@ -50,11 +52,14 @@ for (var epoch = 0; epoch < Epochs; epoch++)
     }
 }
 Feed(0);
-Console.WriteLine($"eval {Run(eval, known)[loss].GetTensorDataAsSpan<float>()[0]:F6}");
+var used = new Dictionary<string, OrtValue>(known); // averages in place of weights, where the optimizer keeps some
+if (manifest.TryGetProperty("averages", out var averages))
+    foreach (var pair in averages.EnumerateObject()) used[pair.Name] = known[pair.Value.GetString()!];
+Console.WriteLine($"eval {Run(eval, used)[loss].GetTensorDataAsSpan<float>()[0]:F6}");
 
 using var weights = File.Create(Path.Combine(data, "weights.bin"));
 foreach (var s in states.Where(s => Text(s, "kind") == "parameter"))
-    weights.Write(MemoryMarshal.AsBytes(known[Text(s, "name")].GetTensorDataAsSpan<float>()));
+    weights.Write(MemoryMarshal.AsBytes(used[Text(s, "name")].GetTensorDataAsSpan<float>()));
 
 string Text(JsonElement of, string name) => of.GetProperty(name).GetString()!;
 

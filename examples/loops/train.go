@@ -28,6 +28,7 @@ type spec struct {
 type manifest struct {
 	Inputs, Targets, State []spec
 	Hyperparameters        map[string]float32
+	Averages               map[string]string
 	LossOutput             string `json:"loss_output"`
 }
 
@@ -156,6 +157,12 @@ func main() {
 	for _, s := range append(m.Inputs, m.Targets...) {
 		columns = append(columns, read(s, data))
 	}
+	count := len(columns[0].rows) / columns[0].rowBytes
+	for _, c := range columns {
+		if len(c.rows) != count*c.rowBytes {
+			check(fmt.Errorf("%s.bin has not as many rows as the first input", c.Name))
+		}
+	}
 	loss, err := ort.NewEmptyScalar[float32]()
 	check(err)
 	known := map[string]ort.Value{}                  // batch, hyperparameters and state, by name
@@ -182,7 +189,7 @@ func main() {
 	}
 
 	for epoch := 0; epoch < epochs; epoch++ {
-		for begin := 0; (begin+batchSize)*columns[0].rowBytes <= len(columns[0].rows); begin += batchSize {
+		for begin := 0; begin+batchSize <= count; begin += batchSize {
 			feed(begin)
 			train.run(known, next)
 			fmt.Printf("%.6f\n", loss.GetData())
@@ -192,13 +199,20 @@ func main() {
 		}
 	}
 	feed(0)
-	eval.run(known, next)
+	used := map[string]ort.Value{} // averages in place of weights, where the optimizer keeps some
+	for name, value := range known {
+		used[name] = value
+	}
+	for name, average := range m.Averages {
+		used[name] = known[average]
+	}
+	eval.run(used, next)
 	fmt.Printf("eval %.6f\n", loss.GetData())
 
 	var weights []byte
 	for _, s := range m.State {
 		if s.Kind == "parameter" {
-			weights = append(weights, known[s.Name].(*ort.CustomDataTensor).GetData()...)
+			weights = append(weights, used[s.Name].(*ort.CustomDataTensor).GetData()...)
 		}
 	}
 	check(os.WriteFile(filepath.Join(data, "weights.bin"), weights, 0o644))

@@ -23,6 +23,8 @@ const columns = [...manifest.inputs, ...manifest.targets].map(({ name, dtype, sh
   return { name, dtype, numbers, sizes: shape.slice(1), width: shape.slice(1).reduce((a, b) => a * b, 1) };
 });
 const rows = columns[0].numbers.length / columns[0].width;
+if (columns.some(({ numbers, width }) => numbers.length !== rows * width))
+  throw new Error("the inputs and targets differ in their rows");
 
 const batch = (begin) =>
   Object.fromEntries(columns.map(({ name, dtype, numbers, sizes, width }) => {
@@ -43,8 +45,10 @@ for (let epoch = 0; epoch < EPOCHS; epoch++) {
     console.log(found[manifest.loss_output].data[0].toFixed(6));
   }
 }
-const found = await evaluate.run(pick(evaluate, { ...batch(0), ...state }));
+const averages = Object.entries(manifest.averages ?? {}).map(([name, average]) => [name, state[average]]);
+const used = { ...state, ...Object.fromEntries(averages) };
+const found = await evaluate.run(pick(evaluate, { ...batch(0), ...used }));
 console.log(`eval ${found[manifest.loss_output].data[0].toFixed(6)}`);
 
-const weights = manifest.state.filter(({ kind }) => kind === "parameter").map(({ name }) => state[name].data);
+const weights = manifest.state.filter(({ kind }) => kind === "parameter").map(({ name }) => used[name].data);
 writeFileSync(join(data, "weights.bin"), Buffer.concat(weights.map((w) => Buffer.from(w.buffer, w.byteOffset, w.byteLength))));

@@ -59,6 +59,10 @@ fn train(step: &str, data: &str) -> Result<()> {
     let columns = specs.map(|s| column(s, data)).collect::<Result<Vec<_>>>()?;
     let count = columns[0].rows.len() / columns[0].row_bytes;
 
+    if let Some(c) = columns.iter().find(|c| c.rows.len() != count * c.row_bytes) {
+        return Err(format!("{}.bin has not as many rows as the first input", c.name));
+    }
+
     // batch, hyperparameters and state, by name
     let mut known = init.run(&Tensors::new())?;
     for (name, rate) in manifest.get("hyperparameters")?.members()? {
@@ -77,12 +81,18 @@ fn train(step: &str, data: &str) -> Result<()> {
         }
     }
     feed(&mut known, &columns, 0)?;
-    println!("eval {:.6}", eval.run(&known)?[loss].floats()?[0]);
+    let mut used = known.clone(); // averages in place of weights, where the optimizer keeps some
+    if let Ok(averages) = manifest.get("averages") {
+        for (name, average) in averages.members()? {
+            used.insert(name.clone(), known[average.text()?].clone());
+        }
+    }
+    println!("eval {:.6}", eval.run(&used)?[loss].floats()?[0]);
 
     let mut weights = Vec::new();
     for s in manifest.get("state")?.list()? {
         if s.get("kind")?.text()? == "parameter" {
-            weights.extend(known[s.get("name")?.text()?].floats()?.iter().flat_map(|w| w.to_le_bytes()));
+            weights.extend(used[s.get("name")?.text()?].floats()?.iter().flat_map(|w| w.to_le_bytes()));
         }
     }
     fs::write(format!("{data}/weights.bin"), weights).map_err(|e| e.to_string())

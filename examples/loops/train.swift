@@ -30,6 +30,7 @@ struct Spec: Decodable {
 struct Manifest: Decodable {
   let inputs, targets, state: [Spec]
   let hyperparameters: [String: Float]
+  let averages: [String: String]?
   let loss_output: String
 }
 
@@ -79,6 +80,9 @@ func open(_ name: String) throws -> ORTSession {
 let (start, train, eval) = (try open("init.onnx"), try open("train.onnx"), try open("eval.onnx"))
 let columns = try (manifest.inputs + manifest.targets).map { try Column($0, in: data) }
 let rows = columns[0].rows.count / columns[0].rowBytes
+for column in columns where column.rows.count != rows * column.rowBytes {
+  fatalError("\(column.spec.name).bin has not as many rows as the first input")
+}
 
 var known = try run(start, [:])  // batch, hyperparameters and state, by name
 for (name, rate) in manifest.hyperparameters {
@@ -99,10 +103,12 @@ for _ in 0..<epochs {
   }
 }
 try feed(0)
-print(String(format: "eval %.6f", try number(run(eval, known)[manifest.loss_output]!)))
+var used = known  // averages in place of weights, where the optimizer keeps some
+for (name, average) in manifest.averages ?? [:] { used[name] = known[average] }
+print(String(format: "eval %.6f", try number(run(eval, used)[manifest.loss_output]!)))
 
 var weights = Data()
 for spec in manifest.state where spec.kind == "parameter" {
-  weights.append(try known[spec.name]!.tensorData() as Data)
+  weights.append(try used[spec.name]!.tensorData() as Data)
 }
 try weights.write(to: data.appendingPathComponent("weights.bin"))
