@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-_WERE_NODES = "gradgraph.weights_were_nodes"  # Model.meta key
+_WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may write to another file
 _MANY = 4  # Constant nodes to an initializer, where initializers are the exception
 _COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)  # no learned numbers
 
@@ -12,8 +12,9 @@ _COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.S
 def lift_weights(model: ir.Model) -> None:
     """Make the Constant nodes of ``model`` initializers, in place, if it keeps its weights in them.
 
-    PaddlePaddle's exporter and ndonnx write no initializers; tools may add a few. Which of these tensors are weights is
-    then told as for initializers. In all other files a Constant node is a number in a formula, and stays.
+    PaddlePaddle's exporter, ndonnx and PyTorch's of frozen scripts write no initializers; tools may add a few. Which of
+    these tensors are weights is then told as for initializers. In all other files a Constant node is a number in a
+    formula, and stays.
     """
     graphs = (model.graph, *model.graph.subgraphs())
     nodes = [(graph, node, t) for graph in graphs for node in graph if (t := tensor_in(node)) is not None]
@@ -25,12 +26,12 @@ def lift_weights(model: ir.Model) -> None:
         if graph is model.graph or not node.outputs[0].is_graph_output():
             become_initializer(node, tensor, graph)
     model.ir_version = max(model.ir_version, 4)  # before, initializers had to be inputs
-    model.meta[_WERE_NODES] = True
+    model.metadata_props[_WERE_NODES] = "yes"
 
 
 def weights_were_nodes(model: ir.Model) -> bool:
     """Did the file keep its weights as Constant nodes, among the numbers of its formulas?"""
-    return bool(model.meta.get(_WERE_NODES))
+    return _WERE_NODES in model.metadata_props
 
 
 def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
