@@ -8,6 +8,8 @@ import json
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import safetensors.numpy
 from command_line import arrays, mlp
@@ -374,6 +377,33 @@ def test_a_command_refuses_a_hostile_file(
     assert last.startswith("error: ") or code == 2, last
     assert "hostile" in last and "bug" not in last and last.isprintable(), last
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+ENDS = {  # operators that end the process in onnxruntime where a value of unknown shape has other axes
+    "RoiAlign": "RoiAlign (x, rois, rows)",
+    "MaxRoiPool": "MaxRoiPool <pooled_shape = [2, 2]> (x, rois)",
+}
+
+
+@pytest.mark.parametrize("operator", ENDS)
+def test_check_ends_no_process(operator: str, tmp_path: Path) -> None:
+    ends = "(float[N, 2, 8, 8] x, float[] rois) => (float[] y) <int64[4] rows = {0, 1, 1, 0}>"
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g {ends} {{ y = {ENDS[operator]} }}'
+    model = onnx.parser.parse_model(text.replace("float[] rois", "float[R] rois"))
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "model.onnx")
+    words = [sys.executable, "-m", "gradgraph.cli", "check", "model.onnx"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
+    assert "Fatal" not in done.stderr
+
+
+def test_an_input_that_nobody_could_draw_is_a_sentence() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 1099511627776] x) => (float[2] y) { y = ReduceSum (x) }'
+    )
+    model = onnx.parser.parse_model(text)
+    assert "'x' of shape [2, 1099511627776] has more elements" in sentence(lambda: gg.check_gradients(model))
 
 
 # --- readers are in one room -----------------------------------------------------------------------------------

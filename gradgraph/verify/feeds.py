@@ -25,6 +25,9 @@ _PASS_ON = frozenset(
     ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
 _INDEXED = {"Gather": "axis", "GatherElements": "axis", "ScatterElements": "axis"}
+# axes of inputs by place, where onnxruntime ends the process if a value whose shape is unknown has others
+_RANKS = {"RoiAlign": {0: 4, 1: 2, 2: 1}, "MaxRoiPool": {0: 4, 1: 2}}
+MOST_DRAWN = 1 << 28  # elements of an input
 _LABELLED = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
@@ -33,6 +36,9 @@ def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
 
     Integer inputs that are seen to index something get valid indices; others get ones, which are right for masks,
     counts and axes. Booleans are true.
+
+    Raises:
+        DataError: an input has more than MOST_DRAWN elements.
     """
     inputs = _inputs(graph)
     bounds = {name: index_bound(v) for name, v in inputs.items()}
@@ -41,6 +47,9 @@ def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
         for size in SIZES if dynamic else SIZES[:1]:
             sizes = _sizes(inputs.values(), size, batch)
             shapes = {name: _shape(v, sizes, batch) for name, v in inputs.items()}
+            if huge := [name for name, shape in shapes.items() if math.prod(shape) > MOST_DRAWN and size == SIZES[0]]:
+                raise DataError(f"the input '{shown(huge[0])}' of shape {shapes[huge[0]]} has more elements than can "
+                                "be drawn; give the check data of yours, or the model smaller sizes")  # fmt: skip
             if size == SIZES[0] or max(map(math.prod, shapes.values()), default=0) <= LARGEST:
                 yield {name: _draw(v, shapes[name], bounds[name], positive, rng) for name, v in inputs.items()}
 
@@ -141,7 +150,9 @@ def _sizes(inputs: Iterable[ir.Value], size: int, batch: int) -> dict[str | None
 
 
 def _shape(value: ir.Value, sizes: Mapping[str | None, int], batch: int) -> list[int]:
-    dims = [batch] if value.shape is None else list(value.shape)
+    if value.shape is None:
+        return [batch] * max((_RANKS.get(use.node.op_type, {}).get(use.idx, 1) for use in value.uses()), default=1)
+    dims = list(value.shape)
     return [d if isinstance(d, int) else batch if axis == 0 else sizes[d.value] for axis, d in enumerate(dims)]
 
 

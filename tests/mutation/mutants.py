@@ -57,6 +57,8 @@ def _of_model(rng: random.Random, folder: Path) -> Mutant:
     message.CopyFrom(_seed(rng))
     mutators.mutated_message(message, donor, rng)
     content = message.SerializeToString()
+    if rng.random() < 0.2:
+        content = mutators.mutated_bytes(content, rng)
     use = rng.choice((_read, _differentiate, _differentiate, _inspect, _build))
     return Mutant(f"model, {use.__name__[1:]}", "model.onnx", content, use)
 
