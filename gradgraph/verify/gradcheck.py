@@ -10,7 +10,15 @@ import numpy as np
 
 Feeds = Mapping[str, np.ndarray]
 EPSILON = 1e-5  # truncation ~ε²f'''/6 and cancellation ~1e-16/ε are both near 1e-11
-STEPS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9)  # a smaller one crosses fewer kinks, and drowns sooner in rounding errors
+STEPS = (
+    1e-5,
+    1e-6,
+    1e-7,
+    1e-8,
+    1e-9,
+    1e-10,
+    1e-11,
+)  # a smaller one crosses fewer kinks, and drowns sooner in rounding errors
 BENT = 0.25  # of the distance between gradient and difference: what a kink changes the slope by at least
 
 
@@ -128,7 +136,7 @@ def judged(
             break
         tried = along(smaller)
         found = _compared(analytic, size, tried, tolerance)
-        if not found[1]:
+        if not found[1] and np.isfinite(tried.central):  # where it is not, the step left the domain
             break
         step, slopes, (error, resolved) = smaller, tried, found
     gap = abs(analytic - slopes.central)

@@ -286,3 +286,19 @@ def test_a_fault_that_lies_near_a_kink_is_found(
 def test_command_says_where_it_looked_beside_a_kink(cli: Cli, folder: Path) -> None:
     onnx.save(bent("one zero"), folder / "bent.onnx")
     assert "ok (beside a kink)" in cli("check", "bent.onnx", "--wrt", "b").out
+
+
+@pytest.mark.parametrize("height", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("op_type", ["Log", "Sqrt", "Reciprocal"])
+def test_steep_ends_of_a_domain_are_no_faults(op_type: str, height: float) -> None:
+    """Mel filters of others hold zeros: steps that are short for other weights leave the domain of a logarithm."""
+    weights = {"w": np.array([[height], [0.0], [0.0]], np.float32), "b": weight(1, 1) ** 2}
+    nodes = [
+        make_node("MatMul", ["x", "w"], ["m"]),
+        make_node(op_type, ["m"], ["l"]),
+        make_node("Mul", ["l", "b"], ["y"]),
+    ]
+    report = check_gradients(
+        model_of(nodes, {"x": (FLOAT, [4, 3])}, weights), {"x": np.abs(weight(4, 3)) + 1}, wrt=["w"]
+    )
+    assert report.ok, report
