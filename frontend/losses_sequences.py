@@ -40,7 +40,7 @@ def ctc_loss(
     Args:
         log_probs: log-probabilities ``[T, N, C]``.
         targets: labels ``[N, S]``, of which each row has ``target_lengths``; what lies behind them is not read.
-        input_lengths, target_lengths: ``[N]``.
+        input_lengths, target_lengths: ``[N]``; a row with an input length above T has a loss of NaN.
         blank: the class of no label.
         reduction: "mean", "sum", or "none" for the loss of each row.
         zero_infinity: rows whose labels do not fit into their input count 0 and not ∞.
@@ -62,6 +62,7 @@ def ctc_loss(
     losses = -logsumexp(ends, 1)
     impossible = losses > -0.5 * NOTHING
     losses = where(impossible, 0.0 if zero_infinity else np.inf, losses)
+    losses = where(steps > x.shape[0], np.nan, losses)  # of times that there are not, where PyTorch stops
     if reduction == "mean":
         losses = losses / cast(maximum(lengths, 1), x.dtype)
     return cast(reduced(losses, reduction), kind)

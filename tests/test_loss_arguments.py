@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx.parser import parse_model
+from small_models import parsed, real
 
 import gradgraph as gg
 from gradgraph.arguments import Makers
-from gradgraph.errors import BuildError, DataError, ModelError
+from gradgraph.errors import BuildError, DataError, DivergedError, ModelError
 from gradgraph.frontend import functional as F
 from gradgraph.losses import LOSSES
 
@@ -174,3 +175,36 @@ def test_the_manifest_keeps_what_is_checked() -> None:
             with pytest.raises(ModelError, match="is ill-typed"):
                 type(manifest).from_json(json.dumps(damaged))
     assert "most" not in gg.build(network(), "cross_entropy").manifest.to_json()
+
+
+SHORTER = {"a formula": "floor((time - 2)/2) + 1", "a name of its own": "steps", "no name": ""}
+
+
+def shortening(name: str) -> onnx.ModelProto:
+    """Scores for every second step of the input, whose number the file calls so."""
+    model = parsed("""(float[N, 2, time] x) => (float[N, steps, 5] y) {
+        a = Conv <kernel_shape = [2], strides = [2]> (x, w, b) y = Transpose <perm = [0, 2, 1]> (a) }""",
+        w=real(5, 2, 2), b=real(5))  # fmt: skip
+    dim = model.graph.output[0].type.tensor_type.shape.dim[1]
+    dim.Clear()
+    if name:
+        dim.dim_param = name
+    return model
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_lengths_beyond_the_steps_that_a_model_gives_are_not_silent(name: str) -> None:
+    step = gg.build(shortening(SHORTER[name]), gg.losses.ctc(batch_first=True))
+    trainer = gg.Trainer(step, device="cpu")
+    given = {"x": np.random.default_rng(0).normal(size=(ROWS, 2, 8)).astype(np.float32),  # 4 steps
+             "target": np.ones((ROWS, 3), np.int64), "input_lengths": np.array([4, 3, 4, 2]),
+             "target_lengths": np.array([2, 2, 1, 1])}  # fmt: skip
+    assert np.isfinite(trainer.step(given)["loss"])
+    with pytest.raises(DivergedError, match=r"became nan .* input length is above the number of times of the model"):
+        trainer.step({**given, "input_lengths": np.array([4, 5, 4, 2])})
+    with pytest.raises(
+        DivergedError, match=r"became inf .* more labels than the times of the model's output can spell"
+    ):
+        trainer.step({**given, "target_lengths": np.array([2, 3, 3, 1])})
+    assert np.isnan(trainer.evaluate({**given, "input_lengths": np.array([4, 5, 4, 2])})["loss"])
+    assert np.isfinite(trainer.step(given)["loss"])

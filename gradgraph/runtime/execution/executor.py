@@ -69,6 +69,11 @@ from gradgraph.step.manifest import column
 log = logging.getLogger("gradgraph")
 
 DEFAULT_BATCH_SIZE = 32
+# of ctc, by its loss
+_LENGTHS = {
+    "inf": "a row has more labels than the times of the model's output can spell: give it fewer, or zero_infinity",
+    "nan": "look whether an input length is above the number of times of the model's output, or lower the rate",
+}
 
 
 class Executor:
@@ -238,13 +243,14 @@ class Executor:
         arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
         # copies of arrays, whose memory may be a buffer that is filled again
         batch = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
+        hint = _LENGTHS.get(str(loss)) if self.manifest.parts[part.name].loss.get("name") == "ctc" else None
         return DivergedError(
             f"the {whose} became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
             batch,
             dict(hyperparameters),
             part.name or None,
-            remedy=f"lower the learning rate, or let trainer.find_nonfinite({arguments}) name the node",
-            shell="lower the learning rate (--lr), or look for NaN in the data",
+            remedy=hint or f"lower the learning rate, or let trainer.find_nonfinite({arguments}) name the node",
+            shell=hint or "lower the learning rate (--lr), or look for NaN in the data",
         )
 
     def named(self, step: str | None) -> Part:
