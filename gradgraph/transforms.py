@@ -34,6 +34,7 @@ from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.half_products import keep_products_apart
 from gradgraph.passes.normal import blaming, normalise
 from gradgraph.passes.normal.opsets.older import write_at
 
@@ -84,6 +85,7 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
             named_operators = backend != "portable"
             with blaming(model):
                 append(work, of, options["wrt"], allow_unused=options["allow_unused"], named_operators=named_operators)
+            keep_products_apart(work)
             if named_operators:
                 write_for(work, chosen)
             mark(work, chosen)

@@ -43,6 +43,7 @@ from gradgraph.graph.marks import is_marked_constant
 from gradgraph.machine.collector import paused_collection
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.passes.autocast import METADATA_KEY, as_precision
+from gradgraph.passes.half_products import keep_products_apart
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
@@ -228,7 +229,8 @@ def for_backend(draft: Draft) -> Draft:
     for file, graph in graphs.items():
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
-        keep_memory_apart(write_at(write_for(graph, draft.backend, file, spare=file == EVAL), draft.opset))
+        written = write_for(keep_products_apart(graph), draft.backend, file, spare=file == EVAL)
+        keep_memory_apart(write_at(written, draft.opset))
     return draft
 
 

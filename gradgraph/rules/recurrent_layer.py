@@ -260,7 +260,10 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
     """``x weightᵀ + bias`` of every step."""
-    product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+    turned = op.Transpose(weight, perm=[1, 0])
+    if x.dtype == ir.DataType.FLOAT16:  # see passes/half_products.py, which does not see into functions
+        turned = op.Unsqueeze(turned, [0])
+    product = op.MatMul(x, turned)
     return product if bias is None else product + bias
 
 

@@ -1,0 +1,40 @@
+"""Pass: products in float16 whose operand is transposed, so that onnxruntime can open them.
+
+onnxruntime 1.32 ends the process (signal 11) where it fuses a float16 MatMul by a matrix with a Transpose that moves
+the leading axes of its other operand, such as ``perm=[1, 0, 2]`` of [N, T, I]. Between operands of one rank it fuses
+nothing: the matrix gets leading axes of 1, by which MatMul broadcasts it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import Editor, calls_of
+
+
+def keep_products_apart(model: ir.Model) -> ir.Model:
+    """Give matrices that multiply transposed float16 tensors the rank of these, in place."""
+    editor: Editor | None = None
+    for node in calls_of(model, "MatMul"):
+        for moved, matrix in ((0, 1), (1, 0)):
+            x, w = node.inputs[moved], node.inputs[matrix]
+            rank = _moved_rank(x)
+            if rank is None or w is None or len(shape_of(w) or ()) != 2:
+                continue
+            editor = editor or Editor(model)
+            operands = [editor.op.wrap(x), editor.op.Unsqueeze(editor.op.wrap(w), list(range(rank - 2)))]
+            editor.replace(node, editor.op.MatMul(*operands[:: 1 if moved == 0 else -1]))
+            break
+    return model
+
+
+def _moved_rank(x: ir.Value | None) -> int | None:
+    """The rank of a float16 tensor that a Transpose gives, whose first axis is another's; None for others."""
+    while x is not None and (maker := x.producer()) is not None and maker.op_type == "Identity":
+        x = maker.inputs[0]
+    maker = None if x is None else x.producer()
+    if x is None or x.dtype != ir.DataType.FLOAT16 or maker is None or maker.op_type != "Transpose":
+        return None
+    perm = maker.attributes.get_ints("perm") or ()
+    return len(perm) if len(perm) > 2 and perm[0] != 0 else None
