@@ -1,5 +1,6 @@
 """Random graphs of If, Loop, Scan and SequenceMap: values of outer graphs are read at any depth, loops make any number
-of iterations, which numbers may decide, states and rows come alone or together, and some states change their shapes.
+of iterations, which numbers may decide, states and rows come alone or together, some states change their shapes, and
+some branches differ in rank.
 
 All is smooth where random numbers are likely to lie, and of moderate size.
 """
@@ -158,6 +159,53 @@ def choice(f: Flow) -> None:
         f.keep(y, VECTOR)
 
 
+def choice_of_ranks(f: Flow) -> None:
+    """If whose branches give tensors of two ranks; what follows reads it at any, or chooses by it."""
+    vector = f.flag()
+
+    def write() -> list[Output]:
+        nonlocal vector
+        vector = not vector
+        y = f.node(f.choose(["Tanh", "Identity", "Neg"]), f.pick(VECTOR if vector else MATRIX))
+        return [(y, TensorProto.FLOAT, f.choose([[None] * (1 if vector else 2), None]))]
+
+    then, otherwise = f.body([], [], write), f.body([], [], write)
+    y = f.node("If", f.condition(), then_branch=then, else_branch=otherwise)
+    for _ in range(f.choose([0, 1, 2, 3])):
+        y = f.choose(AT_ANY_RANK)(f, y)
+    rows = f.node("Reshape", y, f.constant([-1, SIZE]))
+    f.keep(f.node("Tanh", f.node("ReduceSum", rows, f.constant([0]), keepdims=0)), VECTOR)
+
+
+def by_its_rank(f: Flow, y: str) -> str:
+    """A branch that onnxruntime runs for matrices only, and one for vectors."""
+    matrix = f.node("Equal", f.node("Size", f.node("Shape", y)), f.constant(2))
+
+    def write_matrix() -> list[Output]:
+        return [(f.node("ReduceMean", y, f.constant([f.choose([1, -2])]), keepdims=0), TensorProto.FLOAT, [None])]
+
+    def write_vector() -> list[Output]:
+        return [(f.node("Mul", y, f.pick(VECTOR)), TensorProto.FLOAT, f.choose([[None], None]))]
+
+    then, otherwise = f.body([], [], write_matrix), f.body([], [], write_vector)
+    chosen: str = f.node("If", matrix, then_branch=then, else_branch=otherwise)
+    return chosen
+
+
+AT_ANY_RANK: list[Callable[[Flow, str], str]] = [
+    by_its_rank,
+    lambda f, y: str(f.node(f.choose(["Tanh", "Sin", "Sigmoid"]), y)),
+    lambda f, y: str(f.node(f.choose(["Add", "Mul", "Sub"]), y, f.pick(VECTOR))),
+    lambda f, y: str(f.node("Tanh", f.node("MatMul", y, f.pick(MATRIX)))),
+    lambda f, y: str(f.node("Softmax", y, axis=-1)),
+    lambda f, y: str(f.node("Transpose", y)),
+    lambda f, y: str(f.node("Gather", y, f.constant([0, -1, 0]), axis=f.choose([0, -1]))),
+    lambda f, y: str(f.node("Slice", f.node("Concat", y, y, axis=0), *map(f.constant, ([-SIZE], [99], [0])))),
+    lambda f, y: str(f.node("Mul", y, f.node("ReduceMean", y, f.constant([-1])))),
+    lambda f, y: str(f.node("LayerNormalization", f.node("Add", y, f.pick(VECTOR)), f.pick(VECTOR), epsilon=0.5)),
+]
+
+
 def trips(f: Flow) -> str:
     """How many iterations: none given, a constant, an input, or what numbers say."""
     way = f.choose(["constant", "input", "computed"])
@@ -289,7 +337,7 @@ def sequence_state(f: Flow) -> None:
 
 KINDS: list[tuple[Callable[[Flow], None], int]] = [
     (arithmetic, 6), (product, 1), (gathering, 1), (slicing, 1), (choice, 3), (loop, 4), (scan, 3), (mapping, 1),
-    (sequence_state, 1),
+    (sequence_state, 1), (choice_of_ranks, 2),
 ]  # fmt: skip
 PLAIN = [kind for kind, share in KINDS[:4] for _ in range(share)]
 ALL = [kind for kind, share in KINDS for _ in range(share)]
