@@ -32,13 +32,21 @@ def gru() -> Any:
     return model(nodes, inputs, {n: a.astype(np.float32) for n, a in weights.items()})
 
 
+def nameless() -> Any:
+    """A GRU whose file names no size: the batch is the second axis of its state."""
+    found = gru()
+    for value, dims in zip(found.graph.input, ([None, None, 2], [1, None, 3]), strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, F, dims))
+    return found
+
+
 def sound() -> Any:
     """A convolution that takes 400 samples at least."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], strides=[160])]
     return model(nodes, {"x": (F, ["batch", 1, "time"])}, {"w": np.ones((2, 1, 400), np.float32)})
 
 
-@pytest.mark.parametrize("make", [gru, sound])
+@pytest.mark.parametrize("make", [gru, nameless, sound])
 def test_inputs_are_found(make: Any) -> None:
     report = check_gradients(make())
     assert report.ok and all(t.resolved for t in report.tensors)

@@ -153,7 +153,14 @@ def _shape(value: ir.Value, sizes: Mapping[str | None, int], batch: int) -> list
     if value.shape is None:
         return [batch] * max((_RANKS.get(use.node.op_type, {}).get(use.idx, 1) for use in value.uses()), default=1)
     dims = list(value.shape)
-    return [d if isinstance(d, int) else batch if axis == 0 else sizes[d.value] for axis, d in enumerate(dims)]
+    leading = {0, 1} if _is_state(dims) else {0}
+    return [d if isinstance(d, int) else batch if axis in leading else sizes[d.value] for axis, d in enumerate(dims)]
+
+
+def _is_state(dims: Sequence[int | ir.SymbolicDim]) -> bool:
+    """Are these sizes those of a recurrent layer's state, [layers, batch, features], with an unnamed batch?"""
+    sizes = [d if isinstance(d, int) else d.value for d in dims]
+    return len(sizes) == 3 and [isinstance(d, int) for d in sizes] == [True, False, True] and sizes[1] is None
 
 
 def _draw(value: ir.Value, shape: list[int], bound: int | None, positive: bool, rng: np.random.Generator) -> Array:
