@@ -121,6 +121,8 @@ def _compared(trial: Trial, found: Results | str) -> Outcome:
     for name, expected in trial.expected.items():
         if name not in found:
             return _outcome(trial, "wrong", f"gives no {name}, but {', '.join(found)}")
+        if trial.operator == "Loop" and expected.size == found[name].size == 0 and expected.ndim == found[name].ndim:
+            continue  # of a loop of no turn: no words of ONNX say how large a turn's result would have been
         if trial.operator not in RANDOM and not _close(expected, found[name], _tolerance(trial)):
             return _outcome(trial, "wrong", f"{name}: {_few(found[name])}, not {_few(expected)}")
     return _outcome(trial, "right", "")
