@@ -288,11 +288,11 @@ def test_command_says_where_it_looked_beside_a_kink(cli: Cli, folder: Path) -> N
     assert "ok (beside a kink)" in cli("check", "bent.onnx", "--wrt", "b").out
 
 
-@pytest.mark.parametrize("height", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("height", [1e-3, 1e-8, 1e-9])
 @pytest.mark.parametrize("op_type", ["Log", "Sqrt", "Reciprocal"])
 def test_steep_ends_of_a_domain_are_no_faults(op_type: str, height: float) -> None:
     """Mel filters of others hold zeros: steps that are short for other weights leave the domain of a logarithm."""
-    weights = {"w": np.array([[height], [0.0], [0.0]], np.float32), "b": weight(1, 1) ** 2}
+    weights = {"w": np.array([[1.0, height], [0.0, 0.0], [0.0, 0.0]], np.float32), "b": weight(1, 2) ** 2}
     nodes = [
         make_node("MatMul", ["x", "w"], ["m"]),
         make_node(op_type, ["m"], ["l"]),
