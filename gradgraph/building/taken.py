@@ -17,7 +17,7 @@ _NAMED = 6  # weights
 
 
 def taken(draft: Draft) -> list[str]:
-    """What the globs of each part take, among its weights; a name in full, and ``*``, need no telling."""
+    """Lines on what the globs of each part take; a name in full, and ``*``, need no telling."""
     return [line for part in draft.parts for line in _of_part(part)]
 
 

@@ -224,7 +224,7 @@ def own_homes(word: str) -> Iterator[Home]:
 
 
 def advice(word: str, known: Collection[str] = ()) -> str | None:
-    """What to tell somebody who gives ``word`` to a function with the arguments ``known``; None if nobody says so."""
+    """Advice for somebody who gives ``word`` to a function with the arguments ``known``; None if nobody says so."""
     homes = [*own_homes(word), *([RIVALS[word]] if word in RIVALS else [])]
     home = next((home for home in homes if home.argument in known), homes[0] if homes else None)
     return None if home is None else home.in_python(known)
