@@ -95,6 +95,7 @@ _WORDS = (  # facts as they are said behind "with"
     (r"size 0", r"an input without elements"),
     (r"broadcasts", r"inputs of different shapes"),
     (r"captures", r"bodies that read values from outside"),
+    (r"slices read", r"a body that reads what it writes turn by turn"),
     (r"outputs alike", r"a constant that is another output, too"),
     (r"output (\d+)", r"output \1 read"),
 )

@@ -24,6 +24,7 @@ A fact is one of these, where *i* counts from 0:
 ``broadcasts``          inputs of different shapes
 ``output 1``            an output beside the first that is read
 ``captures``            bodies that read values from outside
+``slices read``         a Scan that writes, turn by turn, what others in its body read, too
 ``outputs alike``       an Identity of a constant that is another output of the graph, too
 ======================  =========================================================================================
 """
@@ -58,8 +59,10 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 def facts_of(node: ir.Node) -> Facts:
     """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
     read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
-    more = (*_channel_facts(node), *(("outputs alike",) if is_output_twice(node) else ()))
-    return frozenset((*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *more, *read))
+    found = [*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *_channel_facts(node), *read]
+    found += ["outputs alike"] if is_output_twice(node) else []
+    found += ["slices read"] if read_slices(node) else []
+    return frozenset(found)
 
 
 def type_name(dtype: ir.DataType) -> str:
@@ -186,6 +189,15 @@ def _channel_facts(node: ir.Node) -> Iterator[str]:
         yield "channels in threes"
     if isinstance(filters, int) and filters % 4 == 0:
         yield "filters in fours"
+
+
+def read_slices(node: ir.Node) -> list[int]:
+    """The outputs of a Scan's body, by number, that are written turn by turn and read in the body, too."""
+    if node.op_type != "Scan" or node.domain:
+        return []
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    body = node.attributes["body"].as_graph()
+    return [i for i, value in enumerate(body.outputs) if i >= states and value.uses()]
 
 
 def is_output_twice(node: ir.Node) -> bool:

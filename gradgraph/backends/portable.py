@@ -6,9 +6,9 @@ from gradgraph.backends.backend import Backend, Lowering
 
 
 def _lowering() -> Lowering:
-    from gradgraph.backends.shared_rewrites import PART_OUTPUTS
+    from gradgraph.backends.shared_rewrites import PART_OUTPUTS, PART_SLICES
 
-    return Lowering(last=(PART_OUTPUTS,))
+    return Lowering(last=(PART_SLICES, PART_OUTPUTS))
 
 
 PORTABLE = Backend(

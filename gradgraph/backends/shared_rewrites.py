@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.facts import copied, is_output_twice
+from gradgraph.backends.facts import copied, is_output_twice, read_slices
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import small_constant
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
@@ -123,6 +123,17 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
     editor.replace(node, *results[:states], *results[states + len(fed) :])
 
 
+def part_slices(model: ir.Model) -> None:
+    """Give what a Scan writes in each turn to nobody else in its body, in place: tract turns its shape there, too."""
+    op = Builder(names_of(model))
+    for node in _scans(model):
+        body = node.attributes["body"].as_graph()
+        for i in read_slices(node):
+            body.outputs[i] = op.Identity(op.wrap(body.outputs[i])).value
+        body.extend(op.nodes)
+        op.nodes = []
+
+
 # --- numbers --------------------------------------------------------------------------------------------------
 
 
@@ -204,4 +215,5 @@ NARROW_NUMBERS = Rewrite(
 )
 TURN_SCANS = Rewrite(turn_scans, "what runs over time runs forward: some runtimes know no other direction")
 CLOSE_SCANS = Rewrite(close_scans, "bodies read nothing from outside: some runtimes refuse that")
+PART_SLICES = Rewrite(part_slices, "what a loop writes has no other reader in it")
 PART_OUTPUTS = Rewrite(part_outputs, "outputs that begin as one constant have nodes of their own")

@@ -15,7 +15,7 @@ from gradgraph.backends.facts import Facts
 
 _TYPE = re.compile(r"(\w+) (b?float\d+|u?int\d+|bool|string)")
 # which facts are believed first to be the reason, where several would be one
-_ORDER = (_TYPE, r"size 0", r"depthwise|outputs alike", r"output \d", r"\w+=",
+_ORDER = (_TYPE, r"size 0", r"depthwise|outputs alike|slices read", r"output \d", r"\w+=",
           r"\w+ (set|not|uneven|negative)", r"captures", r"input \d+ (computed|derived|negative|zero|empty)",
           r"open", r"(channels|space) open", r"input \d+ open", r"rank", r"input \d+$", r"broadcasts", r"")  # fmt: skip
 _WEAK = re.compile(r"!?((input \d+ )?rank .*|input \d+|broadcasts)")  # believed only where nothing else is the reason

@@ -79,6 +79,7 @@ _SCANS = (  # one thing after the other
     case(real(3), real(4, 3), real(3), outputs=2, graph=_scan(body=_READS)),
     case(real(2, 3), real(4, 2, 3), real(2, 3), outputs=2, graph=_scan(body=_READS, sizes="2, 3")),
     case(real(3), real(3), real(4, 3), outputs=3, graph=_TWO_STATES),
+    case(real(2, 3), real(4, 2, 3), outputs=2, graph=_scan(body="y = Mul(s, x) t = Sub(s, y)", sizes="2, 3")),
 )
 FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules without cases
     **dict.fromkeys(("And", "Or", "Xor"), _LOGIC),

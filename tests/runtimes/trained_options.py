@@ -94,5 +94,6 @@ CASES = {
     "frozen": Case(_MLP, lambda: {"freeze": "layers.0.*"}),
     "float16": Case(_MLP, lambda: {"precision": gg.Precision("float16", init_scale=256.0)}, atol=2e-3),
     "depthwise": Case(Network("grouped convolutions", Depthwise, (1, 8, 8), False, _adamw)),
+    "LSTM": Case(NETWORKS["LSTM"]),
     "drawn": Case(Network("random codes", Drawn, (8,), False, _adamw), draws=True),
 }

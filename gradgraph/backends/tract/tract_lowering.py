@@ -10,10 +10,8 @@ from gradgraph.backends.backend import Lowering
 from gradgraph.backends.capability import lacking
 from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import TRAINING, VECTORS
-from gradgraph.backends.shared_rewrites import TURN_SCANS
+from gradgraph.backends.shared_rewrites import PART_SLICES, TURN_SCANS
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.passes.normal.edit import names_of, nodes_of
-from gradgraph.passes.rewrites import Rewrite
 from gradgraph.rules.norm import columns, inverse_deviation
 from gradgraph.rules.registry import case, real
 
@@ -45,21 +43,4 @@ def batch_norm_by_statistics(
     return op.like((x - columns(op, mean, x)) * columns(op, slope, x) + columns(op, bias, x), x)
 
 
-def part_scan_outputs(model: ir.Model) -> None:
-    """Give what a Scan writes in each turn to nobody else in its body, in place: tract turns its shape there, too."""
-    op = Builder(names_of(model))
-    for node in nodes_of(model):
-        if node.op_type != "Scan" or node.domain:
-            continue
-        body = node.attributes["body"].as_graph()
-        states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-        for i, value in enumerate(body.outputs):
-            if i >= states and value.uses():
-                body.outputs[i] = op.Identity(op.wrap(value)).value
-        body.extend(op.nodes)
-        op.nodes = []
-
-
-LOWERING = Lowering(
-    forms=FORMS, after=(TURN_SCANS,), last=(Rewrite(part_scan_outputs, "what a loop writes has no other reader in it"),)
-)
+LOWERING = Lowering(forms=FORMS, after=(TURN_SCANS,), last=(PART_SLICES,))
