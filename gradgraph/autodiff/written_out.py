@@ -117,7 +117,7 @@ def _by_halves(value: ir.Value) -> ir.Value:
 
 
 def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """What is divided, and by what."""
+    """Dividend and divisor."""
     node = some(made_by(value, "Div", "Mul", "Reciprocal"))
     if is_standard(node, "Div"):
         return some(node.inputs[0]), some(node.inputs[1])
