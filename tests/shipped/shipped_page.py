@@ -1,0 +1,126 @@
+"""docs/reference/shipped-models.md, from what was kept of each file."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shipped.judged import SLOPE, kept, reason, verdict
+from shipped.packages import PACKAGES
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "shipped-models.md"
+HEAD = """# Models that others ship
+
+{files} `.onnx` files that {packages} packages of the public Python index carry, with the weights that their users run:
+written by others, for other ends, by {exporters} exporters. Each is put through the same mill in a process of its own:
+its gradients are checked, it trains for 20 steps of Adam (slow ones for 5 or more) on a small batch with targets made
+up, and it is built for every runtime. {trains} train.
+
+- *gradients*: `gradgraph check`, in float64 where nothing else is said: how many of the tensors that were drawn agree
+  with differences; in parentheses those whose gradient is too small to tell. Then how far the slope of the loss along
+  the gradient of all weights is from what the gradient says, in onnxruntime in float32: more than {slope:.0%} would be
+  wrong. It decides where differences of single tensors in float32 are too coarse: near the zeros of mel filters.
+- *loss*: at the first and the last step.
+- *step*: seconds for one on one thread of a machine with others at work, and the most memory of build and training.
+- *runtimes*: {asked} are asked. Those that refuse the step are named, with the reason [below](#why-a-runtime-refuses).
+"""
+TABLE = """
+| package | file | exporter | nodes | operators | weights | verdict | gradients, slope | loss | step | runtimes |
+|---|---|---|---|---|---|---|---|---|---|---|
+"""
+FOOT = """
+`python -m tests.shipped --write` downloads the wheels, tries all and writes this page; names of packages after it try
+those. `make shipped-packages` tries five, as continuous integration does.
+"""
+
+
+def page(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page."""
+    rows = [(p, file, found[key]) for p in PACKAGES for file in p.files if (key := f"{p.name} {file}") in found]
+    makers = {_maker(one) for *_, one in rows} - {""}
+    trains = sum(verdict(one) == "trains" for *_, one in rows)
+    asked = sorted({backend for *_, one in rows for backend in one.get("taken", {}).get("said", {})})
+    notes: dict[str, int] = {}
+    table = [_row(p.name, p.version, file, one, notes) for p, file, one in rows]
+    head = HEAD.format(files=len(rows), packages=len({p.name for p, *_ in rows}), exporters=len(makers), trains=trains,
+                       slope=SLOPE, asked=", ".join(f"`{b}`" for b in asked))  # fmt: skip
+    return "".join([head, TABLE, *table, *_refused(rows), *_noted(notes), FOOT])
+
+
+def write() -> None:
+    PAGE.write_text(page(kept()), "utf-8")
+
+
+def _row(package: str, version: str, file: str, found: Mapping[str, Any], notes: dict[str, int]) -> str:
+    shown, trained = found.get("described", {}), found.get("trained", {})
+    cells = [
+        f"{package} {version}",
+        f"`{file.rpartition('/')[2]}`",
+        shown.get("exporter") or "—",
+        str(shown.get("nodes", "")),
+        str(len(shown.get("operators", []))),
+        _short(shown["weights"]) if shown else "",
+        verdict(found),
+        _gradients(found),
+        f"{trained['first']:.3g} → {trained['last']:.3g}" if "last" in trained else "",
+        f"{trained['step_s']:.2g} s, {trained['peak'] / 2**20:.0f} MiB" if "last" in trained else "",
+        _runtimes(found.get("taken", {}).get("said"), notes),
+    ]
+    return f"| {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |\n"
+
+
+def _maker(found: Mapping[str, Any]) -> str:
+    return found.get("described", {}).get("exporter", "").partition(" ")[0]
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k" if count >= 1e3 else str(count)
+
+
+def _gradients(found: Mapping[str, Any]) -> str:
+    checked, sloped = found.get("checked", {}), found.get("sloped", {})
+    parts = []
+    if "counts" in checked:
+        counts = checked["counts"]
+        right, small = counts.get("right", 0), counts.get("too small to tell", 0)
+        of = f"{right} of {right + counts.get('wrong', 0)}{f' ({small})' if small else ''}"
+        parts.append(of + (", float32" if checked["precision"] == "float32" else ""))
+    elif "late" in found.get("ended", {}):
+        parts.append("not in time")
+    if "error" in sloped:
+        parts.append(f"{sloped['error']:.0e}")
+    return "; ".join(parts)
+
+
+def _runtimes(said: Mapping[str, str] | None, notes: dict[str, int]) -> str:
+    if said is None:
+        return ""
+    refused = [f"{b} ({notes.setdefault(_why(words), len(notes) + 1)})" for b, words in said.items() if words]
+    return "all" if not refused else f"all but {', '.join(refused)}"
+
+
+def _why(words: str) -> str:
+    """The sentence of a refusal without the node that it names first, and without the advice."""
+    words = re.sub(r"^(?:\w+\.onnx: )?node '.*?' \(([\w.]+)\)", r"\1", words)
+    return re.sub(r" \(and [\d,]+ more such nodes?\)", "", words).partition(";")[0]
+
+
+def _refused(rows: list[tuple[Any, str, Mapping[str, Any]]]) -> Iterator[str]:
+    files: dict[str, list[str]] = defaultdict(list)
+    for package, file, found in rows:
+        if verdict(found) != "trains":
+            files[f"{verdict(found)}: {reason(found) or 'the loss did not fall'}"].append(f"{package.name} `{file}`")
+    if files:
+        yield "\n## What does not train, and why\n\n"
+    for said, own in files.items():
+        yield f"- {', '.join(own)}: {said}\n"
+
+
+def _noted(notes: Mapping[str, int]) -> Iterator[str]:
+    if notes:
+        yield "\n## Why a runtime refuses\n\n"
+    for words, number in notes.items():
+        yield f"{number}. {words}\n"
