@@ -368,7 +368,7 @@ def loop(
 
     def write(number: Var, go: Var, *entering: Var) -> list[Var]:
         at = trips - 1 - number
-        given = {k: row(at) for k, row in read.items()} | {0: at, 1: op.const(True)}
+        given = {k: row(at) for k, row in read.items()} | {0: _as_number(op, at, body.inputs[0]), 1: op.const(True)}
         return [go, *inlined(op, back.step, [*entering, *(given.get(k) for k in range(len(back.slices)))])]
 
     graph = op.graph([*counters("number"), *map(twin, back.entering)], write, "backward")
@@ -378,3 +378,8 @@ def loop(
     assert node is not None
     before = len(node.inputs) - len(states)  # without states, the condition may be left out altogether
     return [*[None] * before, *back.gradients(results, states)]
+
+
+def _as_number(op: Builder, x: Var, number: ir.Value) -> Var:
+    """The scalar ``x`` as the body takes its number: in PyTorch's legacy exports, which onnxruntime takes, a vector."""
+    return op.Unsqueeze(x, [0]) if number.shape is not None and len(number.shape) == 1 else x

@@ -63,6 +63,21 @@ def test_a_loop_that_runs_elsewhere_makes_its_iterations() -> None:
     np.testing.assert_array_equal(dx, [8, 24])
 
 
+def test_a_body_takes_its_number_as_a_vector() -> None:
+    """The legacy exporter of PyTorch declares it so, and onnxruntime gives it so; the gradient ran into a scalar."""
+    body = """b (int64[1] i, bool c, float[2] s) => (bool d, float[2] t) {
+        d = Identity(c)  e = Add(i, one)  p = Slice(w, i, e, zero)  q = Squeeze(p, zero)  t = Mul(s, q)
+    }"""
+    constants = "one = Constant <value_ints = [1]> ()  zero = Constant <value_ints = [0]> ()"
+    loop = f"n = Constant <value_int = 3> ()  {constants}  y = Loop <body = {body}> (n, , x)"
+    m = model(f"{loop}  loss = ReduceSum <keepdims = 0> (y)", "float[2] x, float[3, 2] w")
+    feeds = {"x": np.array([1, 2], np.float32), "w": np.arange(1, 7, dtype=np.float32).reshape(3, 2)}
+    found = run(value_and_grad(m, ["x", "w"]), feeds)
+    product = feeds["w"].prod(axis=0)
+    np.testing.assert_allclose(found["x.grad"], product)
+    np.testing.assert_allclose(found["w.grad"], feeds["x"] * product / feeds["w"])
+
+
 WITH_LOOPS = [
     pytest.param(trial.model, id=f"{rule.op_type}-{i}")
     for rule in RULES.values()
