@@ -15,6 +15,7 @@ import numpy as np
 from gradgraph.errors import GradgraphError
 from runtimes.four_networks import BATCH, NETWORKS, STEPS
 from runtimes.runtimes import LONGEST_S, RUNTIMES, RefusedError, cases_of, losses_in
+from runtimes.trained_options import CASES
 
 KEPT = Path(__file__).parent / "matrix.json"
 ATOL = 1e-4
@@ -95,6 +96,19 @@ onnxruntime-web, the one in JavaScript, trains some networks wrong; `gradgraph.j
 
 """
 FOOT = """
+## Options
+
+What a runtime takes also depends on how a step is built, and on files other than `train.onnx`. A small network of fixed
+sizes is built in these ways, trained there and evaluated by `eval.onnx`:
+
+{options}
+
+It must give the losses of onnxruntime, or be refused: at build, by the name of the file, or by the runtime itself where
+the build has warned that nobody has tried some of its nodes. For tract, `accumulate`, `pruning` and `float16` are
+refused; OpenVINO and IREE themselves refuse `pruning`. Where only `eval.onnx` is refused (a network that draws random
+numbers when it is evaluated, in tract), the step is built with a warning: train there, and evaluate elsewhere. Tried in
+ReferenceEvaluator, OpenVINO, tract and IREE, by `tests/runtimes/test_trained_options.py`.
+
 ## Which command
 
 `make runtimes` installs OpenVINO and tract, `make all-runtimes` IREE, TVM and tinygrad (tinygrad needs clang, too),
@@ -127,7 +141,12 @@ def page(cells: Mapping[Key, Cell]) -> str:
         f"| {r.title} | `--backend {r.backend}` | `python -m tests.runtimes {n}` |\n" for n, r in RUNTIMES.items()
     )
     about = "".join(f"- {name}: {network.about}\n" for name, network in NETWORKS.items())
-    return "".join([*lines, "\nThe networks:\n\n", about, FOOT, *commands])
+    return "".join([*lines, "\nThe networks:\n\n", about, FOOT.replace("{options}", _options()), *commands])
+
+
+def _options() -> str:
+    """The cases of the second axis, one a line."""
+    return "\n".join(f"- {name}" for name in CASES)
 
 
 def _shown(cell: Cell | None, notes: list[str]) -> str:
