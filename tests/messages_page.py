@@ -27,6 +27,7 @@ USUALLY = {
     "BuildError": "correct the option",
     "ArgumentError": "give it as the docstring says",
     "DataError": "correct the data",
+    "UnmatchedError": "give data with the columns and classes of the training",
     "DivergedError": "lower the learning rate, or look for NaN in the data",
     "CheckpointError": "use a checkpoint that this step has saved",
     "CompatibilityError": "call it as the package did, or use gradgraph's own API",
@@ -37,7 +38,7 @@ USUALLY = {
 # subject: the files that speak of it, by the beginnings of their paths; of several, the longest decides
 SUBJECTS = {
     "Models": ("gradgraph/files/", "gradgraph/graph/", "gradgraph/passes/", "gradgraph/step/inference.py"),
-    "Gradients": ("gradgraph/autodiff/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
+    "Gradients": ("gradgraph/autodiff/", "gradgraph/reduction/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
                   "gradgraph/verify/"),
     "Networks in Python": ("frontend/",),
     "Losses and metrics": ("gradgraph/losses", "gradgraph/metrics", "frontend/loss", "frontend/metric",

@@ -216,7 +216,7 @@ def is_output_twice(node: ir.Node) -> bool:
 
 
 def copied(value: ir.Value | None) -> ir.Value | None:
-    """What ``value`` is, behind Identities."""
+    """The value that ``value`` is, behind Identities."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
         value = node.inputs[0]
     return value

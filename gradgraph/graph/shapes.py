@@ -79,7 +79,7 @@ def source_of_open_rank(value: ir.Value) -> ir.Value:
 
 
 def _measured(value: ir.Value) -> ir.Value:
-    """What ``value`` is the shape of, if it is one; else itself."""
+    """The value that ``value`` is the shape of, if it is one; else itself."""
     node = value.producer()
     return node.inputs[0] or value if node is not None and node.op_type == "Shape" else value
 

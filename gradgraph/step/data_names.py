@@ -163,8 +163,9 @@ class DataNames:
         try:
             return cls.from_data(json_of(metadata.get(NAMES_KEY, "{}")))
         except (ValueError, TypeError) as error:
-            raise ModelError(f"the metadata '{NAMES_KEY}' of the model is damaged ({shown(error)}); "
-                             "remove it, or export the model again") from None  # fmt: skip
+            raise ModelError(
+                f"the metadata that tell the names of the model's data are damaged ({shown(error)}); export it again"
+            ) from None
 
 
 NO_NAMES = DataNames()

@@ -316,7 +316,7 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``adapter_config.json`` says, each entry of its kind.
+    """The content of ``adapter_config.json``, each entry of its kind.
 
     Attributes:
         all: the whole table.

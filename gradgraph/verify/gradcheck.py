@@ -88,7 +88,7 @@ class Quotients:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What differences say about a directional derivative.
+    """The verdict of differences about a directional derivative.
 
     Attributes:
         verdict: "kink" where the slopes on both sides differ, so that differences prove nothing about a gradient.
