@@ -38,8 +38,8 @@ USUALLY = {
 # subject: the files that speak of it, by the beginnings of their paths; of several, the longest decides
 SUBJECTS = {
     "Models": ("gradgraph/files/", "gradgraph/graph/", "gradgraph/passes/", "gradgraph/step/inference.py"),
-    "Gradients": ("gradgraph/autodiff/", "gradgraph/reduction/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
-                  "gradgraph/verify/"),
+    "Gradients": ("gradgraph/autodiff/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
+                  "gradgraph/verify/", "gradgraph/reduction/"),
     "Networks in Python": ("frontend/",),
     "Losses and metrics": ("gradgraph/losses", "gradgraph/metrics", "frontend/loss", "frontend/metric",
                            "gradgraph/building/loss", "gradgraph/building/objective", "gradgraph/building/distillation",

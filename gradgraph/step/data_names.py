@@ -164,7 +164,7 @@ class DataNames:
             return cls.from_data(json_of(metadata.get(NAMES_KEY, "{}")))
         except (ValueError, TypeError) as error:
             raise ModelError(
-                f"the metadata that tell the names of the model's data are damaged ({shown(error)}); export it again"
+                f"the metadata '{NAMES_KEY}' of the model is damaged ({shown(error)}); export the model again"
             ) from None
 
 
