@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
+    "gradgraph/step/data_names.py: the metadata '": "keys of metadata have such names",
     "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made

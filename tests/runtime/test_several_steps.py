@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,8 @@ def test_a_folder_has_one_manifest_and_a_train_graph_for_each(gan: Step, tmp_pat
     assert set(document["digests"]) == set(names) - {"manifest.json"}
     again = Step.load(folder)
     assert again.manifest == gan.manifest
-    assert again.summary() == replace(gan, taken=()).summary()  # globs are of the build, not of the folder
+    globs = {*gan.taken}  # of the build; the folder does not have them
+    assert again.summary().split("\n") == [s for s in gan.summary().split("\n") if s[16:] not in globs]
     d, g = gan.manifest.steps["discriminator"], gan.manifest.steps["generator"]
     assert not set(d.writes) & set(g.writes)
     assert {"generator.0.weight", "discriminator.0.weight"} <= {*d.reads} & {*g.reads}

@@ -24,7 +24,7 @@ Judged = dict[str, Any]
 def judged(path: Path, data: Mapping[str, Any], limit_s: float) -> Judged:
     """What each stage found, by its name; for one that crashed or took too long, how it ended."""
     here = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "shipped.stages", path.name, json.dumps(data)]
+    command = [sys.executable, "-m", "shipped.one_file", path.name, json.dumps(data)]
     found: Judged = {}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

@@ -13,9 +13,9 @@ from gradgraph import frontend
 from gradgraph.frontend import nn
 from gradgraph.rules import registry
 from shipped.judged import SLOPE, judged, kept, reason, verdict
+from shipped.one_file import Task, checked, sloped
 from shipped.packages import FEW, PACKAGES
 from shipped.shipped_page import PAGE, page
-from shipped.stages import Task, checked, sloped
 
 
 @pytest.fixture
