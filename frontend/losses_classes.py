@@ -130,7 +130,10 @@ def _likelihood(
         spread = log_p if weights is None else log_p * _along(weights, log_p, at)
         even = op.Where(counted, op.ReduceMean(spread, [at], keepdims=0), 0.0)
         losses = (1.0 - smoothing) * losses - smoothing * (even if reduction == "none" else _sum(even))
-    return cast(losses / _sum(share) if reduction == "mean" else losses, log_p.dtype)
+    if reduction == "mean":
+        below = _sum(share)
+        losses = losses / op.Where(below == 0.0, 1.0, below)  # where nothing counts, the loss is 0
+    return cast(losses, log_p.dtype)
 
 
 def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:

@@ -33,7 +33,7 @@ const FINISHES = {
   ratio: ([a, b]) => a / b,
   root: ([a, b]) => Math.sqrt(a / b),
   exponential: ([a, b]) => Math.exp(a / b),
-  weighted_ratios: (sums, _, { weights }) => sum(columns(sums, 2).map(([a, b], i) => (weights[i] * a) / b)),
+  weighted_ratios: (sums, _, { weights }) => sum(columns(sums, 2).map(([a, b], i) => (weights[i] * a) / (b || 1))),
   r2: (sums, shape) => {
     const [count, total, squares, errors] = columns(sums, sums.length / 4);
     return mean(count.map((n, i) => 1 - errors[i] / (squares[i] - total[i] ** 2 / n)));

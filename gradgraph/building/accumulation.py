@@ -41,6 +41,8 @@ class Accumulation(Link):
             if not self._written.adds_up:
                 weight = self._written.weight() if self._written.weight else state.fed(BATCH_WEIGHT)
             total = None if weight is None else self._added("accumulated_weight", ir.DataType.FLOAT, (), weight, due)
+            if total is not None:
+                total = op.Where(op.Equal(total, 0.0), 1.0, total)  # where nothing counts, all sums are 0
             sums = []
             for p, start, g in zip(weights.params, weights.start, gradients, strict=True):
                 wide = ir.DataType.FLOAT if p.dtype == ir.DataType.FLOAT16 else g.dtype

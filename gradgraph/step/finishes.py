@@ -33,8 +33,8 @@ def exponential(sums: Array) -> Any:
 
 
 def weighted_ratios(sums: Array, weights: Sequence[float]) -> Any:
-    """Rows of `[a, b]`: ``Σ w·a / b``."""
-    return (np.asarray(weights) * sums[:, 0] / sums[:, 1]).sum()
+    """Rows of `[a, b]`: ``Σ w·a / b``; nothing for a row in which nothing counts, where b is 0."""
+    return (np.asarray(weights) * sums[:, 0] / np.where(sums[:, 1] == 0, 1, sums[:, 1])).sum()
 
 
 def r2(sums: Array) -> Any:
