@@ -39,6 +39,7 @@ from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights, results
 from gradgraph.transforms import vjp
+from gradgraph.verify.discarded_lanes import discarded_lanes
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.gradcheck import STEPS, Judgement, Quotients, judged
 from gradgraph.verify.reference import Oracle, in_float64
@@ -105,8 +106,8 @@ class Report:
         outputs: the outputs that were differentiated.
         tensors: one entry per tensor.
         findings: warnings about what is trained by default, and what was computed from it beforehand (see
-            ``gradgraph.autodiff.review``), none where ``wrt`` says what is differentiated; and about outputs that are
-            probabilities.
+            ``gradgraph.autodiff.review``), none where ``wrt`` says what is differentiated; about outputs that are
+            probabilities; and, where a gradient is NaN, about nodes that discard values that are not finite.
     """
 
     precision: str
@@ -165,7 +166,7 @@ def check_gradients(
     except _CannotRunError as reason:
         report = check.run(SINGLE, str(reason))
     targets = [v for v in normal.graph.outputs if v.name in outputs]
-    report = dataclasses.replace(report, findings=tuple(_probabilities(targets)))
+    report = dataclasses.replace(report, findings=(*report.findings, *_probabilities(targets)))
     if wrt is not None:
         return report
     trained = [v.name for v in trainable(normal.graph, targets) if v.name]
@@ -309,7 +310,11 @@ class _Check:
             with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
                 found.append(_checked(point, slope, gradients, precision, rng))
             self.progress(len(found), len(self.subject.names))
-        return Report(precision.name, reason, precision.tolerance, tuple(self.subject.outputs), tuple(found))
+        start = _oracle if precision is DOUBLE else _session
+        undefined = any(math.isnan(t.analytic) for t in found)
+        lanes = discarded_lanes(model, feeds, lambda m: start(m, ())) if undefined else ()
+        outputs = tuple(self.subject.outputs)
+        return Report(precision.name, reason, precision.tolerance, outputs, tuple(found), tuple(lanes))
 
     def _first_run(self, model: ir.Model, f: Run, rng: np.random.Generator) -> tuple[Feeds, dict[str, Array]]:
         """Feeds at which the outputs are finite, and the outputs there."""

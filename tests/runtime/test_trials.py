@@ -146,7 +146,9 @@ def test_a_history_in_a_notebook() -> None:
     )
 
 
-@pytest.mark.parametrize("rate", [0.01, lambda step: 0.01, gg.optim.reduce_on_plateau(0.01)], ids=str)
+@pytest.mark.parametrize(
+    "rate", [0.01, lambda step: 0.01, gg.optim.reduce_on_plateau(0.01)], ids=["a number", "a function", "a plateau"]
+)
 def test_a_batch_is_learnt_at_any_kind_of_rate(rate: Any) -> None:
     assert trainer().overfit(DATA, steps=30, learning_rate=rate).losses == (
         trainer(0.01).overfit(DATA, steps=30).losses

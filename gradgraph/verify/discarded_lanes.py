@@ -1,0 +1,49 @@
+"""Where a gradient is NaN: the Where nodes that throw away values that are not finite.
+
+What computed such a value gets a cotangent of 0, and 0 times an infinite or undefined slope is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import Finding
+from gradgraph.graph.checks import describe
+
+Array = np.ndarray[Any, Any]
+_REMEDY = (
+    "feed the operator that computes them a harmless input there, by another Where before it: "
+    "Sqrt(Where(x > 0, x, 1)) in the place of Sqrt(x)"
+)
+
+
+def discarded_lanes(
+    model: ir.Model, feeds: Mapping[str, Array], start: Callable[[ir.Model], Callable[..., Mapping[str, Array]]]
+) -> Iterator[Finding]:
+    """Findings about the Where nodes of the main graph that discard what is not finite.
+
+    Args:
+        model: in normal form; it is not changed.
+        feeds: the inputs at which a gradient is NaN.
+        start: gives the function that runs a model.
+    """
+    work = model.clone()
+    wheres = [n for n in work.graph if n.domain == "" and n.op_type == "Where"]
+    read = dict.fromkeys(v for n in wheres for v in n.inputs if v is not None and v.producer() is not None)
+    if not wheres:
+        return
+    work.graph.outputs.extend(v for v in read if not v.is_graph_output())
+    stored = work.graph.initializers.items()
+    known = {n: v.const_value.numpy() for n, v in stored if v.const_value is not None} | {**feeds}
+    known |= start(work)(feeds)
+    for node in wheres:
+        condition, taken, other = (known[v.name or ""] for v in node.inputs if v is not None)
+        lost = np.where(condition, other, taken)
+        if lost.dtype.kind == "f" and not np.isfinite(lost).all():
+            count = int((~np.isfinite(lost)).sum())
+            words = f"discards {count} of {lost.size} values that are not finite: what computes them has a NaN slope"
+            yield Finding(describe(node), words, "", _REMEDY, "warning")
