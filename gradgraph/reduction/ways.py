@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import numpy_helper
 
 from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes, proto_tensors

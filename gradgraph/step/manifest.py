@@ -228,7 +228,7 @@ class Manifest(StepSpec):
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
         first: dict[str, Any] = dict.fromkeys(("inputs", "targets", "outputs"))
-        data = first | dataclasses.asdict(self) | {"data": self.data.as_data()}
+        data: dict[str, Any] = first | dataclasses.asdict(self) | {"data": self.data.as_data()}
         for name in _OF_A_STEP if self.steps else ():
             del data[name]
         for target in data["targets"]:

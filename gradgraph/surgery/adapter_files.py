@@ -364,8 +364,8 @@ def _module(kind: str, key: str) -> str:
 
 def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
     path = FilePath(os.fspath(folder))
+    file = CONFIG
     try:
-        file = CONFIG
         settings = _settings(Fields(json_of(regular_bytes(path / CONFIG, LARGEST)), "it"))
         file = WEIGHTS
         arrays, _ = safetensors_in(path / WEIGHTS)

@@ -203,7 +203,7 @@ class Fields:
         """A field of any kind; None where it is left out."""
         return self._table.get(key)
 
-    def _given(self, key: str, default: T | None) -> Any:
+    def _given(self, key: str, default: object) -> Any:
         value = self._table.get(key)
         if value is None and default is None:
             raise UnreadableError(f"{self.what} lacks '{shown(key)}'")

@@ -166,10 +166,11 @@ class _Columns:
         values = self._values(spec.name) if takes_labels(spec) else np.zeros(0)
         if not _is_text(values):
             return self._numbers(spec.name), None
-        found, where = sorted(set(values.tolist())), f"the column '{shown(spec.name)}'"
+        labels = [str(value) for value in values]
+        found, where = sorted(set(labels)), f"the column '{shown(spec.name)}'"
         names = classes_for(spec, found, known, where)
         numbers = dict(zip(found, class_numbers(found, names, where), strict=True))
-        return np.array([numbers[value] for value in values.tolist()], np.int64), names
+        return np.array([numbers[label] for label in labels], np.int64), names
 
     def _values(self, name: str) -> Array:
         column = self._table[self.keys[name]]
