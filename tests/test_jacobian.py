@@ -256,6 +256,21 @@ def test_a_loss_for_each_sample() -> None:
     assert [v.shape for v in found.values()] == [(4,), (4, 6, 4), (4, 6), (4, 3, 6), (4, 3)]
 
 
+@pytest.mark.parametrize(("last", "apart"), [("Div", True), ("Mul", False)])
+def test_a_choice_by_a_sum_over_samples_is_only_to_divide_by(last: str, apart: bool) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[N] c) => (float loss)
+        <float w = {{2.0}}, float zero = {{0.0}}, float one = {{1.0}}>
+        {{ s = ReduceSum<keepdims = 0>(c)  e = Equal(s, zero)  d = Where(e, one, s)
+          y = Mul(x, w)  t = ReduceSum<keepdims = 0>(y)  loss = {last}({"t, d" if apart else "d, w"}) }}"""
+    model = onnx.parser.parse_model(text)
+    if apart:
+        found = run(gg.per_sample_gradients(model, wrt="w"), {"x": np.float32([3, 4]), "c": np.float32([2, 0])})
+        np.testing.assert_allclose(found["w.per_sample_grad"], [1.5, 4.0])
+        return
+    with pytest.raises(DifferentiationError, match="works on a sum or a mean over the samples"):
+        gg.per_sample_gradients(model, wrt="w")
+
+
 # --- errors, and the command line ------------------------------------------------------------------------
 
 

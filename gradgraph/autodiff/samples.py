@@ -219,9 +219,16 @@ class _Node:
         divided = name == "Div" and self.axes[1] == TOTAL and node.inputs[1] in self.path.reached
         product = name == "Mul" and self.axes == [TOTAL, TOTAL]
         inverse = name == "Div" and self.axes[0] is None
-        if others or divided or product or inverse or name not in _LINEAR:
+        if others or divided or product or inverse or (name not in _LINEAR and not self._guards()):
             raise _Mixed("works on a sum or a mean over the samples")
         return [TOTAL]
+
+    def _guards(self) -> bool:
+        """Does the node choose what a mean divides by, and nothing else?"""
+        uses = [(u.node.op_type, u.idx) for u in self.node.outputs[0].uses()]
+        below = uses and all(name in _GUARDS or (name, i) == ("Div", 1) for name, i in uses)
+        free = not any(x in self.path.reached for x in reads(self.node))
+        return bool(self.node.op_type in _GUARDS and below and free and not self.node.outputs[0].is_graph_output())
 
     # --- words of the rules ---
 
@@ -291,6 +298,7 @@ class _Node:
 
 _LINEAR = frozenset(("Add", "Cast", "CastLike", "Div", "Flatten", "Identity", "Mean", "Mul", "Neg", "ReduceMean",
                      "ReduceSum", "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"))  # fmt: skip
+_GUARDS = frozenset(("Equal", "Where"))  # what a mean divides by is 1 where nothing counts
 _BY_ELEMENT = frozenset(("Bernoulli", "Dropout", "RandomNormalLike", "RandomUniformLike"))
 
 

@@ -192,9 +192,9 @@ def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[.
         gives=[[[6.0, 0.0, 0.0], [0.0] * 3, [30.0, 24.0, 20.0]], None],
     ),
     point(
-        [[0.0, 1e200, 1e200], [1e200, -1e200, 0.0], [0.0, 0.0, 1e300]],
+        [[0.0, *[1e38] * 9], [*[1e38] * 8, -1e38, 0.0], [*[0.0] * 9, 1e38]],  # products overflow in float64, too
         [1],
-        gives=[[[math.inf, 0.0, 0.0], [0.0, 0.0, -math.inf], [0.0] * 3], None],
+        gives=[[[math.inf, *[0.0] * 9], [*[0.0] * 9, -math.inf], [0.0] * 10], None],
         keepdims=0,
     ),
     point([0.0], gives=[[1.0]], keepdims=0),
