@@ -116,6 +116,7 @@ OTHERS = {
     "optim.Optimizer(groups)", "optim.lbfgs(groups)", "surgery.lora(target)", "surgery.lora(feedforward)",
     "surgery.qat(target)", "export.save_inference(outputs)", "extend.loss(reads)", "extend.operator(inputs)",
     "extend.operator(outputs)", "Trainer.fit(steps)", "Trainer.per_class(classes)",
+    "gg.reduce(test)", "gg.DataNames(columns)", "gg.DataNames(classes)", "gg.DataNames(softmax)",
 }  # fmt: skip
 
 

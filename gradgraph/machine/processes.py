@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 _CLOSED = 0o077  # what programs write is for this user alone, and for this user at least
+
+Process: TypeAlias = subprocess.Popen[str]
 
 # the modules of this process, and from nowhere else
 _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
@@ -55,6 +57,26 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
     """Run Python ``code`` likewise; it finds the modules that this process finds, but none in the working folder."""
     paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
     return run([sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments], **options)
+
+
+def start_python(code: str, *arguments: str, **options: Any) -> Process:
+    """Start a process that runs Python ``code`` likewise and goes on, with text on pipes and nothing on stderr."""
+    paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
+    command = [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
+    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, **options)
+
+
+def ends_well(command: list[str], seconds: float) -> bool:
+    """Whether a command of the user's, run where they are, ends with 0 in time.
+
+    Raises:
+        OSError: the program does not start.
+    """
+    try:
+        return subprocess.run(command, capture_output=True, timeout=seconds, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _is_here(folder: str) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,13 +14,13 @@ from pathlib import Path
 import onnx
 
 from gradgraph.errors import DataError, shown
+from gradgraph.machine.processes import Process, ends_well, start_python
 
 VALUES = "values"  # beside the faults: what the model computes
 _WAITING = 10  # times the processor's time that is given, by the clock: the machine may be busy
 _LATE = ("SIGPROF", "SIGKILL")
 _MODEL = "model.onnx"
 _CODE = "from gradgraph.reduction.watched import answer; answer({})"
-_PATHS = "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep);"
 
 
 class Observer:
@@ -36,7 +34,7 @@ class Observer:
     def __init__(self, fault: str, seconds: float, folder: Path) -> None:
         self.fault, self.seconds = fault, seconds
         self._path = folder / _MODEL
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Process | None = None
 
     def __call__(self, model: onnx.ModelProto) -> str | None:
         """Say what is seen: words, the signal that ends the process, or ``None``."""
@@ -62,12 +60,9 @@ class Observer:
         ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"it takes more than {self.seconds:g} s" if ending in _LATE else f"the process ends: {ending}"
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> Process:
         if self._process is None:
-            paths = os.pathsep.join(map(os.path.abspath, sys.path))
-            code = [sys.executable, "-c", _PATHS + _CODE.format(self.seconds), paths]
-            pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-            self._process = subprocess.Popen(code, stdin=pipe, stdout=pipe, stderr=quiet, text=True)
+            self._process = start_python(_CODE.format(self.seconds))
             assert self._process.stdout is not None
             self._process.stdout.readline()  # it has imported what it needs
         return self._process
@@ -128,9 +123,6 @@ class Command:
         self._path.write_bytes(model.SerializeToString())
         words = [w.replace("{}", str(self._path)) for w in self._words]
         try:
-            code = subprocess.run(words, capture_output=True, timeout=self._seconds, check=False).returncode
-        except subprocess.TimeoutExpired:
-            return None
+            return "the test ends with 0" if ends_well(words, self._seconds) else None
         except OSError as error:
             raise DataError(f"the test '{shown(words[0])}' does not start: {shown(error.strerror)}") from error
-        return "the test ends with 0" if code == 0 else None

@@ -51,5 +51,5 @@ def test_the_exporter_of_today(options: dict[str, Any], caplog: pytest.LogCaptur
     found = np.concatenate([stored[name].ravel() for name in trained])
     missing = {name for name, p in net.named_parameters() if not np.isin(p.detach().numpy(), found).all()}
     assert missing == ({"logit_scale"} if not options else set())  # of which only the exponential is in the file
-    notes = [r.getMessage() for r in caplog.records if r.name == "gradgraph"]
+    notes = [r.getMessage() for r in caplog.records if r.name == "gradgraph" and "Dropout" not in r.getMessage()]
     assert ["is not trained, and the file does not tell" in n for n in notes] == [True] * len(missing)

@@ -216,6 +216,8 @@ WRITERS = {
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
+    "gradgraph/reduction/reduced.py": {"TemporaryDirectory"},
+    "gradgraph/reduction/watched.py": {"TemporaryDirectory", "write_bytes"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
