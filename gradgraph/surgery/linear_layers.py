@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shapes import all_sizes, known_sizes, shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.naming import is_anonymous
@@ -88,7 +88,8 @@ class Layer:
         """The sizes of the weight; of a MatMulNBits (inputs, outputs), as it multiplies."""
         if self.kind == "MatMulNBits":
             return Packing.of(self.node).K, Packing.of(self.node).N
-        return tuple(known_sizes(shape_of(self.weight)))
+        found = all_sizes(shape_of(self.weight))
+        return tuple(found) if found is not None else _stored_sizes(self.weight)
 
     @property
     def axis(self) -> int:
@@ -159,6 +160,17 @@ class Layer:
     @property
     def dtype(self) -> ir.DataType:
         return self.node.outputs[0].dtype or ir.DataType.FLOAT
+
+
+def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
+    """The sizes of a stored weight as its reader gets it, from those of what is stored."""
+    start, chain = rewritten(value)
+    sizes = known_sizes(shape_of(start))
+    for node in chain:
+        if node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", range(len(sizes))[::-1])
+            sizes = [sizes[i] for i in order]
+    return tuple(sizes)
 
 
 def layer_at(node: ir.Node, name: str = "") -> Layer | None:
