@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from pathlib import Path
 
 from gradgraph.errors import OutputError, shown
@@ -11,8 +13,8 @@ def check_output(path: Path | None, *inputs: Path) -> None:
     """Refuse before the work begins what could not be written after it.
 
     Raises:
-        OutputError: the folder is missing or may not be written to, ``path`` is a folder or no name for a file, or it
-            is one of the files that are read.
+        OutputError: the folder is missing or may not be written to, ``path`` is a folder, a device, a link to itself or
+            no name for a file, or it is one of the files that are read.
     """
     from gradgraph.files.atomic import check_writable
     from gradgraph.step.folder import ALL_FILES
@@ -21,6 +23,16 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         return
     if path.is_dir():
         raise OutputError(f"'{shown(path)}' is a folder, and a file is to be written there; add a file name")
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OutputError(
+                f"'{shown(path)}' is a link that leads to itself; choose another path to write to"
+            ) from None
+    else:
+        if not regular:
+            raise OutputError(f"'{shown(path)}' is not a regular file; choose another path to write to")
     target = path.resolve()  # a symlink's target is what will be written
     if not target.parent.is_dir():
         where = target.parent if path.is_symlink() else path.parent

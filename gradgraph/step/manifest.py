@@ -257,6 +257,8 @@ class Manifest(StepSpec):
             data.pop(of_files, None)
         try:
             return cls(**_parsed(data))
+        except RecursionError:
+            raise ModelError(f"{source} is damaged (it is nested too deeply); build the step again") from None
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
 

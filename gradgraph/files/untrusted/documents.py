@@ -90,6 +90,16 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
         raise UnreadableError(reason_of(error)) from None
 
 
+def csv_columns(content: bytes, separator: str = ",") -> list[str]:
+    """The header of a CSV table, of its beginning; none where there is no CSV."""
+    text = content.decode("utf-8-sig", "replace")
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        return next((row for row in rows if any(cell.strip() for cell in row)), [])
+    except csv.Error:
+        return []
+
+
 def _decoded(content: str | bytes) -> str:
     if len(content) > LARGEST:
         raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")

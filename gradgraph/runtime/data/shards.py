@@ -168,8 +168,8 @@ class Shards:
             return Field("json", name)
         if len(own) != 1:
             raise DataError(
-                f"the members of the shards end in {listed(self.extensions)}, and it is not clear which is "
-                f"'{shown(name)}'",
+                f"the members of {listed(self.paths, 1)} end in {listed(self.extensions)}, and it is not clear "
+                f"which is '{shown(name)}'",
                 remedy=f"say it: names={{'{shown(name)}': '{shown(next(iter(self.extensions)))}'}}",
                 shell=f"call them 000000.{shown(name)}.npy, …",
             )

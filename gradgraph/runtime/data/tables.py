@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown
+from gradgraph.files.untrusted.documents import LARGEST, csv_columns
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.runtime.data.matching import class_numbers, classes_for
 from gradgraph.runtime.data.remedies import for_file, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -29,6 +32,8 @@ _READERS: dict[str, tuple[str, str]] = {
     ".arrow": ("read_feather", "read_ipc"),
     ".jsonl": ("read_json", "read_ndjson"),
 }
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_MANY_COLUMNS = 10_000
 
 
 def is_table(data: Any) -> bool:
@@ -45,6 +50,8 @@ def is_table_file(path: Path) -> bool:
 def read_table(path: Path) -> Any:
     """The table in a file, read by pandas, or by polars where that is not installed; raises DataError."""
     suffix = path.suffix.lower()
+    if suffix in _SEPARATORS:
+        _check_header(path, _SEPARATORS[suffix])
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
             read: Callable[..., Any] = getattr(importlib.import_module(library), name)
@@ -65,6 +72,21 @@ def read_table(path: Path) -> Any:
         remedy=f"pip install 'onnx-gradgraph[tables]', or {ways['remedy']}",
         shell=f"pip install 'onnx-gradgraph[tables]', or {ways['shell']}",
     )
+
+
+def _check_header(path: Path, separator: str) -> None:
+    """Raise DataError where names come twice among so many that pandas would take ages to tell them apart."""
+    try:
+        with open_regular(path) as file:
+            names = csv_columns(file.read(LARGEST), separator)
+    except (UnreadableError, OSError):
+        return  # which the library says, too
+    if len(names) > _MANY_COLUMNS and len(set(names)) < len(names):
+        twice, times = Counter(names).most_common(1)[0]
+        raise DataError(
+            f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a name of "
+            "its own"
+        )
 
 
 def columns_of(
