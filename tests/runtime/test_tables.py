@@ -102,3 +102,16 @@ def test_without_a_library_it_is_said_what_to_install(tmp_path: Path, monkeypatc
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"which pandas or polars reads, .*gradgraph\[tables\].*np\.genfromtxt"):
         fitted(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t")])
+def test_of_many_columns_none_may_have_the_name_of_another(suffix: str, separator: str, tmp_path: Path) -> None:
+    """It would take pandas a minute to give them names."""
+    pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+    path = tmp_path / f"wide{suffix}"
+    path.write_text("\n" + separator.join(["first", *(str(i // 2) for i in range(200_000))]) + "\n")
+    with pytest.raises(DataError, match=rf"wide{suffix}' has 200,001 columns, 2 of them called '0'"):
+        trainer().fit(path, epochs=1, progress=False)
+    path.write_text(separator.join(map(str, range(10_001))) + "\n")
+    with pytest.raises(DataError, match="the table has the columns '0', '1'"):
+        trainer().fit(path, epochs=1, progress=False)
