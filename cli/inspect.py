@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradgraph.cli import output
+from gradgraph.cli import key_values, output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.errors import Finding, listed, readable_bytes, shown
@@ -22,6 +22,8 @@ from gradgraph.errors import Finding, listed, readable_bytes, shown
               help="Show what is frozen below a value of the model; repeatable.")  # fmt: skip
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
+@click.option("--size", multiple=True, callback=key_values.sizes, metavar="NAME=N",
+              help="Of a step: the size of another open dimension, such as sequence=128; 1 if not said. Repeatable.")  # fmt: skip
 @click.option("--memory", "of_memory", is_flag=True, help="Of a step: what the peak of its memory consists of.")
 @click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page that shows it: graph, memory, weights.")
 @click.option("--profile", is_flag=True, help="Time a step on a batch of --data, for the page.")
@@ -34,6 +36,7 @@ def command(
     freeze_below: tuple[str, ...],
     target: str | None,
     batch_size: int | None,
+    size: dict[str, int],
     of_memory: bool,
     page: Path | None,
     profile: bool,
@@ -46,7 +49,7 @@ def command(
       gradgraph inspect model.onnx --freeze 'backbone.*'
       gradgraph inspect model.onnx --freeze-below features
       gradgraph inspect step/ --batch-size 64
-      gradgraph inspect step/ --memory --batch-size 64
+      gradgraph inspect step/ --memory --batch-size 8 --size sequence=128
       gradgraph inspect step/ --html step.html --profile --data train.npz
 
     For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
@@ -59,12 +62,12 @@ def command(
             click.get_current_context(),
         )
     if page is not None:
-        _write_page(file, page, batch_size, data)
+        _write_page(file, page, batch_size, size, data)
         if as_json:
             output.emit_json({"page": str(page)})
         return
     if file.is_dir():
-        _inspect_step(file, batch_size, of_memory, as_json)
+        _inspect_step(file, batch_size, size, of_memory, as_json)
         return
     if of_memory:
         raise click.UsageError(
@@ -79,7 +82,7 @@ def command(
         _print_facts(facts)
 
 
-def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | None) -> None:
+def _write_page(file: Path, page: Path, batch_size: int | None, size: dict[str, int], data: Path | None) -> None:
     from gradgraph.export.step_page import save_page
     from gradgraph.step.step import Step
 
@@ -96,21 +99,21 @@ def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | Non
             trainer = Trainer(step)
             batch = dict(next(iter(trainer.prepare(read_data(data, {}), batch_size, shuffle=False).batches(0))))
             profiles = {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
-        save_page(step, page, title=file.resolve().name, profiles=profiles, **_sizes(step, batch_size))
+        save_page(step, page, title=file.resolve().name, profiles=profiles, **_sizes(step, batch_size, size))
     output.say(f"wrote {page}; open it in a browser")
 
 
-def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json: bool) -> None:
+def _inspect_step(folder: Path, batch_size: int | None, size: dict[str, int], of_memory: bool, as_json: bool) -> None:
     from gradgraph.step.step import Step
 
     step = Step.load(folder)
-    sizes = _sizes(step, batch_size)
+    sizes = _sizes(step, batch_size, size)
     estimate: Any = None
     if of_memory:
         from gradgraph.runtime.execution.peak import peak
 
         estimate = peak(step, options=None, **sizes)
-    elif batch_size is not None:
+    elif sizes:
         from gradgraph.runtime.execution.memory import memory
 
         estimate = memory(step, options=None, **sizes)
@@ -123,11 +126,17 @@ def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json
         output.emit(f"\nmemory\n{estimate}")
 
 
-def _sizes(step: Any, batch_size: int | None) -> dict[str, int]:
-    """The size of the batch: the first open dimension of the first input that has one."""
-    shapes = [s.shape for s in step.manifest.inputs]
-    dim = next((d for shape in shapes for d in shape[:1] if isinstance(d, str)), None)
-    return {} if batch_size is None or dim is None else {dim: batch_size}
+def _sizes(step: Any, batch_size: int | None, size: dict[str, int]) -> dict[str, int]:
+    """Sizes of open dimensions: that of the batch is the first one of the first input that has any."""
+    from gradgraph.graph.shapes import size_factors
+
+    opened = step.manifest.open_dimensions
+    batch = next((d for spec in step.manifest.inputs for d in spec.shape[:1] if isinstance(d, str)), None)
+    given = ({batch: batch_size} if batch_size is not None and batch is not None else {}) | size
+    unsaid = [d for d in opened if not given.keys() & {d, *size_factors(d)}]
+    if given and unsaid:
+        output.say(f"note: {listed(unsaid)} {'is' if len(unsaid) == 1 else 'are'} taken as 1; say --size {unsaid[0]}=…")
+    return given
 
 
 def _print_facts(facts: dict[str, Any]) -> None:

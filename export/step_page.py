@@ -1,11 +1,10 @@
 """A page that shows a training step: one file without any other, which a browser opens without a network.
 
-What the page says is data in it; ``page/page.js`` draws that. Whatever comes from a model is text there, never markup.
+What the page says is data in it; ``page/step.js`` draws that. Whatever comes from a model is text there, never markup.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -16,19 +15,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from gradgraph.export.pages import as_script_data, text_of, whole_page
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import read_message
 from gradgraph.files.protos import reads
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.graph.shapes import shape_of_type
-from gradgraph.runtime.execution.memory import Moment, moments
+from gradgraph.runtime.execution.memory import Moment, all_sizes_of, moments
 from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.step.manifest import TensorSpec
 from gradgraph.step.origins import ROLES, Origins, kept_of
 from gradgraph.step.step import Step, dtype_name
-
-PARTS = Path(__file__).parent / "page"
 
 
 def save_page(
@@ -67,11 +65,8 @@ def save_page(
 
 def page(title: str, data: Mapping[str, Any]) -> str:
     """The page that shows ``data``."""
-    text = json.dumps({"title": title, **data}, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
-    whole = (PARTS / "page.html").read_text("utf-8")
-    for name in ("page.css", "page.js"):
-        whole = whole.replace(f"/* {name} */", (PARTS / name).read_text("utf-8"))
-    return whole.replace("/* data */", text)
+    body = text_of("step.html").replace("/* step.js */", text_of("step.js"))
+    return whole_page(title, body.replace("/* data */", as_script_data({"title": title, **data})), text_of("step.css"))
 
 
 def model_data(model: onnx.ModelProto) -> dict[str, Any]:
@@ -106,7 +101,7 @@ def _facts(step: Step, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     yield "targets", _signatures(m.targets)
     yield "backend", m.backend
     yield "written by", f"gradgraph {m.gradgraph}"
-    yield "memory for", ", ".join(f"{name}={size}" for name, size in sizes.items())
+    yield "memory for", ", ".join(f"{name}={size}" for name, size in all_sizes_of(m, sizes).items())
 
 
 def _told(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -164,6 +164,26 @@ def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out) == {"page": str(page)}
 
 
+def test_sizes_of_every_open_dimension_are_said_in_the_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory goes with the length of texts; a length that nobody gave is 1, and that is said."""
+    net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    folder = str(tmp_path / "step")
+    gg.build(frontend.export(net, {"x": ("batch", "time", 4)}), gg.losses.cross_entropy(axis=-1)).save(folder)
+    peaks = []
+    for length in (1, 64):
+        assert command(["inspect", folder, "--json", "--batch-size", "8", "--size", f"time={length}"]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["memory"]["activations"])
+    assert peaks[1] > 20 * peaks[0]
+    page = tmp_path / "page.html"
+    assert command(["inspect", folder, "--batch-size", "8", "--html", str(page)]) == 0
+    assert "'time' is taken as 1; say --size time=" in capsys.readouterr().err
+    assert ["memory for", "batch=8, time=1"] in data_in(page)["facts"]
+    assert command(["inspect", folder, "--size", "tme=8"]) == 1
+    assert "did you mean 'time'" in capsys.readouterr().err
+
+
 # --- in a browser --------------------------------------------------------------------------------------------
 
 
@@ -259,6 +279,43 @@ def test_every_control_has_a_name_and_rows_say_how_deep_they_lie(tmp_path: Path)
         language: document.documentElement.lang})""",
     )
     assert found == {"unnamed": 0, "rows": True, "tabs": 1, "language": "en"}
+
+
+WIDTHS = (360, 1400)
+
+
+@in_a_browser
+@pytest.mark.parametrize("what", ["model", "gradient", "step"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_columns_stand_side_by_side_and_nothing_overflows(what: str, width: int, tmp_path: Path) -> None:
+    """Of everything that has a page, on a phone and on a screen: a row's cells are beside each other, in the window."""
+    model = exported("residual", "batch")
+    if what == "step":
+        page = page_of(step_of("residual"), tmp_path, batch=32)
+    else:
+        onnx.save(model if what == "model" else gg.vjp(model), tmp_path / "m.onnx")
+        page = tmp_path / "page.html"
+        save_page(tmp_path / "m.onnx", page)
+    framed = tmp_path / "framed.html"  # a window of Chromium is never narrower than 500 pixels; a frame is
+    framed.write_text(f"""<iframe id="f" src="{page.name}" width="{width}" height="900"></iframe><script>
+        const frame = document.getElementById("f");
+        frame.onload = () => {{
+          const d = frame.contentDocument, row = [...d.querySelectorAll(".row")].find((r) => r.querySelector(".chip"));
+          const boxes = [...row.children].map((c) => c.getBoundingClientRect()).filter((b) => b.width);
+          document.title = JSON.stringify({{
+            beside: boxes.every((b, i) => i === 0 || b.left >= boxes[i - 1].right - 1),
+            wide: d.documentElement.scrollWidth,
+            parts: [...d.querySelectorAll("#legend li")].map((x) => x.textContent)}});
+        }};</script>""")
+    found = re.search(
+        "<title>(.*?)</title>", chromium(framed, "--dump-dom", "--allow-file-access-from-files"), re.DOTALL
+    )
+    assert found
+    seen = json.loads(html.unescape(found[1]))
+    assert seen["beside"] and seen["wide"] <= width, seen
+    assert seen["parts"] == {"model": ["forward"], "gradient": ["forward", "backward"]}.get(
+        what, ["forward", "loss", "backward", "update"]
+    )
 
 
 @in_a_browser

@@ -28,6 +28,8 @@ const bytes = (n) => {
   return `${i ? n.toFixed(1) : n} ${units[i]}`;
 };
 const time = (s) => (s >= 1 ? `${s.toFixed(2)} s` : s >= 1e-3 ? `${(s * 1e3).toFixed(2)} ms` : `${(s * 1e6).toFixed(0)} µs`);
+/** Of the time of all nodes: timing each alone makes a small step look longer than it is, so that seconds would not add up to it. */
+const share = (seconds) => { const part = (100 * seconds) / state.timed; return part < 0.1 ? "< 0.1 %" : `${part.toFixed(part < 10 ? 1 : 0)} %`; };
 const sum = (of) => Object.values(of).reduce((a, b) => a + b, 0);
 const operator = (node) => (node.d && node.d !== "gradgraph" ? `${node.d}.${node.o}` : node.o);
 const part = (node) => data.parts[node.p];
@@ -160,6 +162,7 @@ function show(index) {
   state.root = graph.root = graph.root || rowsOf(graph);
   state.lanes = LANES.map((_, i) => i).filter((i) => i === 0 || state.root.cells[i].length);
   state.numbers = [...(graph.moments.length ? ["makes"] : []), ...(graph.times ? ["time"] : [])];
+  state.timed = graph.times ? sum(graph.times.places) : 0;
   byId("rows").style.setProperty("--lanes", state.lanes.map((i) => `minmax(0, ${WIDTHS[i]}fr)`).join(" "));
   byId("rows").style.setProperty("--numbers", state.numbers.map(() => "4.5rem").join(" "));
   if (!state.root.open) openFirst(state.root);
@@ -204,7 +207,7 @@ function drawRow(row, level, i) {
     on: { focus: () => { state.focus = i; } } }, name);
   element.row = row;
   state.lanes.forEach((which) => element.append(drawCell(row, row.cells[which], which)));
-  const numbers = { makes: row.made && bytes(row.made), time: row.seconds && time(row.seconds) };
+  const numbers = { makes: row.made && bytes(row.made), time: row.seconds && share(row.seconds) };
   for (const name of state.numbers) element.append(make("span", { role: "gridcell", class: "number", text: numbers[name] || "" }));
   return element;
 }
@@ -376,7 +379,7 @@ function describe(node) {
   const box = byId("details");
   if (!node) {
     box.replaceChildren(make("h2", { text: "Nothing is selected" }),
-      make("p", { text: "Select a node: it and what is a gradient of it, or what it is a gradient of, are marked." }));
+      make("p", { text: "Select a node: lines lead to what it reads and to what reads it." + (state.gradients.size ? " Its gradient, or what it is the gradient of, is marked." : "") }));
     return;
   }
   const list = make("dl"), tell = (name, ...what) => what.length && list.append(make("dt", { text: name }), make("dd", {}, ...what));
@@ -395,7 +398,7 @@ function describe(node) {
   if (related.length) tell("its gradient", ...related.slice(0, 30).map(to));
   if (node.w) tell("moves", node.w);
   if (node.made) tell("makes", bytes(node.made));
-  if (node.seconds) tell("time", time(node.seconds));
+  if (node.seconds) tell("time", `${share(node.seconds)} of the step; timed alone, ${time(node.seconds)}`);
   tell("reads", ...(node.i || []).map(value));
   const after = [...around(node)[1]];
   if (after.length) tell("is read by", ...after.slice(0, 30).map(to), ...(after.length > 30 ? [`and ${after.length - 30} more`] : []));
@@ -411,10 +414,10 @@ function drawOver() {
     const bars = make("div", { class: "bars" }), most = Math.max(...Object.values(times.places));
     for (const [name, seconds] of Object.entries(times.places)) {
       const bar = make("span", { class: `bar ${name}`, style: `width: ${(100 * seconds) / most}%` });
-      bars.append(make("span", { text: name }), bar, make("span", { class: "number", text: time(seconds) }));
+      bars.append(make("span", { text: name }), bar, make("span", { class: "number", text: share(seconds) }));
     }
     charts.append(make("figure", {}, make("h2", { text: `Time: ${time(times.seconds)} a step` }), bars,
-      make("figcaption", { text: `The median of ${times.steps} steps. Timed one by one, its nodes take ${time(sum(times.places))}.` })));
+      make("figcaption", { text: `The median of ${times.steps} steps. Bars are shares: timed one by one, which makes small nodes slower, its nodes took ${time(state.timed)}.` })));
   }
   box.replaceChildren(charts);
 }
@@ -467,11 +470,14 @@ function drawWeights() {
   const rows = data.weights, of = (kind) => rows.filter((w) => w.k === kind);
   const kinds = [...new Set(rows.map((w) => w.k))].map((kind) => `${of(kind).length} ${kind} (${bytes(sum(of(kind).map((w) => w.b)))})`);
   const table = make("table"), body = make("tbody");
-  const head = [["name"], ["element type"], ["shape"], ["is"], ["size", "number"], ["optimizer", "number"]];
+  const head = [["name"], ["element type"], ["shape"], ["is"], ["size", "number"]];
+  const kept = rows.some((w) => w.x);
+  if (kept) head.push(["optimizer", "number"]);
   table.append(make("thead", {}, make("tr", {}, ...head.map(([text, kind]) => make("th", { text, scope: "col", class: kind })))), body);
   for (const w of rows) {
     body.append(make("tr", {}, make("td", { text: w.n }), make("td", { text: w.t }), make("td", { text: w.s.join(" × ") || "scalar" }),
-      make("td", { text: w.k }), make("td", { text: bytes(w.b), class: "number" }), make("td", { text: w.x ? bytes(w.x) : "", class: "number" })));
+      make("td", { text: w.k }), make("td", { text: bytes(w.b), class: "number" }),
+      ...(kept ? [make("td", { text: w.x ? bytes(w.x) : "", class: "number" })] : [])));
   }
   byId("weights").append(make("h2", { text: "Weights" }), make("p", { text: kinds.join(", ") || "none" }), table);
 }
@@ -535,7 +541,9 @@ function begin() {
   document.title = `${data.title} · gradgraph`;
   byId("title").textContent = data.title;
   byId("facts").append(...data.facts.map(([name, text]) => make("div", {}, make("dt", { text: name }), make("dd", { text }))));
-  byId("legend").append(...data.parts.map((name) => make("li", { text: name, class: name })));
+  const used = new Set(data.graphs.flatMap((graph) => graph.nodes.map(part)));
+  byId("legend").append(...data.parts.filter((name) => used.has(name)).map((name) => make("li", { text: name, class: name })));
+  byId("beside").hidden = !used.has("backward");
   if (data.graphs.length > 1) {
     byId("steps").append(...data.graphs.map((graph, i) => make("button", { type: "button", text: graph.name, on: { click: () => show(i) } })));
   }
