@@ -23,7 +23,7 @@ from gradgraph.errors import Finding, listed, readable_bytes, shown
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
 @click.option("--size", multiple=True, callback=key_values.sizes, metavar="NAME=N",
-              help="Of a step: the size of another open dimension, such as sequence=128; 1 if not said. Repeatable.")  # fmt: skip
+              help="Of a step: the size of an open dimension, such as sequence=128; repeatable.")  # fmt: skip
 @click.option("--memory", "of_memory", is_flag=True, help="Of a step: what the peak of its memory consists of.")
 @click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page that shows it: graph, memory, weights.")
 @click.option("--profile", is_flag=True, help="Time a step on a batch of --data, for the page.")

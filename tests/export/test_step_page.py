@@ -174,7 +174,7 @@ def test_sizes_of_every_open_dimension_are_said_in_the_shell(
     peaks = []
     for length in (1, 64):
         assert command(["inspect", folder, "--json", "--batch-size", "8", "--size", f"time={length}"]) == 0
-        peaks.append(json.loads(capsys.readouterr().out)["memory"]["activations"])
+        peaks.append(json.loads(capsys.readouterr().out)["memory"]["peak"])
     assert peaks[1] > 20 * peaks[0]
     page = tmp_path / "page.html"
     assert command(["inspect", folder, "--batch-size", "8", "--html", str(page)]) == 0
