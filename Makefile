@@ -101,7 +101,7 @@ format: $(call STAMP,lint)
 hooks: $(call STAMP,lint hooks)
 	$(BIN)/pre-commit install
 
-PAGES := cli_reference names_page backends_page operators_page messages_page api_page operator_stubs rooms_page
+PAGES := names_in_help cli_reference names_page backends_page operators_page messages_page api_page operator_stubs rooms_page
 pages: $(call STAMP,test demo)
 	$(foreach page,$(PAGES),$(BIN)/python tests/$(page).py &&) true
 

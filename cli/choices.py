@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,12 +36,22 @@ class Listed(click.Choice[str]):
     """
 
     def __init__(self, *places: str) -> None:
-        self._places = places
+        self.places = places
         self.case_sensitive = True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(name for place in self._places for name in _names(place))
+        return tuple(name for place in self.places for name in _names(place))
+
+    def told(self) -> tuple[str, ...]:
+        """The choices, for help, which imports no table: ``names.txt`` has what the tables of this package hold."""
+        if metadata.entry_points(group="gradgraph"):  # other packages add to the tables
+            return self.choices
+        written = written_names()
+        return tuple(name for place in self.places for name in written.get(place) or _names(place))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self.told())}]"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if param is not None and value == param.default:  # which need not be looked up
@@ -68,7 +80,14 @@ class Named(click.Option):
         record = super().get_help_record(ctx)
         if record is None or not isinstance(self.type, Listed):
             return record
-        return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
+        return record[0], f"{record[1]}  One of {', '.join(self.type.told())}."
+
+
+@functools.cache
+def written_names() -> dict[str, list[str]]:
+    """The names of each table as ``make pages`` wrote them: a line for each, its place before them."""
+    lines = (Path(__file__).parent / "names.txt").read_text("utf-8").splitlines()
+    return {place: names for place, *names in map(str.split, lines)}
 
 
 def _names(place: str) -> Iterable[str]:
