@@ -1,4 +1,4 @@
-"""The names of the data that a model was trained on: columns, classes, and how images were read.
+"""The names of the data that a model was trained on: columns, classes, and how images, texts and sounds were read.
 
 Later data are matched by them. They stand in the manifest of a step, in checkpoints, and in the metadata of an exported
 model under ``gradgraph.data``; here alone they are written and read.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
@@ -69,10 +70,28 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _images(name: str, given: Any) -> dict[str, Any]:
-    for key, value in _mapping(f"images of {shown(name)}", given).items():
-        if key not in _IMAGES or not _IMAGES[key](value):
-            raise ArgumentError(f"how images of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
+def _is_column(value: Any) -> bool:
+    return isinstance(value, str) and is_text(value)
+
+
+_TEXTS: dict[str, Callable[[Any], bool]] = {
+    "text": _is_column,
+    "pair": _is_column,
+    "choices": lambda value: isinstance(value, list | tuple) and bool(value) and all(map(_is_column, value)),
+    "words": _is_column,
+    "label": _is_column,
+    "length": _is_side,
+    "tokenizer": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+}
+_SOUNDS: dict[str, Callable[[Any], bool]] = {"rate": _is_side, "length": _is_side}
+_READ = {"images": _IMAGES, "texts": _TEXTS, "sounds": _SOUNDS}
+
+
+def _as_read(what: str, name: str, given: Any) -> dict[str, Any]:
+    """Check how an input of images, texts or sounds was read."""
+    for key, value in _mapping(f"{what} of {shown(name)}", given).items():
+        if key not in _READ[what] or not _READ[what][key](value):
+            raise ArgumentError(f"how {what} of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
@@ -90,6 +109,9 @@ class DataNames:
         classes: of a target, the names of its classes, that of number 0 first.
         images: of an input, how images became its arrays: arguments of ``gradgraph.image_folder``.
         softmax: the targets whose classes have the Softmax of the model's scores for probabilities.
+        texts: of an input, how texts became its numbers: arguments of ``gradgraph.text.table``, with the SHA-256 of
+            the tokenizer's file in place of its path.
+        sounds: of an input, how sounds became its samples: arguments of ``gradgraph.sound.folder``.
 
     Raises:
         ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
@@ -99,17 +121,20 @@ class DataNames:
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     images: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     softmax: Sequence[str] = ()
+    texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("columns", "classes"):
             lists = _mapping(name, getattr(self, name))
             object.__setattr__(self, name, {key: _names(key, names) for key, names in lists.items()})
-        images = {name: _images(name, given) for name, given in _mapping("images", self.images).items()}
-        object.__setattr__(self, "images", images)
+        for what in _READ:
+            read = {name: _as_read(what, name, given) for name, given in _mapping(what, getattr(self, what)).items()}
+            object.__setattr__(self, what, read)
         object.__setattr__(self, "softmax", _names("softmax", self.softmax))
 
     def __bool__(self) -> bool:
-        return bool(self.columns or self.classes or self.images)
+        return bool(self.columns or self.classes or self.images or self.texts or self.sounds)
 
     def updated(self, other: DataNames) -> DataNames:
         """These names, with those of ``other`` in place of what it names, too."""
@@ -118,6 +143,8 @@ class DataNames:
             {**self.classes, **other.classes},
             {**self.images, **other.images},
             tuple(dict.fromkeys([*self.softmax, *other.softmax])),
+            {**self.texts, **other.texts},
+            {**self.sounds, **other.sounds},
         )
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
@@ -132,7 +159,8 @@ class DataNames:
         held = self.classes
         if len(held) == 1 and len(classes) == 1:
             held = dict(zip(classes, held.values(), strict=True))
-        return DataNames(_fitting(self.columns, columns), _fitting(held, classes), self.images)
+        named = replace(self, columns=_fitting(self.columns, columns), classes=_fitting(held, classes))
+        return replace(named, softmax=())
 
     # --- written and read -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -99,7 +99,7 @@ def _forget_classes(work: ir.Model) -> None:
     """Remove the names of the classes of the old head from the metadata; those of columns stay."""
     names = DataNames.read_from(work.metadata_props)
     work.metadata_props.pop(NAMES_KEY, None)
-    work.metadata_props.update(DataNames(names.columns, images=names.images).as_metadata())
+    work.metadata_props.update(replace(names, classes={}, softmax=()).as_metadata())
 
 
 def _check_classes(output: ir.Value, classes: int) -> None:

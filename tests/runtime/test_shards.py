@@ -105,7 +105,7 @@ def test_a_resumed_run_goes_on_at_the_same_sample(tmp_path: Path, steps: int) ->
 
 def test_a_shuffled_epoch_stays_near_its_shard(tmp_path: Path) -> None:
     data = gg.shards(written(tmp_path, (25, 25)), buffer=5)
-    orders = [data.indices(1, epoch) for epoch in range(8)]
+    orders = [data.order(1, epoch, 2) for epoch in range(8)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 8
     assert {bool(order[:10].mean() > 25) for order in orders} == {True, False}  # either shard comes first

@@ -17,6 +17,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames, is_text
 from gradgraph.step.manifest import TensorSpec
@@ -185,7 +186,7 @@ def thumbnail(path: str, side: int = 96) -> bytes:
     return made.getvalue()
 
 
-class ImageFolder:
+class ImageFolder(Loadable):
     """Images, as :func:`image_folder` explains them: a dataset of pairs (array, number of the class).
 
     Attributes:

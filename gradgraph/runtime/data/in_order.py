@@ -18,8 +18,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.array_files import array_in, npy_header, opened_npz
 from gradgraph.runtime.data.arrays import explained, load_arrays
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.images import ImageFolder
-from gradgraph.runtime.data.shards import Shards
+from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.sources import common_length, row_count
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -31,8 +30,8 @@ Opened = tuple[tuple[int, ...], Callable[[int], Array]]  # the shape of an array
 def in_order(
     data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = (), known: DataNames = NO_NAMES
 ) -> Ordered:
-    """Read images, shards, or arrays at a path once; arguments are those of ``InOrder``."""
-    if isinstance(data, ImageFolder | Shards):
+    """Read a dataset that loads its batches, or arrays at a path, once; arguments are those of ``InOrder``."""
+    if isinstance(data, Loadable):
         return LoadedInOrder(data, wanted, known)
     return InOrder(data, wanted, unread, known)
 
@@ -60,14 +59,14 @@ class Ordered(Protocol):
 
 
 class LoadedInOrder(contextlib.nullcontext[Any]):
-    """The images of a folder, sorted, or the samples of shards."""
+    """The samples of a dataset that loads whole batches."""
 
-    def __init__(self, samples: ImageFolder | Shards, wanted: Mapping[str, TensorSpec], known: DataNames) -> None:
+    def __init__(self, samples: Loadable, wanted: Mapping[str, TensorSpec], known: DataNames) -> None:
         super().__init__(self)
         self._samples, self._wanted = samples, wanted
         self._names = samples.names_for(wanted, known)
         self.rows, self.others = len(samples), list[str]()
-        self.files = [str(file) for file in samples.files] if isinstance(samples, ImageFolder) else []
+        self.files = [str(file) for file in samples.files]
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         ranges = (range(first, min(first + size, self.rows)) for first in range(0, self.rows, size))

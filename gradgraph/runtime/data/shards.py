@@ -36,6 +36,7 @@ from gradgraph.runtime.data.images import (
     opened,
     stacked,
 )
+from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -56,7 +57,7 @@ class Field(NamedTuple):
     key: str | None = None
 
 
-class Shards:
+class Shards(Loadable):
     """Samples in tar files, as :func:`shards` explains them.
 
     Attributes:
@@ -115,8 +116,8 @@ class Shards:
         self._shards.append(samples)
         self._bytes.append(path.stat().st_size)
 
-    def indices(self, seed: int, epoch: int) -> Array:
-        """The samples of a shuffled epoch: shards in a new order, and samples moved within the buffer."""
+    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
+        """Shards in a new order, and samples moved within the buffer, as they lie next to each other."""
         ranges = [np.arange(self._shards[i], self._shards[i + 1]) for i in permutation(seed, epoch, len(self.paths))]
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
         return order

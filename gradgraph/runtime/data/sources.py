@@ -18,12 +18,13 @@ from gradgraph.files.mapped import is_mapped
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
-from gradgraph.runtime.data.images import ImageFolder, image_folder, is_image_folder
+from gradgraph.runtime.data.images import image_folder, is_image_folder
+from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import Declared, check_same
 from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
-from gradgraph.runtime.data.shards import Shards, is_shards, shards
+from gradgraph.runtime.data.shards import is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import is_table, is_table_file, read_table
@@ -174,25 +175,25 @@ class Samples:
         self.dataset, self.kind, self.order = dataset, checker.kind, order
         self._checker = checker
         self.known = known
-        is_ours = isinstance(dataset, ImageFolder | Shards)
+        is_ours = isinstance(dataset, Loadable)
         self._declared = Declared() if is_ours else Declared.of(dataset, checker.specs, known)
         self.names = dataset.names_for(checker.specs, known) if is_ours else self._declared.names
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
-        self.files = dataset.files if isinstance(dataset, ImageFolder) else []  # of the samples
+        self.files = dataset.files if is_ours else []  # of the samples
         self._told = False  # what it leaves out
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
         size, indices = self.order.batch_size, self.order.indices(epoch, self.rows)
-        if self.order.shuffle and isinstance(self.dataset, Shards):  # whose samples lie next to each other
-            indices = self.dataset.indices(self.order.seed, epoch)
+        if self.order.shuffle and isinstance(self.dataset, Loadable):  # some lie next to each other, or are alike
+            indices = self.dataset.order(self.order.seed, epoch, size)
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
             for first in range(start * size, self.batches_per_epoch * size, size)
         )
-        if isinstance(self.dataset, ImageFolder | Shards):
+        if isinstance(self.dataset, Loadable):
             yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch), self.names)
             return
         for rows in batches:
