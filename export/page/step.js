@@ -417,7 +417,7 @@ function drawOver() {
       bars.append(make("span", { text: name }), bar, make("span", { class: "number", text: share(seconds) }));
     }
     charts.append(make("figure", {}, make("h2", { text: `Time: ${time(times.seconds)} a step` }), bars,
-      make("figcaption", { text: `The median of ${times.steps} steps. Bars are shares: timed one by one, which makes small nodes slower, its nodes took ${time(state.timed)}.` })));
+      make("figcaption", { text: `The median of ${times.steps} steps. Bars are shares of the ${time(state.timed)} that its nodes took, timed one by one.` })));
   }
   box.replaceChildren(charts);
 }
