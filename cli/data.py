@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown, suggestion
@@ -20,6 +22,21 @@ IMAGE = placed(
     metavar="KEY=VALUE",
     help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, layout=NHWC; "
     "repeatable.",
+)
+
+
+def _columns(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """``a,b``: the names of columns; one that has a comma is given by itself."""
+    return tuple(given) if len(given) > 1 else tuple(name for text in given for name in text.split(",") if name)
+
+
+TARGET = placed(
+    "data",
+    "--target",
+    multiple=True,
+    callback=_columns,
+    metavar="COLUMN,…",
+    help="The column of a table that is learnt, or several; repeatable. By default that of the target's name.",
 )
 
 

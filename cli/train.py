@@ -14,7 +14,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH
-from gradgraph.cli.data import IMAGE, read_data
+from gradgraph.cli.data import IMAGE, TARGET, read_data
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
     BUILDING,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     ".parquet, …); a folder of images, with a subfolder for each class; or shards (.tar).",
 )
 @placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
+@TARGET
 @IMAGE
 @placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
 @placed(
@@ -222,6 +223,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     for line in step.taken:
         output.say(line)
 
+    from gradgraph.runtime.data.tables import target_columns
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
 
@@ -232,6 +234,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         trainer = Trainer(step, device=run.device, seed=run.seed, options=options)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
+    if run.target:
+        trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
     data = trainer.prepare(
         read_data(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
     )
@@ -286,6 +290,7 @@ class Run:
 
     data: Path
     validation: Path | None
+    target: tuple[str, ...]
     image: dict[str, Any]
     epochs: int
     batch_size: int | str | None

@@ -122,7 +122,7 @@ class BatchChecker:
                 _check_shape(spec, tuple(value.shape()), symbols)
                 checked[name] = value
                 continue
-            array = self.typed(spec, to_array(name, value))
+            array = self.typed(spec, as_column(spec, to_array(name, value)))
             _check_shape(spec, array.shape, symbols)
             self.check_values(spec, array)
             checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -379,6 +379,13 @@ def to_array(name: str, value: Any) -> Array:
     if array.dtype == object:
         return _from_dlpack(name, value)
     return array
+
+
+def as_column(spec: TensorSpec, array: Array) -> Array:
+    """``array`` with or without an axis of length 1 behind its samples, as ``spec`` has it."""
+    if array.ndim == 1 and len(spec.shape) == 2 and spec.shape[1] == 1:
+        return array.reshape(-1, 1)
+    return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 and len(spec.shape) == 1 else array
 
 
 def check_uncut(name: str, array: Array) -> None:

@@ -17,7 +17,16 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.mapped import is_mapped
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
+from gradgraph.runtime.data.batch import (
+    Array,
+    Batch,
+    BatchChecker,
+    Known,
+    as_column,
+    check_range,
+    check_uncut,
+    to_array,
+)
 from gradgraph.runtime.data.images import image_folder, is_image_folder
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import Declared, check_same
@@ -303,8 +312,8 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     """The whole array, checked; converted now if that is needed at all, so that no batch has to be. One that stays in
     its file is converted batch by batch.
     """
-    array = value if isinstance(value, StoredArray) else to_array(name, value)
     spec = checker.specs[name]
+    array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
     row_count(name, array.shape)
     if spec.shape and spec.shape[0] == 0:
         raise DataError(f"the step takes batches of 0 samples ({spec}); build it from a model with another batch size")

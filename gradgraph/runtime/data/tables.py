@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, UnmatchedError, listed, shown
+from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, csv_columns
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.runtime.data.matching import class_numbers, classes_for
 from gradgraph.runtime.data.remedies import for_file, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TensorSpec
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 log = logging.getLogger("gradgraph")
 
@@ -94,42 +94,128 @@ def columns_of(
 ) -> tuple[dict[str, Array], DataNames]:
     """The arrays that a step takes, from a table, with the names of what they are made of.
 
-    Columns of the names of the step are read as these. A matrix is made of the columns of which it was made before, by
-    ``known``, in whatever order they come; a matrix that is not known is made of all others, in their order. Columns of
-    names that are ``unread`` are left out.
+    What takes one number a sample is the column of its name. Whatever is ``known`` is made of the columns of which it
+    was made before, in whatever order they come; a matrix that is not known is made of all others, in their order.
+    Columns of names that are ``unread`` are left out.
 
     Raises:
         UnmatchedError: columns that are known are missing, or labels are new.
         DataError: columns are missing, or too many; hold no numbers, or gaps.
     """
     columns = _Columns(table)
-    narrow = [name for name, spec in specs.items() if len(spec.shape) == 1]
-    wide = [spec for name, spec in specs.items() if name not in narrow]
-    made_of = {spec.name: list(known.columns[spec.name]) for spec in wide if spec.name in known.columns}
+    made_of, new = _made_of(columns, specs, known, unread)
+    if new is not None:
+        log.info("'%s' is made of the columns %s", shown(new), listed(made_of[new]))
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     rest = [name for name in columns.keys if name not in used]
-    new = [spec for spec in wide if spec.name not in made_of]
-    # a matrix takes a column for each of the rest
-    takes_rest = rest and all(len(spec.shape) == 2 and spec.shape[1] in (len(rest), None) for spec in new)
-    if any(name not in columns.keys for name in narrow) or len(new) > 1 or (new and not takes_rest):
-        parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
-        takes = ", ".join(str(spec) for spec in specs.values())
-        raise DataError(
-            f"the table has the columns {listed(columns.keys)}, and the step takes {takes}: columns of these names, "
-            "and as many others as its one matrix has columns",
-            remedy=f"rename or choose columns, or give each as an array: {{{parts}}}",
-            shell="rename its columns, or leave out those that the model does not take",
-        )
-    if new:
-        made_of[new[0].name] = rest
-        log.info("'%s' is made of the columns %s", shown(new[0].name), listed(rest))
     found, classes = dict[str, Array](), dict[str, Sequence[str]]()
     for name, each in made_of.items():
-        found[name] = columns.matrix(name, each, [] if new else rest)
-    for name in narrow:
-        found[name], labels = columns.labels_or_numbers(specs[name], known.classes.get(name))
-        classes |= {} if labels is None else {name: labels}
-    return {name: found[name] for name in specs}, DataNames(made_of, classes)
+        if _takes_one(specs[name]) and len(each) == 1 and each[0] in columns.keys:
+            found[name], labels = columns.labels_or_numbers(specs[name], each[0], known.classes.get(name))
+            classes |= {} if labels is None else {name: labels}
+            continue
+        found[name] = columns.matrix(name, each, rest)
+        rest = []  # which is told once
+    return {name: found[name] for name in specs}, DataNames(
+        {name: each for name, each in made_of.items() if each != [name]}, classes
+    )
+
+
+def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:
+    """The names of the columns that hold the targets of a step: all of its only one, or one of each.
+
+    Raises:
+        DataError: they are fewer or more than the targets.
+    """
+    if len(targets) == 1:
+        return DataNames({targets[0].name: given})
+    if len(targets) != len(given):
+        raise DataError(
+            f"the step has {len(targets)} targets, {listed([t.name for t in targets])}, and for these the "
+            f"{_columns(given)} {'is' if len(given) == 1 else 'are'} named; name one for each"
+        )
+    return DataNames({t.name: [column] for t, column in zip(targets, given, strict=True)})
+
+
+def _made_of(
+    columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
+) -> tuple[dict[str, list[str]], str | None]:
+    """The columns that each tensor is made of, and the one that takes what is left, if there is one.
+
+    Raises:
+        DataError: the columns do not fit.
+    """
+    made_of: dict[str, list[str]] = {}
+    for name, spec in specs.items():
+        if name in known.columns:
+            made_of[name] = list(known.columns[name])
+        elif name in columns.keys and _takes_one(spec):
+            made_of[name] = [name]
+    for name in made_of:
+        _check_target(columns, specs[name], made_of[name])
+    used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
+    rest = [name for name in columns.keys if name not in used]
+    match [spec for name, spec in specs.items() if name not in made_of]:
+        case []:
+            return made_of, None
+        case [spec] if rest and len(spec.shape) == 2 and spec.shape[1] in (len(rest), None):
+            made_of[spec.name] = rest
+            return {name: made_of[name] for name in specs}, spec.name
+        case missing:
+            raise _unfitting(columns, specs, missing, rest)
+
+
+def _takes_one(spec: TensorSpec) -> bool:
+    """Whether it has one number a sample."""
+    return len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
+
+
+def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -> None:
+    """Raise DataError if a target lacks its columns, or has more or fewer than it takes."""
+    if not isinstance(spec, TargetSpec):
+        return
+    if missing := [column for column in made_of if column not in columns.keys]:
+        raise DataError(
+            f"the table has no {_columns(missing)}, of which the target '{shown(spec.name)}' is made; it has "
+            f"{listed(columns.keys)}{suggestion(missing[0], list(columns.keys))}"
+        )
+    width = 1 if _takes_one(spec) else spec.shape[1] if len(spec.shape) == 2 else len(made_of)
+    if width not in (len(made_of), None):
+        raise DataError(
+            f"the target '{shown(spec.name)}' takes {width} column{'' if width == 1 else 's'}, and the "
+            f"{_columns(made_of)} {'is' if len(made_of) == 1 else 'are'} named for it; name as many"
+        )
+
+
+def _unfitting(
+    columns: _Columns, specs: Mapping[str, TensorSpec], missing: Sequence[TensorSpec], rest: Sequence[str]
+) -> DataError:
+    """The error of a table whose columns do not make up what is ``missing``: with numbers and names."""
+    takes = ", ".join(str(spec) for spec in specs.values())
+    has = f"the table has the columns {listed(columns.keys)}, and the step takes {takes}"
+    targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
+    if targets:
+        name = shown(targets[0])
+        return DataError(
+            f"{has}: no column is called '{name}'",
+            remedy=f"rename or choose columns, or say which holds it: trainer.names = gradgraph.DataNames(columns="
+            f"{{'{name}': ['…']}})",
+            shell="rename a column, or say which holds it: --target COLUMN",
+        )
+    wide = [spec for spec in missing if len(spec.shape) == 2]
+    if len(missing) == 1 and wide:
+        width, text = wide[0].shape[1], [name for name in rest if columns.is_text(name)]
+        holds = f", of which {listed(text)} hold{'s' if len(text) == 1 else ''} text" if text else ""
+        many = f"{len(rest)} are" if len(rest) != 1 else "1 is"
+        why = f"'{shown(wide[0].name)}' takes {width}, and {many} left for it{holds}"
+    else:
+        why = f"{listed([spec.name for spec in missing])} should be columns of these names, or one matrix of all others"
+    parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
+    return DataError(
+        f"{has}: {why}",
+        remedy=f"rename or choose columns, or give each as an array: {{{parts}}}",
+        shell="rename its columns, or leave out those that the model does not take",
+    )
 
 
 def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames]:
@@ -183,16 +269,24 @@ class _Columns:
                         "is" if len(rest) == 1 else "are", shown(name), listed(made_of))  # fmt: skip
         return np.column_stack([self._numbers(column, may_have_gaps) for column in made_of])
 
-    def labels_or_numbers(self, spec: TensorSpec, known: Sequence[str] | None) -> tuple[Array, Sequence[str] | None]:
-        """A column; of labels that are text the numbers of their classes, and the names of all of these."""
-        values = self._values(spec.name) if takes_labels(spec) else np.zeros(0)
-        if not _is_text(values):
-            return self._numbers(spec.name), None
+    def labels_or_numbers(
+        self, spec: TensorSpec, column: str, known: Sequence[str] | None
+    ) -> tuple[Array, Sequence[str] | None]:
+        """A column in the shape of ``spec``; of labels that are text the numbers of their classes, and the names of
+        all of these. Of two classes, numbers may be wanted for the labels, too: 0 and 1.
+        """
+        values = self._values(column) if isinstance(spec, TargetSpec) else np.zeros(0)
+        shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
+        if not _is_text(values) or not (takes_labels(spec) or len(known or set(values.tolist())) == 2):
+            return self._numbers(column).reshape(shape), None
         labels = [str(value) for value in values]
-        found, where = sorted(set(labels)), f"the column '{shown(spec.name)}'"
+        found, where = sorted(set(labels)), f"the column '{shown(column)}'"
         names = classes_for(spec, found, known, where)
         numbers = dict(zip(found, class_numbers(found, names, where), strict=True))
-        return np.array([numbers[label] for label in labels], np.int64), names
+        return np.array([numbers[label] for label in labels], np.int64).reshape(shape), names
+
+    def is_text(self, name: str) -> bool:
+        return self._values(name).dtype.kind in "OUT"
 
     def _values(self, name: str) -> Array:
         column = self._table[self.keys[name]]
