@@ -140,7 +140,8 @@ LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 # by annotation; a tensor is given as numbers
-_KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "bool": FLAG}
+_KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "str | None": TEXT.or_none(),
+          "bool": FLAG, "bool | None": FLAG.or_none()}  # fmt: skip
 
 
 def named(

@@ -1,4 +1,7 @@
-"""Metrics as sums over the samples of a batch, which are carried from batch to batch and finished at the end."""
+"""Metrics as sums over the samples of a batch, which are carried from batch to batch and finished at the end.
+
+Those that are no sums, since they rank all samples, give a row for each sample instead.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
-from gradgraph.frontend.losses_values import pair
-from gradgraph.frontend.pointwise import cast, logical_and, real, where
+from gradgraph.frontend.losses_values import binary_cross_entropy, binary_cross_entropy_with_logits, pair
+from gradgraph.frontend.pointwise import cast, logical_and, logical_not, logical_or, real, where
 from gradgraph.frontend.reductions import topk
-from gradgraph.frontend.shaping import stack
-from gradgraph.frontend.subscripts import ones_like, scatter_add, zeros
+from gradgraph.frontend.shaping import cat, movedim, stack
+from gradgraph.frontend.subscripts import one_hot, ones_like, scatter_add, take_along_dim, zeros
 from gradgraph.frontend.trace import op, tensor
 from gradgraph.rivals import entries
-from gradgraph.step.finishes import AVERAGES
+from gradgraph.step.finishes import AVERAGES, KAPPA_WEIGHTS
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -30,12 +33,17 @@ Better = Literal["min", "max"] | None
 
 
 class Sums(NamedTuple):
-    """The value of a metric for a batch: sums of a fixed shape, and the name of the finish for their total."""
+    """The value of a metric for a batch: sums of a fixed shape, and the name of the finish for their total.
+
+    Attributes:
+        rows: ``sums`` has a row of this shape for each sample instead; the finish gets all rows, of an evaluation alone.
+    """
 
     sums: Tensor
     shape: tuple[int, ...]
     finish: str
     arguments: Mapping[str, Any] = {}
+    rows: bool = False
 
 
 class Share(NamedTuple):
@@ -79,9 +87,14 @@ class Metric:
         total = reductions.sum(cast(found.below, ir.DataType.FLOAT))
         return reductions.sum(cast(found.above, ir.DataType.FLOAT)) / op.Max(total, 1.0)
 
-    def bound(self, axis: int, ignore_index: int | None) -> Metric:
-        """Take the class axis and the ignored label from a loss if the options do not set them."""
-        known = {"axis": axis, "ignore_index": ignore_index}
+    @property
+    def ranks(self) -> bool:
+        """Does it take scores as they are, rather than the side of 0 on which they lie?"""
+        return "probable" in self.arguments
+
+    def bound(self, axis: int, ignore_index: int | None, probable: bool = False) -> Metric:
+        """Take the class axis, the ignored label, and whether scores are probabilities if the options do not say it."""
+        known = {"axis": axis, "ignore_index": ignore_index, "probable": probable}
         filled = {name: known[name] if value is None and name in known else value
                   for name, value in self.arguments.items()}  # fmt: skip
         return replace(self, arguments=filled)
@@ -97,6 +110,7 @@ class Metric:
 Formula = TypeVar("Formula", bound=Callable[..., "Sums | Share"])
 METRICS: Makers[Metric] = Makers("metric", Metric, "gradgraph.metrics", "top_k(k=3)", entries.METRICS)
 _LABELS = " ignore_index axis"
+_SCORES = " probable ignore_index axis"
 
 
 def metric(
@@ -117,6 +131,10 @@ def metric(
             if (average := arguments.get("average", "macro")) not in AVERAGES:
                 words = ", ".join(f"'{a}'" for a in AVERAGES)
                 raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
+            if (weights := arguments.get("weights")) not in KAPPA_WEIGHTS:
+                raise BuildError(f"{name} takes weights 'linear', 'quadratic' or None, not '{shown(weights)}'")
+            if arguments.get("bins", 1) < 1:
+                raise BuildError(f"{name} needs at least one of the bins, not {arguments['bins']}")
             if arguments.get("k", 1) < 1:
                 raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
             return Metric(name, function, arguments, column.format(**arguments) or name, reads, better, as_number)
@@ -272,6 +290,191 @@ def balanced_accuracy(
     return _from_matrix("balanced_accuracy", x, target, mask, ignore_index, axis)
 
 
+@metric(_LABELS, better="max")
+def mcc(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
+) -> Sums:
+    """Matthews' correlation between what is called a class and what is one; 0 where either is always the same."""
+    return _from_matrix("mcc", x, target, mask, ignore_index, axis)
+
+
+@metric("weights" + _LABELS, better="max")
+def cohen_kappa(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    weights: str | None = None,
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """Cohen's κ, the agreement beyond chance; of ordered classes, ``weights`` "linear" or "quadratic" in their distance."""
+    return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
+
+
+@metric(_LABELS, better="max")
+def exact_match(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
+) -> Share:
+    """The share of samples of which every label is hit that counts: whole texts, or all answers of yes or no."""
+    if target.is_floating_point():
+        hit = (real(x) > 0.0) == (target > 0.5)
+        counted = cast(ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit), "bool")
+    else:
+        counted = _counted(target, mask, ignore_index)
+        hit = op.ArgMax(x, axis=classes_at(x, axis), keepdims=0) == target
+    rest = list(range(1, hit.ndim))
+    whole, some = logical_or(hit, logical_not(counted)), counted
+    if rest:
+        whole, some = reductions.all(whole, rest), reductions.any(some, rest)
+    return Share(logical_and(whole, some), some)
+
+
+# --- probabilities ---------------------------------------------------------------------------------------
+
+
+class _Scored(NamedTuple):
+    """Scores as float32 [rows, classes], their labels [rows] (0 where they do not count) and whether these count."""
+
+    scores: Tensor
+    labels: Tensor
+    counts: Tensor
+    classes: int
+
+
+def _scored(x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | None, axis: int | None) -> _Scored:
+    at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
+    size = x.shape[at]
+    if not isinstance(size, int):
+        raise ModelError(f"probabilities of classes need a fixed number of them, but there are {size} scores")
+    scores = op.Reshape(movedim(cast(x, ir.DataType.FLOAT), at, -1), [-1, size])
+    labels, counts = (op.Reshape(y, [-1]) for y in (where(flags, target, 0), cast(flags, ir.DataType.FLOAT)))
+    return _Scored(scores, labels, counts, size)
+
+
+def _answers(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of yes, whether it is (1 or 0), and how much that counts: float32, all of one shape."""
+    scores, truth = (cast(y, ir.DataType.FLOAT) for y in (x, target > 0.5))
+    return scores, truth, ones_like(truth) if mask is None else _spread(mask, truth)
+
+
+def _share_of(each: Tensor, counts: Tensor) -> Sums:
+    """``Σ counts·each / Σ counts``."""
+    return Sums(stack([reductions.sum(each * counts), reductions.sum(counts)]), (2,), "ratio")
+
+
+@metric(_SCORES, better="min")
+def log_loss(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    probable: bool | None = None,
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """``mean −log p`` of what is true, ``p`` being the Softmax or Sigmoid of scores, or these themselves."""
+    if target.is_floating_point():
+        scores, truth, counts = _answers(x, target, mask)
+        loss = binary_cross_entropy if probable else binary_cross_entropy_with_logits
+        return _share_of(loss(scores, truth, None, "none"), counts)
+    given = _scored(x, target, mask, ignore_index, axis)
+    if not probable:
+        return _share_of(cross_entropy(given.scores, given.labels, reduction="none"), given.counts)
+    true = op.Squeeze(take_along_dim(given.scores, given.labels.unsqueeze(1), 1), [1])
+    return _share_of(binary_cross_entropy(true, ones_like(true), None, "none"), given.counts)
+
+
+@metric(_SCORES, better="min")
+def brier(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    probable: bool | None = None,
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """Brier's score, ``mean (p − t)²``: of yes, or of one of two classes; the sum over classes where there are more."""
+    if target.is_floating_point():
+        scores, truth, counts = _answers(x, target, mask)
+        wrong = (scores if probable else op.Sigmoid(scores)) - truth
+        return _share_of(wrong * wrong, counts)
+    given = _scored(x, target, mask, ignore_index, axis)
+    p = given.scores if probable else op.Softmax(given.scores, axis=-1)
+    wrong = p - cast(one_hot(given.labels, given.classes), ir.DataType.FLOAT)
+    half = 0.5 if given.classes == 2 else 1.0
+    return _share_of(reductions.sum(wrong * wrong, 1) * half, given.counts)
+
+
+@metric("bins" + _SCORES, better="min")
+def ece(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    bins: int = 15,
+    probable: bool | None = None,
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width of the highest probability ``p``.
+
+    After Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3; a bin holds its upper end.
+    """
+    if target.is_floating_point():
+        scores, truth, counts = _answers(x, target, mask)
+        yes = scores if probable else op.Sigmoid(scores)
+        p, hit = op.Max(yes, 1.0 - yes), (yes > 0.5) == (truth > 0.5)
+    else:
+        given = _scored(x, target, mask, ignore_index, axis)
+        shares = given.scores if probable else op.Softmax(given.scores, axis=-1)
+        p, counts = reductions.amax(shares, 1), given.counts
+        hit = op.ArgMax(given.scores, axis=1, keepdims=0) == given.labels
+    bin_of = op.Clip(op.Ceil(p * float(bins)) - 1.0, 0.0, float(bins - 1))
+    places = op.Reshape(cast(bin_of, "int64"), [-1])
+    rows = [scatter_add(zeros(bins), 0, places, op.Reshape(y * counts, [-1]))
+            for y in (ones_like(p), p, cast(hit, ir.DataType.FLOAT))]  # fmt: skip
+    return Sums(stack(rows), (3, bins), "calibration")
+
+
+def _ranked(name: str, doc: str) -> Callable[..., Sums]:
+    """Make a metric of how a model ranks samples: it gives scores and labels, which are ranked at the end."""
+
+    def ranked(
+        x: Tensor,
+        target: Tensor,
+        mask: Tensor | None = None,
+        average: str = "macro",
+        probable: bool | None = None,
+        ignore_index: int | None = None,
+        axis: int | None = None,
+    ) -> Sums:
+        arguments = {"average": average, "probable": bool(probable)}
+        if target.is_floating_point():
+            scores, truth, counts = _answers(x, target, mask)
+            width = x.shape[-1] if x.ndim == 2 else 1
+            if not isinstance(width, int):
+                raise ModelError(f"{name} needs a fixed number of answers, but there are {width} on the last axis")
+            pairs = [op.Reshape(y, [-1, width]) for y in (scores, where(counts > 0.0, truth, -1.0))]
+            return Sums(stack(pairs, 1), (2, width), name, arguments, rows=True)
+        given = _scored(x, target, mask, ignore_index, axis)
+        label = where(given.counts > 0.0, cast(given.labels, ir.DataType.FLOAT), -1.0)
+        return Sums(cat([given.scores, label.unsqueeze(1)], 1), (given.classes + 1,), name, arguments, rows=True)
+
+    ranked.__name__ = ranked.__qualname__ = name
+    ranked.__doc__ = doc
+    return metric("average" + _SCORES, better="max")(ranked)
+
+
+roc_auc = _ranked(
+    "roc_auc",
+    "The area under the ROC curve, each class against the rest: how often yes has a higher score than no, ties "
+    'counting half. Exact: an evaluation keeps all scores. "macro" leaves out classes without yes or no.',
+)
+average_precision = _ranked(
+    "average_precision",
+    "The mean precision over the yes that there are, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` "
+    "over all scores. Exact: an evaluation keeps all of them.",
+)
+
+
 # --- numbers ---------------------------------------------------------------------------------------------
 
 
@@ -303,11 +506,37 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
 @metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
-    a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
-    width = t.shape[-1] if t.ndim > 1 else 1
-    if not isinstance(width, int):
-        raise ModelError(f"r2 needs a fixed number of values on the last axis, but there are {width}")
-    counted = ones_like(t) if mask is None else _spread(mask, t)
+    a, t, counted, width = _columns("r2", x, target, mask)
     rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
             for y in (tensor(1.0), t, t * t, (t - a) * (t - a))]  # fmt: skip
     return Sums(stack(rows), (4, width), "r2")
+
+
+@metric(reads="numbers", better="min")
+def mape(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``mean |x − t| / max(|t|, 2.2e-16)``, a share and not hundredths; of no use where targets are near 0."""
+    a, b = pair(x, target)
+    each = op.Abs(cast(a - b, ir.DataType.FLOAT)) / op.Max(op.Abs(cast(b, ir.DataType.FLOAT)), _EPSILON)
+    return _share_of(each, ones_like(each) if mask is None else _spread(mask, each))
+
+
+_EPSILON = 2.0**-52  # scikit-learn's
+
+
+@metric(reads="numbers", better="max")
+def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error."""
+    a, t, counted, width = _columns("explained_variance", x, target, mask)
+    e = t - a
+    rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
+            for y in (tensor(1.0), t, t * t, e, e * e)]  # fmt: skip
+    return Sums(stack(rows), (5, width), "explained_variance")
+
+
+def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Prediction, target and what counts, as float32, and how many values there are on the last axis."""
+    a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
+    width = t.shape[-1] if t.ndim > 1 else 1
+    if not isinstance(width, int):
+        raise ModelError(f"{name} needs a fixed number of values on the last axis, but there are {width}")
+    return a, t, ones_like(t) if mask is None else _spread(mask, t), width

@@ -1,7 +1,8 @@
 """Metrics by name, and as they are typed: ``f1``, ``top_k(k=3)``.
 
 Each is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
-(``gradgraph.step.finishes``), so that a metric is exact over all samples. ``frontend/metric_sums.py`` has the formulas.
+(``gradgraph.step.finishes``), so that a metric is exact over all samples. One that ranks samples keeps a row of each
+instead. ``frontend/metric_sums.py`` has the formulas.
 """
 
 from __future__ import annotations

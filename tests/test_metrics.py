@@ -50,9 +50,42 @@ def by_sklearn(name: str, truth: np.ndarray, called: np.ndarray, **options: Any)
     return getattr(found, name)(truth.ravel(), called.ravel(), zero_division=0, **options)
 
 
+def of_scores(name: str, truth: np.ndarray, scores: np.ndarray, **options: Any) -> Any:
+    found = pytest.importorskip("sklearn.metrics", reason="compares with scikit-learn")
+    return getattr(found, name)(truth, scores, **options)
+
+
+def of_those_there(name: str, scores: np.ndarray, average: str) -> Any:
+    """Each of the classes that occur against the rest."""
+    yes = np.eye(C)[LABELS][:, : C - 1]
+    if average == "micro":
+        return of_scores(name, np.eye(C)[LABELS].ravel(), scores.ravel())
+    each = [of_scores(name, yes[:, c], scores[:, c]) for c in range(C - 1)]
+    if average == "none":
+        return [*each, math.nan if name == "roc_auc_score" else 0.0]
+    return np.average(each, weights=yes.sum(0) if average == "weighted" else None)
+
+
+def calibration_error(p: np.ndarray, hit: np.ndarray, bins: int) -> float:
+    """As Guo et al. write it: a loop over bins (m, M]."""
+    found = 0.0
+    for m in range(bins):
+        here = (p > m / bins) & (p <= (m + 1) / bins)
+        if here.any():
+            found += here.mean() * abs(hit[here].mean() - p[here].mean())
+    return found
+
+
 CALLED = SCORES.argmax(1)
 NLL = -(SCORES - np.log(np.exp(SCORES).sum(1, keepdims=True)))[np.arange(N), LABELS]
 D = SCORES[:, :2] - SIZES
+P = np.exp(SCORES.astype(np.float64)) / np.exp(SCORES.astype(np.float64)).sum(1, keepdims=True)
+P_YES = 1 / (1 + np.exp(-SCORES[:, :2].astype(np.float64)))
+TIED = np.round(SCORES * 2)  # scores with many ties
+P_TIED = np.exp((TIED - TIED.max(1, keepdims=True)).astype(np.float64))
+P_TIED /= P_TIED.sum(1, keepdims=True)  # in this order, which decides what ties in the last bit
+TWO = LABELS % 2
+RANKED = {"roc_auc": "roc_auc_score", "average_precision": "average_precision_score"}
 SKLEARN = {"precision": "precision_score", "recall": "recall_score", "f1": "f1_score", "iou": "jaccard_score"}
 
 # the metric, its loss, prediction, target -> its value
@@ -80,6 +113,65 @@ CASES: dict[str, tuple[Any, str, np.ndarray, np.ndarray, Any]] = {
               lambda: (np.argsort(-SCORES, 1)[:, :2] == LABELS[:, None]).any(1).mean()),
     "top_5": ("top_k", "cross_entropy", SCORES, LABELS, lambda: 1.0),
     "perplexity": ("perplexity", "cross_entropy", SCORES, LABELS, lambda: np.exp(NLL.astype(np.float64).mean())),
+    "mcc": ("mcc", "cross_entropy", SCORES, LABELS, lambda: of_scores("matthews_corrcoef", LABELS, CALLED)),
+    "mcc-yes-or-no": ("mcc", "bce_with_logits", SCORES[:, :2], YES,
+                      lambda: of_scores("matthews_corrcoef", YES.ravel(), SCORES[:, :2].ravel() > 0)),
+    "mcc-of-one-class": ("mcc", "cross_entropy", SCORES, np.zeros_like(LABELS), lambda: 0.0),
+    **{
+        f"cohen_kappa-{weights}": (
+            metrics.cohen_kappa(weights), "cross_entropy", SCORES, LABELS,
+            lambda w=weights: of_scores("cohen_kappa_score", LABELS, CALLED, weights=w, labels=range(C)))
+        for weights in (None, "linear", "quadratic")
+    },
+    "exact_match": ("exact_match", "bce_with_logits", SCORES[:, :2], YES,
+                    lambda: of_scores("accuracy_score", YES > 0, SCORES[:, :2] > 0)),
+    "exact_match-of-classes": ("exact_match", "cross_entropy", SCORES, LABELS, lambda: (CALLED == LABELS).mean()),
+    "log_loss": ("log_loss", "cross_entropy", SCORES, LABELS,
+                 lambda: of_scores("log_loss", LABELS, P, labels=range(C))),
+    "log_loss-yes-or-no": ("log_loss", "bce_with_logits", SCORES[:, :2], YES,
+                           lambda: of_scores("log_loss", YES.ravel(), P_YES.ravel())),
+    "log_loss-of-probabilities": ("log_loss", "bce", P_YES, YES,
+                                  lambda: of_scores("log_loss", YES.ravel(), P_YES.ravel())),
+    "log_loss-of-shares": (metrics.log_loss(probable=True), "cross_entropy", P, LABELS,
+                           lambda: of_scores("log_loss", LABELS, P, labels=range(C))),
+    "brier": ("brier", "cross_entropy", SCORES, LABELS,
+              lambda: of_scores("brier_score_loss", LABELS, P, labels=range(C))),
+    "brier-of-two": ("brier", "cross_entropy", np.log(P_YES / P_YES.sum(1, keepdims=True)), TWO,
+                     lambda: of_scores("brier_score_loss", TWO, (P_YES / P_YES.sum(1, keepdims=True))[:, 1])),
+    "brier-yes-or-no": ("brier", "bce_with_logits", SCORES[:, :2], YES,
+                        lambda: of_scores("brier_score_loss", YES.ravel(), P_YES.ravel())),
+    "brier-of-probabilities": ("brier", "bce", P_YES, YES,
+                               lambda: of_scores("brier_score_loss", YES.ravel(), P_YES.ravel())),
+    **{
+        f"ece-{bins}": (metrics.ece(bins), "cross_entropy", SCORES, LABELS,
+                        lambda b=bins: calibration_error(P.max(1), CALLED == LABELS, b))
+        for bins in (1, 5, 15)
+    },
+    "ece-yes-or-no": ("ece", "bce_with_logits", SCORES[:, :2], YES, lambda: calibration_error(
+        np.maximum(P_YES, 1 - P_YES).ravel(), ((P_YES > 0.5) == (YES > 0)).ravel(), 15)),
+    **{
+        f"{name}-{average}{'-of-ties' if tied else ''}": (
+            getattr(metrics, name)(average), "cross_entropy", TIED if tied else SCORES, LABELS,
+            lambda n=theirs, a=average, p=P_TIED if tied else P: of_those_there(n, p, a))
+        for name, theirs in RANKED.items() for average in ("macro", "micro", "weighted", "none")
+        for tied in (False, True)
+    },
+    **{
+        f"{name}-yes-or-no-{average}-{loss}": (
+            getattr(metrics, name)(average), loss, x, YES,
+            lambda n=theirs, a=average, x=x: of_scores(n, YES, x, average=None if a == "none" else a))
+        for name, theirs in RANKED.items() for average in ("macro", "micro", "weighted", "none")
+        for loss, x in (("bce_with_logits", TIED[:, :2]), ("bce", P_YES))
+    },
+    **{
+        f"{name}-of-two": (getattr(metrics, name)("binary"), "cross_entropy", TIED[:, :2], TWO,
+                           lambda n=theirs: of_scores(n, TWO, TIED[:, 1] - TIED[:, 0]))
+        for name, theirs in RANKED.items()
+    },
+    "mape": ("mape", "huber", SCORES[:, :2], SIZES,
+             lambda: of_scores("mean_absolute_percentage_error", SIZES, SCORES[:, :2])),
+    "explained_variance": ("explained_variance", "huber", SCORES[:, :2], SIZES,
+                           lambda: of_scores("explained_variance_score", SIZES, SCORES[:, :2])),
     "mae": ("mae", "huber", SCORES[:, :2], SIZES, lambda: np.abs(D).mean()),
     "mse": ("mse", "huber", SCORES[:, :2], SIZES, lambda: (D**2).mean()),
     "rmse": ("rmse", "huber", SCORES[:, :2], SIZES, lambda: np.sqrt((D**2).mean())),
@@ -101,7 +193,68 @@ def test_a_metric_is_exact_over_unequal_batches(name: str) -> None:
     trainer, feeds = gg.Trainer(step), {"x0": x.astype(np.float32), "target": target}
     for size in (7, N):
         np.testing.assert_allclose(trainer.evaluate(feeds, size)[column], value(), rtol=2e-5)
-    np.testing.assert_allclose(trainer.step(feeds, learning_rate=0.0)[column], value(), rtol=2e-5)
+    if step.manifest.measures and step.manifest.measures[-1].rows:
+        assert column not in trainer.step(feeds, learning_rate=0.0)
+    else:
+        np.testing.assert_allclose(trainer.step(feeds, learning_rate=0.0)[column], value(), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_what_ranks_samples_counts_those_that_count(name: str, tmp_path: Path) -> None:
+    """A mask and ignored labels leave samples out, weights of samples do not; of one class there is no area."""
+    mask, weights = RNG.random(N) < 0.7, RNG.random(N).astype(np.float32)
+    loss = gg.losses.cross_entropy(ignore_index=2)
+    step = gg.build(model((3,)), loss, gg.optim.sgd(0.0), mask=True, sample_weight=True, metrics=f"{name}('none')")
+    step.save(tmp_path / "step")
+    trainer = gg.Trainer(tmp_path / "step")
+    feeds = {"x0": TIED[:, :3], "target": LABELS, "mask": mask, "sample_weight": weights}
+    kept, p = mask & (LABELS != 2), np.exp((TIED[:, :3] - TIED[:, :3].max(1, keepdims=True)).astype(np.float64))
+    p /= p.sum(1, keepdims=True)
+    wanted = [of_scores(RANKED[name], LABELS[kept] == c, p[kept, c]) for c in (0, 1)]
+    found = trainer.evaluate(feeds, 23)[name]
+    np.testing.assert_allclose(found[:2], wanted, rtol=1e-6)
+    one = trainer.evaluate({**feeds, "target": np.zeros_like(LABELS)}, 23)[name]
+    np.testing.assert_equal(one, [math.nan] * 3 if name == "roc_auc" else [1.0, 0.0, 0.0])
+    wrong = {**feeds, "x0": np.full_like(TIED[:, :3], math.nan)}
+    assert np.isnan(trainer.evaluate(wrong)[name]).all()
+
+
+def test_what_ranks_samples_is_a_column_of_validation_alone() -> None:
+    step = gg.build(model((C,)), "cross_entropy", gg.optim.sgd(0.1), metrics=["roc_auc", "accuracy"])
+    feeds = {"x0": SCORES, "target": LABELS}
+    trainer = gg.Trainer(step)
+    history = trainer.fit(feeds, 2, 6, validation=feeds, progress=False, patience=2, monitor="val_roc_auc")
+    assert [*history] == ["epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy", "val_roc_auc"]
+    assert max(history["val_roc_auc"]) == trainer.evaluate(feeds)["roc_auc"]
+    with pytest.raises(gg.GradgraphError, match="no column 'val_roc_auc' to monitor; pass validation data"):
+        trainer.fit(feeds, 2, progress=False, patience=2, monitor="val_roc_auc")
+
+
+def test_probabilities_are_seen_where_the_model_gives_them(caplog: pytest.LogCaptureFixture) -> None:
+    """A Softmax or Sigmoid that the loss reads as it is, is not taken a second time."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, 4] p) <float[4] w = {0, 0, 0, 0}> {
+        scores = Add (x, w)
+        p = Softmax <axis = 1> (scores)
+    }"""
+    chosen = ["log_loss", "brier", "ece", "roc_auc('macro')"]
+    options = {"loss": gg.losses.nll(), "optimizer": gg.optim.sgd(0.0), "metrics": chosen, "output": "p"}
+    step = gg.build(onnx.parser.parse_model(text), **options)
+    assert "output 'p' holds probabilities" in caplog.text
+    found = gg.Trainer(step).evaluate({"x": SCORES, "target": LABELS})
+    wanted = gg.build(model((C,)), "cross_entropy", gg.optim.sgd(0.0), metrics=chosen)
+    expected = gg.Trainer(wanted).evaluate({"x0": SCORES, "target": LABELS})
+    for name in ("log_loss", "brier", "ece", "roc_auc"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_whole_texts_are_hit_where_every_token_is() -> None:
+    x, target = np.round(RNG.normal(size=(N, 2, C))).astype(np.float32), RNG.integers(0, C, (N, 2))
+    target[RNG.random((N, 2)) < 0.3] = 0
+    loss = gg.losses.cross_entropy(ignore_index=0, axis=-1)
+    found = gg.Trainer(gg.build(model((2, C)), loss, metrics="exact_match")).evaluate({"x0": x, "target": target}, 9)
+    hit = ((x.argmax(-1) == target) | (target == 0)).all(1)[(target != 0).any(1)]
+    assert 0 < hit.mean() < 1 and found["exact_match"] == pytest.approx(hit.mean(), rel=1e-6)
 
 
 def test_a_metric_of_an_epoch_is_a_column_and_of_each_class_several() -> None:
@@ -216,6 +369,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no call": ({"metrics": "f1 + f1"}, "is no metric"),
     "an average": ({"metrics": "f1(average='mean')"}, "averages by one of"),
     "no scores": ({"metrics": "top_k(k=0)"}, "at least one"),
+    "a kappa": ({"metrics": "cohen_kappa('cubic')"}, "takes weights 'linear', 'quadratic' or None"),
+    "no bins": ({"metrics": "ece(bins=0)"}, "at least one"),
+    "a rival's": ({"metrics": "auroc"}, "'roc_auc'"),
     "something else": ({"metrics": 3.5}, "a metric is 3.5"),
     "two of a name": ({"metrics": ["f1", metrics.f1("none")]}, "two metrics are called 'f1'"),
     "no name": ({"metrics": [lambda out, batch: 1]}, "needs a column"),

@@ -276,7 +276,7 @@ TABLE = {"train": DATA, "test": DATA}
         (lambda: gg.Trainer(mlp()), "a ModelProto; it should be a gradgraph.Step, as gradgraph.build gives"),
         (lambda: gg.build(mlp(), foreign("torch", "Module")), "the loss is a MyModule"),
         (lambda: gg.build(mlp(), metrics=foreign("torchmetrics", "Accuracy")), "the metric is a MyAccuracy"),
-        (lambda: gg.build(mlp(), metrics="AUROC"), "gradgraph.Trainer.predict"),
+        (lambda: gg.build(mlp(), metrics="AUROC"), "did you mean 'roc_auc'"),
         (lambda: fit(TABLE), "which look like splits; give one of them, such as data['train']"),
         (lambda: fit({"x": DATA["x"], "labels": DATA["target"]}),
          "takes no 'labels', and 'target' is missing; rename it, or build the step with target_name='labels'"),

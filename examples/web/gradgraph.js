@@ -106,7 +106,8 @@ export class Trainer {
       const session = await this.#session("eval", () => this.files.kept("eval.onnx"));
       const [means, totals, weights] = [{}, {}, {}];
       const parts = Object.entries(this.parts);
-      const fetches = [...new Set(parts.flatMap(([, part]) => scalars(part)))];
+      const ranked = parts.flatMap(([, part]) => (part.measures ?? []).filter((m) => m.rows));
+      const fetches = [...new Set([...parts.flatMap(([, part]) => scalars(part)), ...ranked.map((m) => m.sums)])];
       const wanted = Object.keys(this.batch).filter((n) => session.inputNames.includes(n));
       for await (const batch of isBatch(data) ? [data] : data) {
         const feeds = this.#feeds(wanted, batch);
@@ -115,8 +116,9 @@ export class Trainer {
         for (const [name, part] of parts) {
           for (const [column, output] of Object.entries(numbersOf(name, part)))
             add(means, weights, column, [Number(results[output].data[0]) * weight], weight);
-          for (const m of part.measures ?? []) add(totals, weights, m.name, await results[m.sums].getData(), weight);
+          for (const m of summed(part)) add(totals, weights, m.name, await results[m.sums].getData(), weight);
         }
+        for (const m of ranked) totals[m.name] = [...(totals[m.name] ?? []), ...(await results[m.sums].getData())];
       }
       if (!Object.keys(weights).length) throw new GradgraphError("there is no batch to evaluate");
       const measures = parts.flatMap(([, part]) => part.measures ?? []);
@@ -369,7 +371,7 @@ export class Trainer {
     for (const [column, output] of Object.entries(numbersOf("", part)))
       columns[own(name, column)] = Number((await results[output].getData())[0]);
     for (const report of reports) columns[own(name, report)] = Number((await results[report].getData())[0]);
-    for (const m of part.measures ?? []) columns[own(name, m.name)] = finished(m, await results[m.sums].getData());
+    for (const m of summed(part)) columns[own(name, m.name)] = finished(m, await results[m.sums].getData());
     return columns;
   }
 }
@@ -389,8 +391,11 @@ function numbersOf(step, part) {
   };
 }
 
+/** The measures that are sums; of others an evaluation alone has a row for each sample. */
+const summed = (part) => (part.measures ?? []).filter((m) => !m.rows);
+
 const scalars = (part, reports = []) => [
-  ...new Set([part.loss_output, ...(part.metrics ?? []), ...(part.measures ?? []).map((m) => m.sums), ...reports]),
+  ...new Set([part.loss_output, ...(part.metrics ?? []), ...summed(part).map((m) => m.sums), ...reports]),
 ];
 
 function add(sums, weights, name, values, weight) {

@@ -38,6 +38,15 @@ const FINISHES = {
     const [count, total, squares, errors] = columns(sums, sums.length / 4);
     return mean(count.map((n, i) => 1 - errors[i] / (squares[i] - total[i] ** 2 / n)));
   },
+  explained_variance: (sums) => {
+    const [count, total, squares, errors, squared] = columns(sums, sums.length / 5);
+    const part = (all, i, square) => square - all[i] ** 2 / count[i];
+    return mean(count.map((_, i) => 1 - part(errors, i, squared[i]) / part(total, i, squares[i])));
+  },
+  calibration: (sums) => {
+    const [count, probability, hits] = columns(sums, sums.length / 3);
+    return sum(hits.map((x, i) => Math.abs(x - probability[i]))) / sum(count);
+  },
   confusion: (sums, shape) => columns(sums, shape[1]),
   precision: ofClasses(
     (c) => c.hits,
@@ -59,7 +68,85 @@ const FINISHES = {
     const c = counts(sums, shape);
     return mean(c.hits.map((x, i) => x / (c.so[i] || 1)).filter((_, i) => c.so[i] > 0));
   },
+  mcc: (sums, shape) => {
+    const { hits, so, calledSo } = counts(sums, shape);
+    const [all, dot] = [sum(so), (a, b) => sum(a.map((x, i) => x * b[i]))];
+    const below = (all ** 2 - dot(calledSo, calledSo)) * (all ** 2 - dot(so, so));
+    return below > 0 ? (sum(hits) * all - dot(so, calledSo)) / Math.sqrt(below) : 0;
+  },
+  cohen_kappa: (sums, shape, { weights }) => {
+    const { rows, so, calledSo } = counts(sums, shape);
+    const weight = (i, j) => ({ linear: Math.abs(i - j), quadratic: (i - j) ** 2 })[weights] ?? Number(i !== j);
+    const over = (of) => sum(so.map((_, i) => sum(calledSo.map((_, j) => weight(i, j) * of(i, j)))));
+    return 1 - over((i, j) => rows[i][j]) / over((i, j) => (so[i] * calledSo[j]) / sum(so));
+  },
+  roc_auc: (sums, shape, given) => ranked(area, sums, shape, given),
+  average_precision: (sums, shape, given) => ranked(meanPrecision, sums, shape, given),
 };
+
+/** Of rows of samples: scores and truth of each class against the rest, or of each answer; -1 does not count. */
+function againstTheRest(sums, shape, probable) {
+  const rows = columns(
+    sums,
+    shape.reduce((a, b) => a * b),
+  );
+  if (shape.length === 2)
+    return Array.from({ length: shape[1] }, (_, i) => {
+      const counted = rows.filter((row) => row[shape[1] + i] >= 0);
+      return [counted.map((row) => row[i]), counted.map((row) => row[shape[1] + i] > 0)];
+    });
+  const counted = rows.filter((row) => row[shape[0] - 1] >= 0);
+  const scores = counted.map((row) => (probable ? row.slice(0, -1) : softmax(row.slice(0, -1))));
+  return Array.from({ length: shape[0] - 1 }, (_, i) => [
+    scores.map((row) => row[i]),
+    counted.map((row) => row[shape[0] - 1] === i),
+  ]);
+}
+
+function softmax(row) {
+  const highest = Math.max(...row);
+  const powers = row.map((x) => Math.exp(x - highest));
+  const total = sum(powers);
+  return powers.map((x) => x / total);
+}
+
+/** How many yes and how many no have at least each score that there is, the highest first. */
+function steps([scores, truth]) {
+  const order = Array.from(scores, (_, i) => i).sort((a, b) => scores[b] - scores[a]);
+  const [found, count] = [[], [0, 0]];
+  order.forEach((at, i) => {
+    count[truth[at] ? 0 : 1] += 1;
+    if (i + 1 === order.length || scores[order[i + 1]] !== scores[at]) found.push([...count]);
+  });
+  return found;
+}
+
+function area([scores, truth]) {
+  if (truth.every(Boolean) || !truth.some(Boolean) || scores.some(Number.isNaN)) return NaN;
+  const found = [[0, 0], ...steps([scores, truth])];
+  const [yes, no] = found.at(-1);
+  return sum(found.slice(1).map(([y, n], i) => (n - found[i][1]) * (y + found[i][0]))) / (2 * yes * no);
+}
+
+function meanPrecision([scores, truth]) {
+  if (scores.some(Number.isNaN)) return NaN;
+  if (!truth.some(Boolean)) return 0;
+  const found = [[0, 0], ...steps([scores, truth])];
+  return sum(found.slice(1).map(([y, n], i) => ((y - found[i][0]) * y) / (y + n))) / found.at(-1)[0];
+}
+
+function ranked(figure, sums, shape, { average, probable }) {
+  const problems = againstTheRest(sums, shape, probable);
+  if (average === "micro") return figure([problems.flatMap(([s]) => s), problems.flatMap(([, t]) => t)]);
+  if (average === "binary") return figure(problems[Math.min(1, problems.length - 1)]);
+  const figures = problems.map(figure);
+  if (average === "none") return figures;
+  const yes = problems.map(([, truth]) => truth.filter(Boolean).length);
+  if (problems.some(([scores]) => scores.some(Number.isNaN))) return NaN;
+  const there = figures.map((_, i) => i).filter((i) => yes[i] > 0 && !Number.isNaN(figures[i]));
+  if (average !== "weighted") return mean(there.map((i) => figures[i]));
+  return sum(there.map((i) => yes[i] * figures[i])) / sum(there.map((i) => yes[i]));
+}
 
 /** A measure of the manifest from its sums: a number, a list of one for each class, or a confusion matrix. */
 export function finished(measure, sums) {

@@ -31,6 +31,10 @@ class Written(NamedTuple):
     weight: Callable[[], Var] | None = None
     adds_up: bool = False
 
+    def without_rows(self) -> Written:
+        """These results without those that an evaluation alone gives."""
+        return self._replace(measures=[(spec, sums) for spec, sums in self.measures if not spec.rows])
+
     @property
     def results(self) -> list[ir.Value]:
         """The outputs that it adds."""
@@ -38,13 +42,20 @@ class Written(NamedTuple):
 
 
 def measured(
-    builder: Builder, column: str, sums: Tensor, shape: Sequence[int], finish: str, arguments: Mapping[str, Any]
+    builder: Builder,
+    column: str,
+    sums: Tensor,
+    shape: Sequence[int],
+    finish: str,
+    arguments: Mapping[str, Any],
+    rows: bool = False,
 ) -> Measure:
-    """``sums`` (float32, of fixed shape) as an output of its own, and the column that they make."""
-    value = op.Reshape(cast(sums, ir.DataType.FLOAT), list(shape)).traced.value
+    """``sums`` (float32, of fixed shape; or rows of it) as an output of its own, and the column that they make."""
+    count = [-1] if rows else []
+    value = op.Reshape(cast(sums, ir.DataType.FLOAT), [*count, *shape]).traced.value
     value.name = builder.fresh(f"{column}.sums")
-    value.shape = ir.Shape(shape)
-    return MeasureSpec(column, value.name, tuple(shape), finish, dict(arguments)), value
+    value.shape = ir.Shape([*(None for _ in count), *shape])
+    return MeasureSpec(column, value.name, tuple(shape), finish, dict(arguments), rows), value
 
 
 def renamed(op: Builder, var: Var, name: str) -> ir.Value:

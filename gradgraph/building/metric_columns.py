@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.arguments import described
+from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.loss_function import Batch, Values, check_arguments
 from gradgraph.building.measured import Measure, measured, renamed
 from gradgraph.building.outputs import output_of
@@ -148,7 +149,7 @@ class MetricColumns:
                     given = metric(prediction, target, mask)
                 else:
                     given = _sums(one.column, one.metric(out, batch), graph, builder)
-                found.append(measured(builder, one.column, given.sums, given.shape, given.finish, given.arguments))
+                found.append(measured(builder, one.column, *given))
         return found, list(out.read)
 
 
@@ -185,11 +186,20 @@ def _compared(
     fed = {v.name: v for v in graph.inputs}
     prediction = wrap(builder.wrap(output_of(graph, term.outputs[0])))
     target = wrap(builder.wrap(fed[term.targets[0].name]))
-    if term.loss.middle:
+    if term.loss.middle and not metric.ranks:
         prediction = prediction - term.loss.middle  # metrics look at the side of 0
     metric.check_fits(term.loss)
     mask = wrap(builder.wrap(fed[term.mask])) if term.mask else None
-    return metric.bound(term.loss.axis, term.loss.ignore_index), prediction, target, mask
+    probable = metric.ranks and _is_probable(graph, term)
+    return metric.bound(term.loss.axis, term.loss.ignore_index, probable), prediction, target, mask
+
+
+def _is_probable(graph: ir.Graph, term: Term) -> bool:
+    """Whether the term compares probabilities, as far as one can see: no scores that a Softmax or Sigmoid takes."""
+    found = probabilities(output_of(graph, term.outputs[0]))
+    return bool(term.loss.middle) or (
+        found is not None and found.kind == ("Softmax" if term.loss.labels else "Sigmoid")
+    )
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:

@@ -117,7 +117,7 @@ def _forward(
     source = randomness.RandomSource(state.new("rng", ir.DataType.INT64, (3,)))
     statistics = training_mode(model, state.op, source.keep, frozen)
     draw_from(source, model, state.op)
-    written = part.objective.emit(state.op, model.graph)
+    written = part.objective.emit(state.op, model.graph).without_rows()
     state.op.finish(model.graph)
     drop_in_loss(model, state.op, source.keep)
     draw_from(source, model, state.op)  # what the loss draws

@@ -18,15 +18,19 @@ LOSSES = {
     "softmax_cross_entropy_with_integer_labels": "cross_entropy", "sigmoid_binary_cross_entropy": "bce_with_logits",
     "triplet_margin": "triplet", "triplet_semi_hard": "triplet",
 }  # fmt: skip
-_RANKED = "it needs all scores at once: compute it of those that gradgraph.Trainer.predict gives"
 METRICS = {
-    **dict.fromkeys(("auc", "auroc", "average_precision", "average_precision_score", "roc_auc", "roc_auc_score"),
-                    _RANKED),
     "absolute_error": "mae", "accuracy_score": "accuracy", "acc": "accuracy",
+    "auc": "roc_auc", "auroc": "roc_auc", "roc_auc_score": "roc_auc", "area_under_roc": "roc_auc",
+    "average_precision_score": "average_precision", "pr_auc": "average_precision", "auprc": "average_precision",
     "balanced_accuracy_score": "balanced_accuracy",
+    "brier_score": "brier", "brier_score_loss": "brier", "calibration_error": "ece", "expected_calibration_error": "ece",
     "categorical_accuracy": "accuracy", "sparse_categorical_accuracy": "accuracy", "binary_accuracy": "accuracy",
+    "binary_crossentropy": "log_loss", "cross_entropy": "log_loss", "neg_log_loss": "log_loss", "nll": "log_loss",
+    "cohen_kappa_score": "cohen_kappa", "kappa": "cohen_kappa", "explained_variance_score": "explained_variance",
     "f1_score": "f1", "fbeta_score": "f1", "jaccard_index": "iou", "jaccard_score": "iou", "mean_io_u": "iou",
+    "matthews_corrcoef": "mcc", "matthews_corr_coef": "mcc", "matthews_correlation": "mcc",
     "mean_absolute_error": "mae", "mean_squared_error": "mse", "root_mean_squared_error": "rmse",
+    "mean_absolute_percentage_error": "mape", "multilabel_exact_match": "exact_match", "subset_accuracy": "exact_match",
     "precision_score": "precision", "recall_score": "recall", "r2_score": "r2",
     "sparse_top_k_categorical_accuracy": "top_k", "top_k_categorical_accuracy": "top_k",
     "top_k_accuracy_score": "top_k",

@@ -29,8 +29,9 @@ def check_against_graphs(
         file = train_file(step)
         fed = {name: batch[name] for name in part.inputs} | {name: state[name] for name in part.reads}
         mine: dict[str, TensorSpec | None] = dict.fromkeys([part.loss_output, *part.metrics])
-        mine |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in part.measures}
+        mine |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in part.trained_measures}
         results |= mine
+        results |= {m.sums: TensorSpec(m.sums, "float32", (None, *m.shape)) for m in part.measures if m.rows}
         _check_values(file, "input", trains[step].graph.input, fed | _scalars(part.hyperparameters), exact=True)
         given = mine | _scalars(part.reports) | _next_values(state, part.writes)
         _check_values(file, "output", trains[step].graph.output, given)
@@ -61,7 +62,7 @@ def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> N
     gradients: dict[str, TensorSpec | None] = dict.fromkeys(spec.gradients.values())
     weight = _scalars([spec.weight] if spec.weight else [])
     batch = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
-    results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.measures)])
+    results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.trained_measures)])
     for name, half, fed, given in (
         ("gradient", spec.gradient, batch, {**results, **gradients, **weight}),
         ("apply", spec.apply, gradients, dict.fromkeys(manifest.reports)),

@@ -1,6 +1,7 @@
 """Columns of a history from sums that are carried from batch to batch: exact, however the samples are cut into batches.
 
-A step writes the sums of a batch (``<column>.sums``); whoever runs it adds them up and finishes them here.
+A step writes the sums of a batch (``<column>.sums``); whoever runs it adds them up and finishes them here. What ranks
+samples is no sum: there, whoever evaluates keeps a row of each sample.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gradgraph.step.manifest import MeasureSpec
 
 Array: TypeAlias = np.ndarray[Any, Any]
 AVERAGES = ("macro", "micro", "weighted", "binary", "none")
+KAPPA_WEIGHTS = (None, "linear", "quadratic")
 
 
 def ratio(sums: Array) -> Any:
@@ -41,6 +43,18 @@ def r2(sums: Array) -> Any:
     """`[n, Σ t, Σ t², Σ (t − x)²]`, a column each: the mean of ``1 − Σ (t − x)² / (Σ t² − (Σ t)²/n)``."""
     count, total, squares, errors = sums
     return np.mean(1.0 - errors / (squares - total**2 / count))
+
+
+def explained_variance(sums: Array) -> Any:
+    """`[n, Σ t, Σ t², Σ e, Σ e²]`, a column each, e = t − x: the mean of ``1 − (Σ e² − (Σ e)²/n) / (Σ t² − (Σ t)²/n)``."""
+    count, total, squares, errors, squared = sums
+    return np.mean(1.0 - (squared - errors**2 / count) / (squares - total**2 / count))
+
+
+def calibration(sums: Array) -> Any:
+    """`[n, Σ p, hits]`, a column for each bin: ``Σ |hits − Σ p| / Σ n``."""
+    count, probability, hits = sums
+    return np.abs(hits - probability).sum() / count.sum()
 
 
 # of a confusion matrix: its rows are true classes, its columns predicted ones
@@ -78,6 +92,87 @@ def balanced_accuracy(sums: Array) -> Any:
     return np.mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
 
 
+def mcc(sums: Array) -> Any:
+    """A confusion matrix: the correlation of true and predicted classes, 0 where either does not vary."""
+    so, called, all_ = sums.sum(1), sums.sum(0), sums.sum()
+    above = np.trace(sums) * all_ - so @ called
+    below = (all_**2 - called @ called) * (all_**2 - so @ so)
+    return above / np.sqrt(below) if below > 0 else 0.0
+
+
+def cohen_kappa(sums: Array, weights: str | None = None) -> Any:
+    """A confusion matrix: ``1 − Σ w·matrix / Σ w·expected``, with weights of the distance of two classes."""
+    distance = np.abs(np.subtract.outer(*[np.arange(len(sums))] * 2)).astype(np.float64)
+    w = {None: distance > 0, "linear": distance, "quadratic": distance**2}[weights]
+    expected = np.outer(sums.sum(1), sums.sum(0)) / sums.sum()
+    return 1.0 - (w * sums).sum() / (w * expected).sum()
+
+
+# of rows of samples: scores of the classes and the label; or scores of yes, and under them whether it is. −1: not counted
+
+
+def roc_auc(sums: Array, average: str, probable: bool) -> Any:
+    """Rows of samples: the area under the ROC curve of each class against the rest; nothing for one without yes or no."""
+    return _ranked(_area, sums, average, probable)
+
+
+def average_precision(sums: Array, average: str, probable: bool) -> Any:
+    """Rows of samples: the mean precision over the yes of each class, 0 where there is none."""
+    return _ranked(_mean_precision, sums, average, probable)
+
+
+def _ranked(figure: Callable[[Array, Array], float], rows: Array, average: str, probable: bool) -> Any:
+    problems = _against_the_rest(rows, probable)
+    if average == "micro":
+        return figure(*(np.concatenate(parts) for parts in zip(*problems, strict=True)))
+    if average == "binary":
+        return figure(*problems[min(1, len(problems) - 1)])
+    figures = np.array([figure(scores, truth) for scores, truth in problems])
+    if average == "none":
+        return figures
+    yes = np.array([truth.sum() for _, truth in problems], np.float64)
+    there = (yes > 0) & ~np.isnan(figures)
+    if not there.any() or any(np.isnan(scores).any() for scores, _ in problems):
+        return np.nan
+    return np.average(figures[there], weights=yes[there] if average == "weighted" else None)
+
+
+def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
+    """Scores and truth of each class, or of each answer."""
+    if rows.ndim == 3:
+        columns = (rows[..., i] for i in range(rows.shape[2]))
+        return [(c[c[:, 1] >= 0, 0], c[c[:, 1] >= 0, 1] > 0) for c in columns]
+    rows = rows[rows[:, -1] >= 0]
+    scores, labels = rows[:, :-1], rows[:, -1]
+    if not probable:
+        scores = np.exp(scores - scores.max(1, initial=-np.inf, keepdims=True))
+        scores /= scores.sum(1, keepdims=True)
+    return [(scores[:, i], labels == i) for i in range(scores.shape[1])]
+
+
+def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
+    """How many yes and how many no have at least each score that there is, the highest first."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    return np.cumsum(truth[order])[ends], np.cumsum(~truth[order])[ends]
+
+
+def _area(scores: Array, truth: Array) -> float:
+    if truth.all() or not truth.any() or np.isnan(scores).any():
+        return np.nan
+    yes, no = (np.concatenate([[0], counts]).astype(np.float64) for counts in _steps(scores, truth))
+    return float((np.diff(no) * (yes[1:] + yes[:-1])).sum() / (2 * yes[-1] * no[-1]))
+
+
+def _mean_precision(scores: Array, truth: Array) -> float:
+    if np.isnan(scores).any():
+        return np.nan
+    if not truth.any():
+        return 0.0
+    yes, no = _steps(scores, truth)
+    return float((np.diff(yes, prepend=0) * yes / (yes + no)).sum() / yes[-1])
+
+
 def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
     """A share of each class, 0 where there is nothing, averaged as scikit-learn does."""
     shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
@@ -94,11 +189,15 @@ def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
 
 FINISHES: dict[str, Callable[..., Any]] = {
     f.__name__: f
-    for f in (ratio, root, exponential, weighted_ratios, r2, confusion, precision, recall, f1, iou, balanced_accuracy)
+    for f in (
+        *(ratio, root, exponential, weighted_ratios, r2, explained_variance, calibration),
+        *(confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa),
+        *(roc_auc, average_precision),
+    )
 }
 
 # those whose sums are a confusion matrix
-OF_CLASSES = frozenset(f.__name__ for f in (confusion, precision, recall, f1, iou, balanced_accuracy))
+OF_CLASSES = frozenset(f.__name__ for f in (confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa))
 
 
 def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:

@@ -79,6 +79,7 @@ class MeasureSpec:
         name: of the column.
         sums: the floating output of train.onnx and eval.onnx with the sums of a batch, of this shape.
         finish, arguments: what is made of their total.
+        rows: the output is one of eval.onnx alone, and has a row of this shape for each sample; the finish gets all.
     """
 
     name: str
@@ -86,6 +87,7 @@ class MeasureSpec:
     shape: tuple[int, ...]
     finish: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,11 @@ class StepSpec:
     reports: tuple[str, ...] = ()
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trained_measures(self) -> tuple[MeasureSpec, ...]:
+        """The measures that train.onnx has, too."""
+        return tuple(m for m in self.measures if not m.rows)
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self)):
@@ -141,7 +148,7 @@ class PartSpec(StepSpec):
 
     def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
         """The measures as a step of this name calls them."""
-        return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.measures)
+        return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.trained_measures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +242,9 @@ class Manifest(StepSpec):
             for name in [n for n in ("most", "counted_by") if target[n] is None]:
                 del target[name]
         for spec in (data, *data["steps"].values()):
+            for measure in spec.get("measures", ()):
+                if not measure["rows"]:
+                    del measure["rows"]
             for name in [n for n in _IF_ANY if not spec.get(n, True)]:
                 del spec[name]
         return escaped_json(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
@@ -478,7 +488,8 @@ def _spec(kind: type, data: Any) -> Any:
 def _measure(data: Any) -> MeasureSpec:
     spec = MeasureSpec(**{**data, "shape": tuple(data["shape"])})
     texts = all(isinstance(text, str) for text in (spec.name, spec.sums, spec.finish))
-    if not texts or not isinstance(spec.arguments, dict) or not all(type(d) is int and d > 0 for d in spec.shape):
+    kinds = isinstance(spec.arguments, dict) and isinstance(spec.rows, bool)
+    if not texts or not kinds or not all(type(d) is int and d > 0 for d in spec.shape):
         raise ValueError(f"the measure {spec.name!r} is ill-typed")
     return spec
 

@@ -20,7 +20,7 @@ import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.export import inference_model
 from gradgraph.frontend import nn
-from gradgraph.step.finishes import AVERAGES, FINISHES
+from gradgraph.step.finishes import AVERAGES, FINISHES, KAPPA_WEIGHTS
 from gradgraph.step.step import Step
 
 ROOT = Path(__file__).parents[2]
@@ -251,6 +251,8 @@ def test_measures_are_finished_as_in_python() -> None:
     rng = np.random.default_rng(0)
     matrix = rng.integers(0, 9, (4, 4)).astype(float)
     matrix[2], matrix[:, 2] = 0, 0  # a class that never occurs
+    scores = np.concatenate([rng.integers(0, 5, (30, 4)), rng.integers(-1, 3, (30, 1))], 1).astype(float)
+    answers = np.stack([rng.integers(0, 5, (30, 2)), rng.integers(-1, 2, (30, 2))], 1).astype(float)
     cases: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         *((name, rng.random(2) + 1, {}) for name in ("ratio", "root", "exponential")),
         ("weighted_ratios", rng.random((3, 2)), {"weights": [1.0, 0.5, 2.0]}),
@@ -258,9 +260,18 @@ def test_measures_are_finished_as_in_python() -> None:
         ("confusion", matrix, {}),
         ("balanced_accuracy", matrix, {}),
         *((name, matrix, {"average": a}) for name in ("precision", "recall", "f1", "iou") for a in AVERAGES),
-    ]
+        ("mcc", matrix, {}),
+        ("mcc", np.diag([5.0, 0.0]), {}),
+        *(("cohen_kappa", matrix, {"weights": w}) for w in KAPPA_WEIGHTS),
+        ("explained_variance", np.array([[9.0, 9.0], [3.0, 4.0], [8.0, 9.0], [2.0, 1.0], [3.0, 2.0]]), {}),
+        ("calibration", np.array([[4.0, 0.0, 6.0], [1.5, 0.0, 5.0], [2.0, 0.0, 6.0]]), {}),
+        *((name, rows, {"average": a, "probable": p}) for name in ("roc_auc", "average_precision") for a in AVERAGES
+          for rows in (scores, answers) for p in (False, True)),
+    ]  # fmt: skip
     assert {name for name, _, _ in cases} == FINISHES.keys()
-    data = [[{"finish": n, "shape": a.shape, "arguments": given}, a.ravel().tolist()] for n, a, given in cases]
+    shapes = {"roc_auc": 1, "average_precision": 1}  # axes of rows before the shape
+    data = [[{"finish": n, "shape": a.shape[shapes.get(n, 0) :], "arguments": given}, a.ravel().tolist()]
+            for n, a, given in cases]  # fmt: skip
     script = (
         f"import {{ finished }} from {json.dumps(LIBRARY.with_name('measures.js').as_uri())};"
         f"for (const [measure, sums] of {json.dumps(data)}) console.log(JSON.stringify(finished(measure, sums)))"
@@ -268,7 +279,8 @@ def test_measures_are_finished_as_in_python() -> None:
     command = ["node", "--input-type=module", "-e", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     for line, (name, sums, given) in zip(done.stdout.splitlines(), cases, strict=True):
-        np.testing.assert_allclose(json.loads(line), FINISHES[name](sums, **given), rtol=1e-12, err_msg=name)
+        found = np.array(json.loads(line), float)  # NaN is null there
+        np.testing.assert_allclose(found, FINISHES[name](sums, **given), rtol=1e-12, err_msg=name)
 
 
 def test_the_types_name_what_is_there() -> None:

@@ -55,6 +55,7 @@ class BoundSession:
     Attributes:
         numbers: the results of the last run; the next run writes over them.
         sums: the sums of each measure in the last run; likewise.
+        rows: copies of the rows of each measure that has a row for each sample.
         gathers: shapes of inputs whose rows the session gathers itself.
         moved: the groups of state tensors that a run moves, as bits of ``State.side``.
     """
@@ -75,7 +76,9 @@ class BoundSession:
         self._constants = {n: v for n, v in ports.constants.items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in ports.results.values()}
-        self.measures = ports.measures
+        self.measures = [m for m in ports.measures if not m.rows]
+        self._ranked = [m for m in ports.measures if m.rows]
+        self.rows: dict[str, Array] = {}
         self.sums = {m.name: result_buffer(types[m.sums]) for m in self.measures}
         self._buffers |= {m.sums: self.sums[m.name] for m in self.measures}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in ports.results.items()]
@@ -107,6 +110,8 @@ class BoundSession:
         if self._state.lost:
             self._state.check()
         binding = self.feed(feeds)
+        for measure in self._ranked:  # anew, as the last batch may have had other rows
+            binding.bind_output(measure.sums, "cpu")
         try:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:
@@ -121,6 +126,9 @@ class BoundSession:
         numbers = self.numbers
         for name, read in self._read:
             numbers[name] = read()
+        if self._ranked:
+            found = binding.get_outputs()[-len(self._ranked) :]  # as they were bound, these last
+            self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
 
     def results(self) -> dict[str, Array]:
         """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""

@@ -468,6 +468,7 @@ class Executor:
         # of each step, whose weights may be labels that others do not have
         means = {step: WeightedMeans() for step in self.parts}
         bound, totals = self.opened.evaluation(averaged), dict[str, Array]()
+        rows: dict[str, list[Array]] = {}
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -479,6 +480,9 @@ class Executor:
                     own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
                     mean.add(own, self._counted(step, feeds))
                 add_sums(totals, bound.sums)
+                for name, array in bound.rows.items():
+                    rows.setdefault(name, []).append(array)
+        totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means, totals

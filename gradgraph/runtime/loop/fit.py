@@ -125,7 +125,8 @@ class Fit:
     def _check_monitor(self) -> None:
         """Refuse before the first step what the history will not have, or cannot compare."""
         names = list(self._columns())
-        names += [f"val_{name}" for name in names] if self.validation is not None else []
+        rows = [measure.name for measure in self.executor.manifest.columns_of_sums if measure.rows]
+        names += [f"val_{name}" for name in (*names, *rows)] if self.validation is not None else []
         names += [name for part in self.executor.manifest.parts.values() for name in part.reports]
         for callback in self.options.callbacks:
             if isinstance(callback, CheckpointKeeper):
@@ -134,14 +135,15 @@ class Fit:
             return
         column = self.options.monitor.of(names)
         if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
-            needs = "; pass validation data" if column.removeprefix("val_") in names else suggestion(column, names)
+            known = column.removeprefix("val_") in (*names, *rows) and self.validation is None
+            needs = "; pass validation data" if known else suggestion(column, names)
             raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")
         _ = self.options.monitor.sign
 
     def _columns(self) -> Iterator[str]:
         """The columns of the history that are losses and metrics."""
         m = self.executor.manifest
-        yield from ("loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss"))
+        yield from ("loss", *m.metrics, *(measure.name for measure in m.trained_measures if measure.name != "loss"))
 
     def __call__(self, resume: bool) -> History:
         with contextlib.ExitStack() as stack:

@@ -112,7 +112,7 @@ class SeveralFit(Fit):
         manifest = self.executor.manifest
         for name in self.pattern.names:
             yield from (column(name, c) for c in manifest.steps[name].results(name))
-            yield from (m.name for m in manifest.steps[name].measures if m.name != column(name, "loss"))
+            yield from (m.name for m in manifest.steps[name].trained_measures if m.name != column(name, "loss"))
 
 
 def rates_of(
