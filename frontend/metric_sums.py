@@ -36,7 +36,7 @@ class Sums(NamedTuple):
     """The value of a metric for a batch: sums of a fixed shape, and the name of the finish for their total.
 
     Attributes:
-        rows: ``sums`` has a row of this shape for each sample instead; the finish gets all rows, of an evaluation alone.
+        rows: ``sums`` has a row of this shape for each sample instead, in an evaluation; the finish gets all rows.
     """
 
     sums: Tensor
@@ -307,7 +307,7 @@ def cohen_kappa(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Cohen's κ, the agreement beyond chance; of ordered classes, ``weights`` "linear" or "quadratic" in their distance."""
+    """Cohen's κ, the agreement beyond chance; for ordered classes, ``weights`` "linear" or "quadratic" in the distance."""
     return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
 
 
@@ -414,7 +414,7 @@ def ece(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width of the highest probability ``p``.
+    """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width of the highest probability p.
 
     After Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3; a bin holds its upper end.
     """
@@ -470,8 +470,8 @@ roc_auc = _ranked(
 )
 average_precision = _ranked(
     "average_precision",
-    "The mean precision over the yes that there are, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` "
-    "over all scores. Exact: an evaluation keeps all of them.",
+    "The mean precision over all yes, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over all scores. "
+    "Exact: an evaluation keeps all of them.",
 )
 
 

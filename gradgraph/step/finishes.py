@@ -46,7 +46,7 @@ def r2(sums: Array) -> Any:
 
 
 def explained_variance(sums: Array) -> Any:
-    """`[n, Σ t, Σ t², Σ e, Σ e²]`, a column each, e = t − x: the mean of ``1 − (Σ e² − (Σ e)²/n) / (Σ t² − (Σ t)²/n)``."""
+    """`[n, Σ t, Σ t², Σ e, Σ e²]`, a column each: the mean of ``1 − (Σ e² − (Σ e)²/n) / (Σ t² − (Σ t)²/n)``."""
     count, total, squares, errors, squared = sums
     return np.mean(1.0 - (squared - errors**2 / count) / (squares - total**2 / count))
 
@@ -108,11 +108,11 @@ def cohen_kappa(sums: Array, weights: str | None = None) -> Any:
     return 1.0 - (w * sums).sum() / (w * expected).sum()
 
 
-# of rows of samples: scores of the classes and the label; or scores of yes, and under them whether it is. −1: not counted
+# of rows of samples: scores of classes and the label; or scores of yes, and under them the truth. −1 does not count
 
 
 def roc_auc(sums: Array, average: str, probable: bool) -> Any:
-    """Rows of samples: the area under the ROC curve of each class against the rest; nothing for one without yes or no."""
+    """Rows of samples: the area under the ROC curve of each class against the rest; NaN for one without yes or no."""
     return _ranked(_area, sums, average, probable)
 
 
