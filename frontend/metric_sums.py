@@ -307,7 +307,7 @@ def cohen_kappa(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Cohen's κ, the agreement beyond chance; for ordered classes, ``weights`` "linear" or "quadratic" in the distance."""
+    """Cohen's κ, the agreement beyond chance; with ``weights`` "linear" or "quadratic", of ordered classes."""
     return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
 
 
@@ -470,7 +470,7 @@ roc_auc = _ranked(
 )
 average_precision = _ranked(
     "average_precision",
-    "The mean precision over all yes, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over all scores. "
+    "The mean precision over all yes, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over scores. "
     "Exact: an evaluation keeps all of them.",
 )
 
