@@ -30,7 +30,7 @@ Weights = Mapping[str, np.ndarray[Any, Any]] | str | os.PathLike[str]
 def inference_model(
     step: Step | Path,
     checkpoint: Path | None = None,
-    outputs: Sequence[str] | None = None,
+    outputs: str | Sequence[str] | None = None,
     *,
     averaged: bool = True,
     mixed: bool = False,
@@ -64,7 +64,7 @@ def save_inference(
     step: Step | Path,
     path: Path,
     checkpoint: Path | None = None,
-    outputs: Sequence[str] | None = None,
+    outputs: str | Sequence[str] | None = None,
     *,
     averaged: bool = True,
     mixed: bool = False,

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from gradgraph.arguments import FUNCTION, NAMES, TEXT, checked, instance
+from gradgraph.arguments import FUNCTION, NAMES, TEXT, as_names, checked, instance
 from gradgraph.autodiff.path import reads
 from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
@@ -43,7 +43,7 @@ Spec = Input | Sequence[int | str | None]
 def export(
     net: Module | Callable[..., Any],
     inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None = None,
+    outputs: str | Sequence[str] | None = None,
     name: str | None = None,
 ) -> onnx.ModelProto:
     """Trace ``net`` and return it as an ONNX model in inference form (opset 21, IR 10).
@@ -52,7 +52,7 @@ def export(
         net: a module, or any function of traced tensors.
         inputs: names to shapes, ``{"x": ("batch", 3, 32, 32)}`` (float32), or to ``Input(shape, dtype)``. Names that
             are arguments of ``forward`` are passed as these; if none is, all are passed in order.
-        outputs: names of the outputs; by default "output", "output_0" and so on, or the keys of the dict that
+        outputs: name or names of the outputs; by default "output", "output_0" and so on, or the keys of the dict that
             ``forward`` returns.
         name: name of the graph; by default that of the network's class.
 
@@ -73,7 +73,7 @@ def export(
         trace.modules = {id(m): path for path, m in net.named_modules()}
     with tracing(trace):
         result = _call(net, {v.name or "": wrap(Var(trace.builder, v)) for v in graph_inputs})
-        graph_outputs = _outputs(trace, dict(_named_outputs(result, outputs)), {*inputs, *stored.values()})
+        graph_outputs = _outputs(trace, dict(_named_outputs(result, None if outputs is None else as_names(outputs))), {*inputs, *stored.values()})
     graph = _graph(trace, graph_inputs, graph_outputs, name or str(getattr(net, "__name__", type(net).__name__)))
     model = ir.Model(graph, ir_version=shapes.IR_VERSION, producer_name="gradgraph")
     proto: onnx.ModelProto = ir.to_proto(model)

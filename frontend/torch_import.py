@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from gradgraph.arguments import as_names
 from gradgraph.errors import ModelError, RuntimeUnavailableError
 from gradgraph.frontend.trace import mark_role
 from gradgraph.graph.prune import prune_graph
@@ -22,8 +23,8 @@ Dynamic = Mapping[str, Mapping[int, str]]
 def from_torch(
     module: Any,
     example_inputs: Any,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
+    input_names: str | Sequence[str] | None = None,
+    output_names: str | Sequence[str] | None = None,
     dynamic: Dynamic | None = None,
 ) -> onnx.ModelProto:
     """Export a ``torch.nn.Module`` with all names of parameters and buffers kept.
@@ -55,11 +56,11 @@ def from_torch(
             f"from_torch needs {missing.name}, which is not installed; install gradgraph with the extra 'torch'"
         ) from missing
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    names = _input_names(module, args, input_names)
+    names = _input_names(module, args, None if input_names is None else as_names(input_names))
     axes = _dynamic_axes(torch, dict(zip(names, args, strict=True)), dynamic)
     with _evaluating(torch, module), _quiet():
         model = _export(torch, module, args, names, axes)
-    _name_outputs(model.graph, output_names)
+    _name_outputs(model.graph, as_names(output_names or ()))
     _switch_off_dropout(model.graph)
     _drop_misshapen_biases(model.graph)
     # a parameter is frozen if it needs no gradient while others do; where none needs one, nobody has chosen
@@ -190,7 +191,7 @@ def _is_misshapen(bias: ir.Value | None) -> bool:
     return concat is not None and concat.op_type == "Concat" and len(concat.inputs) == 2
 
 
-def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     outputs = list(graph.outputs)
     names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
     if len(names) != len(outputs):

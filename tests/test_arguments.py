@@ -14,7 +14,8 @@ from command_line import arrays, mlp
 import gradgraph as gg
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, GradgraphError
-from gradgraph.export import save_inference, save_weights
+from gradgraph.export import inference_model, save_inference, save_weights
+from gradgraph.frontend import nn
 from gradgraph.losses import LOSSES
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
@@ -246,3 +247,17 @@ def test_a_table_is_read_by_the_names_of_its_columns() -> None:
     assert dict(wide.fit(Frame(**columns, target=DATA["target"]), progress=False)) == dict(
         whole.fit(DATA, progress=False)
     )
+
+
+def test_one_name_is_a_list_of_it() -> None:
+    """Outputs are names, and one is never taken apart into letters, whatever number of letters it has."""
+    model = gg.frontend.export(nn.Linear(2, 3), {"x": ("batch", 2)}, "ab")
+    step = gg.build(model, "mse")
+    for made in (model, inference_model(step, outputs="ab"), gg.Trainer(step).export(outputs="ab")):
+        assert [o.name for o in made.graph.output] == ["ab"]
+
+    def two(x: gg.frontend.Tensor) -> tuple[gg.frontend.Tensor, ...]:
+        return x + 1, x * 2
+
+    with pytest.raises(gg.errors.ModelError, match="2 tensors; outputs must be that many different names, not 'ab'"):
+        gg.frontend.export(two, {"x": ("batch", 2)}, outputs="ab")
