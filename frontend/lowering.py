@@ -73,7 +73,11 @@ def export(
         trace.modules = {id(m): path for path, m in net.named_modules()}
     with tracing(trace):
         result = _call(net, {v.name or "": wrap(Var(trace.builder, v)) for v in graph_inputs})
-        graph_outputs = _outputs(trace, dict(_named_outputs(result, None if outputs is None else as_names(outputs))), {*inputs, *stored.values()})
+        graph_outputs = _outputs(
+            trace,
+            dict(_named_outputs(result, None if outputs is None else as_names(outputs))),
+            {*inputs, *stored.values()},
+        )
     graph = _graph(trace, graph_inputs, graph_outputs, name or str(getattr(net, "__name__", type(net).__name__)))
     model = ir.Model(graph, ir_version=shapes.IR_VERSION, producer_name="gradgraph")
     proto: onnx.ModelProto = ir.to_proto(model)
