@@ -6,9 +6,13 @@ each.
 
 from gradgraph.frontend import (
     activations,
+    assignment,
     attention,
+    boxes,
     convolution,
+    losses_boxes,
     losses_classes,
+    losses_detection,
     losses_embeddings,
     losses_margins,
     losses_regions,
@@ -25,9 +29,13 @@ from gradgraph.frontend import (
     subscripts,
 )
 from gradgraph.frontend.activations import *
+from gradgraph.frontend.assignment import *
 from gradgraph.frontend.attention import *
+from gradgraph.frontend.boxes import *
 from gradgraph.frontend.convolution import *
+from gradgraph.frontend.losses_boxes import *
 from gradgraph.frontend.losses_classes import *
+from gradgraph.frontend.losses_detection import *
 from gradgraph.frontend.losses_embeddings import *
 from gradgraph.frontend.losses_margins import *
 from gradgraph.frontend.losses_regions import *
@@ -45,9 +53,13 @@ from gradgraph.frontend.subscripts import *
 
 __all__ = []
 __all__ += activations.__all__
+__all__ += assignment.__all__
 __all__ += attention.__all__
+__all__ += boxes.__all__
 __all__ += convolution.__all__
+__all__ += losses_boxes.__all__
 __all__ += losses_classes.__all__
+__all__ += losses_detection.__all__
 __all__ += losses_embeddings.__all__
 __all__ += losses_margins.__all__
 __all__ += losses_regions.__all__

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend import reductions
+from gradgraph.frontend.dims import product
 from gradgraph.frontend.loss import named, rank_of, reduced
 from gradgraph.frontend.losses_classes import by_class, classes_at, cross_entropy, label_shares
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair
-from gradgraph.frontend.pointwise import cast, real, where
+from gradgraph.frontend.pointwise import cast, maximum, real, where
+from gradgraph.frontend.subscripts import arange
 from gradgraph.frontend.trace import TensorLike, op, tensor
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
-__all__ = ["dice_loss", "focal_loss", "sigmoid_focal_loss"]
+__all__ = ["dice_loss", "focal_loss", "lovasz_softmax_loss", "sigmoid_focal_loss", "tversky_loss"]
 
 ACTIVATIONS = ("sigmoid", "softmax", "none")
 
@@ -80,6 +82,77 @@ def dice_loss(
     return reduced(1.0 - overlap - cast(empty, x.dtype), reduction)
 
 
+def tversky_loss(
+    logits: TensorLike,
+    target: TensorLike,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    smooth: float = 1.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    axis: int = 1,
+) -> Tensor:
+    """``mean 1 − (Σ p·t + s)/(Σ p·t + α·Σ p·(1 − t) + β·Σ (1 − p)·t + s)`` over samples and classes, ``p = softmax(x)``
+    (Salehi et al. 2017). With the defaults it is Dice of class numbers; ``β > α`` counts what is missed for more.
+
+    Args:
+        logits: scores ``[N, C, ...]``.
+        target: class numbers ``[N, ...]``.
+        alpha, beta: the weight of what is called a class and is none, and of what is one and not called so.
+        smooth: ``s``, so that classes that a sample lacks have a loss.
+        ignore_index: the label that does not count.
+        reduction: "mean", "sum", or "none" for each sample and class ``[N, C]``.
+        axis: where the classes lie.
+    """
+    p, t, _ = _shares_of_classes(logits, target, ignore_index, axis)
+    both, called, there = (reductions.sum(x, -1) for x in (p * t, p, t))
+    below = both + alpha * (called - both) + beta * (there - both) + smooth
+    empty = below == 0.0
+    return reduced(1.0 - (both + smooth) / where(empty, 1.0, below) - cast(empty, p.dtype), reduction)
+
+
+def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: int = -100, *, axis: int = 1) -> Tensor:
+    """The mean over classes that there are of what errors ``|t − p|``, ``p = softmax(x)``, cost in IoU (Berman et al.
+    2018): their Lovász extension, over all places of the batch.
+
+    Args:
+        logits: scores ``[N, C, ...]``.
+        target: class numbers ``[N, ...]``.
+        ignore_index: the label that does not count.
+        axis: where the classes lie.
+    """
+    p, t, counted = (
+        op.Reshape(x.transpose(0, 1), [x.shape[1], -1]) for x in _shares_of_classes(logits, target, ignore_index, axis)
+    )
+    errors, order = op.several("TopK", op.Abs(t - p) * counted, op.Slice(op.Shape(p), [1], [2]), axis=1, outputs=2)
+    t, counted = (op.GatherElements(x, order, axis=1) for x in (t, counted))
+    all_ = reductions.sum(t, 1, keepdim=True)
+    missing = all_ - op.CumSum(t, 1)
+    union = all_ + op.CumSum(counted - t, 1)
+    jaccard = 1.0 - missing / where(union == 0.0, 1.0, union)
+    steps = jaccard - op.Concat(op.Slice(jaccard, [0], [1], [1]) * 0.0, op.Slice(jaccard, [0], [-1], [1]), axis=1)
+    each, is_there = reductions.sum(errors * steps, 1), cast(all_.squeeze(1) > 0.0, p.dtype)
+    return reductions.sum(each * is_there) / maximum(reductions.sum(is_there), 1.0)
+
+
+def _shares_of_classes(
+    logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax, 1 for the class that is there, and 1 for what counts: ``[N, C, places]``."""
+    x, target = real(logits), tensor(target)
+    at = classes_at(x, axis)
+    classes = x.shape[at]
+    counted = target != ignore_index
+    numbers = op.Reshape(arange(classes), [-1] + [1] * (x.traced.rank - at - 1))
+    is_class = cast(target.unsqueeze(at) == numbers, x.dtype)
+    flags = cast(counted, x.dtype).unsqueeze(at)
+    p = op.Softmax(x, axis=at) * flags
+    places = [y if at == 1 else y.movedim(at, 1) for y in (p, is_class * flags, flags + 0.0 * is_class)]
+    p, is_class, flags = (op.Reshape(y, [0, 0, -1], shape=[*y.shape[:2], product(y.shape[2:])]) for y in places)
+    return p, is_class, flags
+
+
 # --- names -----------------------------------------------------------------------------------------------
 
 
@@ -96,9 +169,18 @@ def _check_dice(arguments: Mapping[str, Any]) -> None:
         raise BuildError(f"smooth must be 0 or above, but is {arguments['smooth']}")
 
 
+def _check_tversky(arguments: Mapping[str, Any]) -> None:
+    for name in ("alpha", "beta", "smooth"):
+        if not arguments[name] >= 0:
+            raise BuildError(f"{name} must be 0 or above, but is {arguments[name]}")
+
+
 named("focal", focal_loss, "gamma weight ignore_index reduction axis", by_class, shares=label_shares,
       activation="Softmax", check=_check_gamma)  # fmt: skip
 named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma, binary=True,
       activation="Sigmoid")  # fmt: skip
 named("dice", dice_loss, "smooth activation reduction", check=_check_dice, binary=True,
       activation=lambda given: "" if given["activation"] == "none" else given["activation"].capitalize())  # fmt: skip
+named("tversky", tversky_loss, "alpha beta smooth ignore_index reduction axis", by_class, activation="Softmax",
+      check=_check_tversky)  # fmt: skip
+named("lovasz", lovasz_softmax_loss, "ignore_index axis", by_class, activation="Softmax")

@@ -18,6 +18,7 @@ from gradgraph.verify.reference import Oracle
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
 F = torch.nn.functional
+from detectors_by_hand import ciou_loss, detr, diou_loss, drawn_boxes, fcos, giou_loss, iou_loss, retinanet  # noqa: E402
 
 RNG = np.random.default_rng(0)
 N, C = 6, 5
@@ -60,6 +61,28 @@ def dice(x: Any, t: Any, smooth: float = 1.0, activation: Callable[..., Any] = t
     return (1 - (2 * (p * t).sum(axes) + smooth) / (p.sum(axes) + t.sum(axes) + smooth)).mean()
 
 
+def tversky(x: Any, t: Any, alpha: float = 0.5, beta: float = 0.5, smooth: float = 1.0, ignore: int = -100) -> Any:
+    kept = (t != ignore).unsqueeze(1)
+    truth = F.one_hot(t.clamp(min=0), x.shape[1]).movedim(-1, 1) * kept
+    p = torch.softmax(x, 1) * kept
+    both, called, there = (y.flatten(2).sum(2) for y in (p * truth, p * (1 - truth), (1 - p) * truth))
+    return (1 - (both + smooth) / (both + alpha * called + beta * there + smooth)).mean()
+
+
+def lovasz(x: Any, t: Any, ignore: int = -100) -> Any:
+    """As bermanmaxim/LovaszSoftmax has it, with the classes that are present."""
+    kept = t != ignore
+    p, t = torch.softmax(x, 1).movedim(1, -1)[kept], t[kept]
+    found = []
+    for c in t.unique():
+        there = (t == c).to(x.dtype)
+        errors, order = torch.sort((there - p[:, c]).abs(), descending=True)
+        there = there[order]
+        jaccard = 1 - (there.sum() - there.cumsum(0)) / (there.sum() + (1 - there).cumsum(0))
+        found.append((errors * torch.diff(jaccard, prepend=jaccard.new_zeros(1))).sum())
+    return torch.stack(found).mean()
+
+
 def info_nce(q: Any, k: Any, temperature: float = 0.07) -> Any:
     return F.cross_entropy(F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).T / temperature, torch.arange(len(q)))
 
@@ -88,6 +111,15 @@ def ctc(blank: int = 0, batch_first: bool = True, **options: Any) -> Callable[..
 
     return theirs
 
+
+# objects of pictures, −1 for none; the first picture has as many as there are predictions, the second none
+CALLED = np.array([[1, 0, 2], [-1, -1, -1], [0, -1, 3], [2, 2, -1], [-1, 1, -1], [3, 0, 0]])
+PLACED = np.where(CALLED[..., None] >= 0, drawn_boxes(1, N, 3), 0.0)
+LAID = {"image_size": (32, 48), "strides": (8, 16)}
+CELLS = {**LAID, "size": 2.0, "scales": (1.0, 1.5), "ratios": (0.5, 1.0)}
+APART = np.where(np.arange(N)[:, None, None] % 2, 1.5, 0.0) * [1, 0, 1, 0] + [0.1, 0.2, 0.3, 0.5] + unit(N, 1, 4) / 20
+MET = {"xywh": drawn_boxes(2, N, 4), "cxcywh": drawn_boxes(6, N, 4)}
+MET["xyxy"] = np.sort(drawn_boxes(3, N, 4).reshape(N, 4, 2, 2), 2).reshape(N, 4, 4)
 
 Row = tuple[losses.Loss, Callable[..., Any], list[np.ndarray], list[np.ndarray]]
 L = losses
@@ -157,7 +189,39 @@ ROWS: dict[str, Row] = {
     "ctc-blank": (L.ctc(4, True), ctc(4), [SCORES], [SPELT % 4, STEPS, LENGTHS]),
     "ctc-too-long": (L.ctc(0, True, True), ctc(zero_infinity=True), [SCORES], [SPELT, STEPS // 2, LENGTHS]),
     "ctc-no-steps": (L.ctc(0, True, True), ctc(zero_infinity=True), [SCORES], [SPELT, STEPS * 0, LENGTHS]),
+    "iou": (L.iou(), iou_loss, [MET["xyxy"]], [MET["xyxy"][::-1]]),
+    "iou-xywh": (L.iou("xywh"), lambda x, t: iou_loss(x, t, "xywh"), [MET["xywh"]], [MET["xywh"][::-1]]),
+    "giou": (L.giou(), giou_loss, [MET["xyxy"]], [MET["xyxy"][::-1]]),
+    "giou-cxcywh": (L.giou("cxcywh"), lambda x, t: giou_loss(x, t, "cxcywh"), [MET["cxcywh"]], [MET["xywh"]]),
+    "giou-apart": (L.giou(), giou_loss, [APART], [APART[::-1]]),
+    "giou-without-area": (L.giou(), giou_loss, [APART[..., [0, 1, 0, 3]]], [APART + np.array([-0.01, 0.02, 0, 0.03])]),
+    "diou": (L.diou(), diou_loss, [MET["xyxy"]], [MET["xyxy"][::-1]]),
+    "diou-apart": (L.diou(), diou_loss, [APART], [APART[::-1]]),
+    "ciou-xyxy": (L.ciou(), ciou_loss, [MET["xyxy"]], [MET["xyxy"][::-1]]),
+    "ciou-cxcywh": (L.ciou("cxcywh"), lambda x, t: ciou_loss(x, t, "cxcywh"), [MET["cxcywh"]], [MET["xywh"]]),
+    "ciou-apart": (L.ciou(), ciou_loss, [APART], [APART[::-1]]),
+    "detr": (L.detr(), detr, [real(N, 3, C), drawn_boxes(4, N, 3)], [CALLED, PLACED]),
+    "detr-options": (L.detr(0.4, 2.0, 1.0, 3.0, 0.5, 2.0, 1.5),
+                     lambda *x: detr(*x, 0.4, (2, 1, 3), (0.5, 2, 1.5)),
+                     [real(N, 7, C), drawn_boxes(5, N, 7)], [CALLED, PLACED]),
+    "detr-nothing": (L.detr(), detr, [real(N, 3, C), drawn_boxes(4, N, 3)], [CALLED * 0 - 1, PLACED]),
+    "detr-no-room-for-any": (L.detr(), detr, [real(N, 3, C), drawn_boxes(4, N, 3)], [CALLED[:, :0], PLACED[:, :0]]),
+    "retinanet": (L.retinanet(**CELLS), lambda *x: retinanet(*x, **CELLS),
+                  [real(N, 120, 4), real(N, 120, 4)], [CALLED, PLACED]),
+    "retinanet-no-room-for-any": (L.retinanet(**CELLS), lambda *x: retinanet(*x, **CELLS),
+                  [real(N, 120, 4), real(N, 120, 4)], [CALLED[:, :0], PLACED[:, :0]]),
+    "fcos": (L.fcos(**LAID), lambda *x: fcos(*x, **LAID),
+             [real(N, 30, 4), unit(N, 30, 4) * 3, real(N, 30, 1)], [CALLED, PLACED]),
+    "fcos-no-room-for-any": (L.fcos(**LAID), lambda *x: fcos(*x, **LAID),
+             [real(N, 30, 4), unit(N, 30, 4) * 3, real(N, 30, 1)], [CALLED[:, :0], PLACED[:, :0]]),
     "dice": (L.dice(), dice, [IMAGES], [np.round(unit(4, 3, 2, C))]),
+    "tversky": (L.tversky(), tversky, [real(4, C, 3, 2)], [labels(4, 3, 2)]),
+    "tversky-options": (L.tversky(0.3, 0.7, 0.1, 2), lambda x, t: tversky(x, t, 0.3, 0.7, 0.1, 2),
+                        [real(4, C, 3, 2)], [labels(4, 3, 2)]),
+    "tversky-last": (L.tversky(axis=-1), lambda x, t: tversky(x.movedim(-1, 1), t), [IMAGES], [labels(4, 3, 2)]),
+    "lovasz": (L.lovasz(), lovasz, [real(4, C, 3, 2)], [labels(4, 3, 2)]),
+    "lovasz-options": (L.lovasz(2), lambda x, t: lovasz(x, t, 2), [real(4, C, 3, 2)], [labels(4, 3, 2)]),
+    "lovasz-last": (L.lovasz(axis=-1), lambda x, t: lovasz(x.movedim(-1, 1), t), [IMAGES], [labels(4, 3, 2)]),
     "dice-vectors": (L.dice(0.1), lambda x, t: dice(x, t, 0.1), [X], [np.round(unit(N, C))]),
     "dice-softmax": (
         L.dice(1.0, "softmax"), lambda x, t: dice(x, t, 1.0, lambda x: torch.softmax(x, 1)), [IMAGES],

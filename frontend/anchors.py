@@ -1,0 +1,73 @@
+"""Places in a picture that detectors speak about: the anchors of RetinaNet and SSD, the points of FCOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import WHOLE
+from gradgraph.errors import BuildError
+
+Array = np.ndarray[Any, Any]
+STRIDES = (8, 16, 32, 64, 128)
+SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
+RATIOS = (0.5, 1.0, 2.0)
+
+
+def anchors(
+    image_size: Sequence[int],
+    strides: Sequence[int] = STRIDES,
+    size: float = 4.0,
+    scales: Sequence[float] = SCALES,
+    ratios: Sequence[float] = RATIOS,
+) -> Array:
+    """Boxes of several sizes and shapes round the cells of feature maps (Lin et al. 2017): float64 ``[A, 4]``.
+
+    Each is (centre x, centre y, width, height) in shares of the picture. They are listed map by map in the order of
+    ``strides``, in each row by row, in each cell ratio by ratio (height over width), for each ratio scale by scale.
+
+    Args:
+        image_size: height and width of the picture that the model takes.
+        strides: pixels between the cells of each map, which has ⌈side / stride⌉ of them.
+        size: of an anchor of scale 1 on a map, in strides: 4 · 8 = 32 pixels on the finest.
+        scales, ratios: of the anchors of each cell, whose area is that of a square of ``size · scale · stride``.
+    """
+    height, width = image_size
+    grown = np.repeat(1 / np.sqrt(np.asarray(ratios, float)), len(scales)) * np.tile(scales, len(ratios))
+    shrunk = np.repeat(np.sqrt(np.asarray(ratios, float)), len(scales)) * np.tile(scales, len(ratios))
+    found = []
+    for stride, centres in zip(strides, _grids(image_size, strides), strict=True):
+        sides = np.stack([grown, shrunk], 1) * size * stride
+        each = np.broadcast_to(centres[:, None], (len(centres), len(sides), 2))
+        found.append(np.concatenate([each, np.broadcast_to(sides, each.shape)], 2).reshape(-1, 4))
+    made: Array = np.concatenate(found) / np.array([width, height, width, height])
+    return made
+
+
+def points(image_size: Sequence[int], strides: Sequence[int] = STRIDES) -> Array:
+    """The centres of the cells of feature maps (Tian et al. 2019): float64 ``[P, 3]``, each x, y and stride in pixels.
+
+    They are listed map by map in the order of ``strides``, in each row by row.
+    """
+    grids = zip(strides, _grids(image_size, strides), strict=True)
+    return np.concatenate([np.insert(centres, 2, stride, axis=1) for stride, centres in grids])
+
+
+def _grids(image_size: Sequence[int], strides: Sequence[int]) -> Iterator[Array]:
+    for stride in strides:
+        y, x = (np.arange(-(-side // stride)) * stride + stride / 2 for side in image_size)
+        yield np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
+
+
+def checked_size(name: str, given: Any) -> tuple[int, int]:
+    """Height and width of the picture; raises BuildError unless they are two whole numbers above zero."""
+    sides = given if isinstance(given, list | tuple) else ()
+    if len(sides) != 2 or not all(WHOLE.fits(side) and side > 0 for side in sides):
+        raise BuildError(
+            f"{name} lays places over the picture, and needs its height and width",
+            remedy=f"give those that the model takes: gradgraph.losses.{name}(image_size=(480, 640))",
+            shell=f"give those that the model takes: --loss '{name}(image_size=[480, 640])'",
+        )
+    return sides[0], sides[1]

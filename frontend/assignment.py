@@ -1,0 +1,148 @@
+"""The cheapest assignment of objects to predictions, as nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.gradients import detach
+from gradgraph.frontend.pointwise import cast
+from gradgraph.frontend.subscripts import arange, full
+from gradgraph.frontend.trace import TensorLike, current, wrap
+from gradgraph.graph.builder import Var, all_of
+from gradgraph.graph.shapes import Shape
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["linear_sum_assignment"]
+
+NUMBER, WHOLE, FLAG = ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL
+
+
+def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
+    """The row of each column in the cheapest assignment of rows to columns, −1 for none: int64 ``[B, m]``.
+
+    Exact, like ``scipy.optimize.linear_sum_assignment``: shortest augmenting paths (Jonker and Volgenant 1987, as in
+    Crouse 2016), row after row in a Loop, all matrices of a batch at once, in float64. No gradient passes through.
+
+    Args:
+        cost: finite numbers ``[B, n, m]``.
+        counts: which rows are assigned, bool ``[B, n]``. There must be at most m of them; of more, the result means
+            nothing.
+    """
+    x, flags = detach(cast(cost, NUMBER)), cast(counts, FLAG)
+    if (x.ndim, flags.ndim) != (3, 2):
+        raise ModelError(
+            f"an assignment met costs of shape {x.shape} and flags of shape {flags.shape}; it takes [B, n, m] and "
+            "[B, n]"
+        )
+    batch, rows, columns = x.shape
+    wide, thin = (batch, columns), (batch, 1)
+    first = {
+        "length": full(wide, np.inf, NUMBER),
+        "before": full(wide, -1, WHOLE),
+        "seen": full(wide, 0, FLAG),
+        "least": full(thin, 0.0, NUMBER),
+        "at": full(thin, -1, WHOLE),
+    }
+    price, row_of = full(wide, 0.0, NUMBER), full(wide, -1, WHOLE)
+    assign = _Assignment(x, flags, arange(columns).unsqueeze(0), first)
+    found = assign.all(current().size(rows), current().size(columns), price, row_of)
+    current().record(found, wide)
+    return wrap(found)
+
+
+class _Assignment:
+    """The Loops, and their bodies. Throughout, ``[B, m]`` is something of columns, ``[B, 1]`` of each matrix.
+
+    A column that has a row keeps ``cost = price of row + price of column``, so that the prices of rows need no memory.
+    Without a column that is free, the numbers of rounds still end.
+
+    Args:
+        cost, counts: as for ``linear_sum_assignment``.
+        columns: their numbers ``[1, m]``.
+        first: with what each search begins.
+    """
+
+    def __init__(self, cost: Tensor, counts: Tensor, columns: Tensor, first: Mapping[str, Tensor]) -> None:
+        self.op = current().builder
+        self.cost, self.counts, self.columns = cost.traced, counts.traced, columns.traced
+        self.first = {name: x.traced for name, x in first.items()}
+
+    def all(self, rows: Var, columns: Var, price: Tensor, row_of: Tensor) -> Var:
+        """Assign each row."""
+        self.rounds = self.op.Squeeze(columns)
+        states = {"price": price.traced, "row_of": row_of.traced}
+        return self._loop("assign", self.op.Squeeze(rows), states, self.one)[1]
+
+    def one(self, row: Var, price: Var, row_of: Var) -> list[Var]:
+        """Find the shortest path from the row to a column that is free, and move rows along it."""
+        op = self.op
+        skipped = op.Not(op.Gather(self.counts, op.Unsqueeze(row, [0]), axis=1))
+        start = {"costs": op.Gather(self.cost, row, axis=1), **self.first, "found": skipped}
+        ends = self._loop("search", self.rounds, start, lambda _, *state: self.search(price, row_of, *state))
+        _, length, before, seen, least, end, _ = ends
+        price = op.Where(seen, price - (least - length), price)
+        moving = {"row_of": row_of, "at": end, "moves": op.Not(skipped)}
+        moved = self._loop("move", self.rounds, moving, lambda _, *state: self.move(row, before, *state))
+        return [op.const(np.array(True)), price, moved[0]]
+
+    def search(self, price: Var, row_of: Var, costs: Var, length: Var, before: Var, seen: Var, least: Var, at: Var,
+               found: Var) -> list[Var]:  # fmt: skip
+        """Go to the nearest column that was not seen, and on with its row if it has one.
+
+        Args:
+            price: of the columns.
+            row_of: of the columns.
+            costs: of the row that the path stands on, less its price.
+            length: of the shortest path to each column, and ``before``: the last but one column on it, or −1.
+            seen: the columns that the path passed.
+            least: the length of the path to ``at``, the column where it stands.
+            found: it has come to a column without a row.
+        """
+        op = self.op
+        through = least + costs - price
+        nearer = op.And(through < length, op.Not(op.Or(seen, found)))
+        length, before = op.Where(nearer, through, length), op.Where(nearer, at, before)
+        open_ = op.Where(seen, np.inf, length)
+        at = op.Where(found, at, op.ArgMin(open_, axis=1, keepdims=1))
+        least = op.Where(found, least, op.ReduceMin(open_, [1], keepdims=1))
+        row = op.GatherElements(row_of, at, axis=1)
+        found = op.Or(found, row < 0)
+        seen = op.Or(seen, op.And(op.Not(found), op.Equal(self.columns, at)))
+        costs = op.GatherND(self.cost, row, batch_dims=1)
+        of_row = op.GatherElements(costs, at, axis=1) - op.GatherElements(price, at, axis=1)
+        go = op.Not(op.Cast(op.ReduceMin(op.Cast(found, to=WHOLE), keepdims=0), to=FLAG))
+        return [go, costs - of_row, length, before, seen, least, at, found]
+
+    def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
+        """Give the column where the path ends the row of the column before; the first gets the new ``row``."""
+        op = self.op
+        last = op.GatherElements(before, at, axis=1)
+        is_first = last < 0
+        given = op.Where(is_first, row, op.GatherElements(row_of, last, axis=1))
+        row_of = op.Where(op.And(moves, op.Equal(self.columns, at)), given, row_of)
+        moves = op.And(moves, op.Not(is_first))
+        go = op.Cast(op.ReduceMax(op.Cast(moves, to=WHOLE), keepdims=0), to=FLAG)
+        return [go, row_of, op.Where(moves, last, at), moves]
+
+    def _loop(
+        self, name: str, rounds: Var, states: Mapping[str, Var], write: Callable[..., Sequence[Var]]
+    ) -> list[Var]:
+        """The states after so many rounds, or when the first result of ``write(round, *states)`` is false."""
+        inputs = [_value("round", WHOLE, ()), _value("goes", FLAG, ())]
+        inputs += [_value(name, x.dtype, x.shape) for name, x in states.items()]
+        body = self.op.graph(inputs, lambda i, _, *state: write(i, *state), name)
+        found = all_of(self.op.Loop(rounds, True, *states.values(), body=body, outputs=len(states)))
+        for x, before in zip(found, states.values(), strict=True):
+            x.value.type = ir.TensorType(before.dtype)
+        return found
+
+
+def _value(name: str, dtype: ir.DataType, shape: Shape | None) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))

@@ -1,0 +1,333 @@
+"""Losses of detectors: which prediction answers for which object, and what it should have said.
+
+All compare with two targets: ``labels``, class numbers int64 ``[B, N]``, −1 where a picture has fewer than N objects;
+and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) in shares of the picture. ``gradgraph.vision``
+reads both from COCO and YOLO files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, ModelError
+from gradgraph.frontend import reductions
+from gradgraph.frontend.anchors import RATIOS, SCALES, STRIDES, anchors, checked_size, points
+from gradgraph.frontend.assignment import linear_sum_assignment
+from gradgraph.frontend.boxes import box_convert, corners, overlap, pairs
+from gradgraph.frontend.gradients import detach
+from gradgraph.frontend.loss import Spec, Target, named
+from gradgraph.frontend.losses_classes import cross_entropy
+from gradgraph.frontend.losses_regions import sigmoid_focal_loss
+from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, smooth_l1_loss
+from gradgraph.frontend.pointwise import cast, logical_and, logical_or, maximum, minimum, real, sqrt, where
+from gradgraph.frontend.shaping import cat, stack
+from gradgraph.frontend.subscripts import arange, full, gather
+from gradgraph.frontend.trace import TensorLike, op, tensor
+from gradgraph.graph.builder import Var
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["detr_loss", "fcos_loss", "retinanet_loss"]
+
+
+class Objects(NamedTuple):
+    """The objects of pictures, and one behind them that stands for none, so that there is always one.
+
+    Attributes:
+        labels: ``[B, N + 1]``; that of none is ``nothing``.
+        boxes: ``[B, N + 1, 4]``.
+        real: which are there, bool ``[B, N + 1]``.
+    """
+
+    labels: Tensor
+    boxes: Tensor
+    real: Tensor
+
+    @classmethod
+    def of(cls, labels: TensorLike, boxes: TensorLike, nothing: int, dtype: ir.DataType) -> Objects:
+        t, b = cast(labels, ir.DataType.INT64), cast(boxes, dtype)
+        if (t.ndim, b.ndim) != (2, 3):
+            raise ModelError(f"a detector met labels of shape {t.shape} and boxes of shape {b.shape}; give [B, N] and "
+                             "[B, N, 4]")  # fmt: skip
+        batch = t.shape[0]
+        t = cat([t, full((batch, 1), -1, "int64")], 1)
+        return cls(where(t < 0, nothing, t), cat([b, full((batch, 1, 4), 0.0, dtype)], 1), t >= 0)
+
+    def at(self, places: Tensor) -> Objects:
+        """Those that predictions answer for: ``places`` ``[B, Q]``, −1 for none."""
+        batch, count = places.shape
+        i = where(places < 0, self.labels.shape[1] - 1, places)
+        boxes = gather(self.boxes, 1, i.unsqueeze(-1).expand(batch, count, 4))
+        return Objects(gather(self.labels, 1, i), boxes, places >= 0)
+
+
+def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
+    """Scores ``[B, Q, C]`` and the number of classes, which must be known."""
+    x = real(logits)
+    classes = x.shape[-1] if x.ndim == 3 else None
+    if not isinstance(classes, int):
+        raise ModelError(
+            f"{name} reads scores of pictures, predictions and classes, a fixed number of these, and met the shape "
+            f"{list(x.shape)}"
+        )
+    return x, classes
+
+
+# --- one prediction for each object ----------------------------------------------------------------------
+
+
+def detr_loss(
+    logits: TensorLike,
+    boxes: TensorLike,
+    labels: TensorLike,
+    target_boxes: TensorLike,
+    no_object: float = 0.1,
+    class_cost: float = 1.0,
+    box_cost: float = 5.0,
+    giou_cost: float = 2.0,
+    class_weight: float = 1.0,
+    box_weight: float = 5.0,
+    giou_weight: float = 2.0,
+) -> Tensor:
+    """``class_weight · cross entropy + box_weight · L1 + giou_weight · GIoU`` of predictions, each object answered for
+    by one, so that ``Σ −class_cost · p[label] + box_cost · L1 − giou_cost · GIoU`` is least (Carion et al. 2020).
+
+    Args:
+        logits: scores ``[B, Q, C + 1]`` of Q predictions; the last class is "no object".
+        boxes: ``[B, Q, 4]``: centre, width and height in shares of the picture, as those of the targets are.
+        labels, target_boxes: as this file says. With more than Q objects in a picture, the loss is NaN.
+        no_object: the weight of that class in the cross entropy, a mean over all predictions.
+        class_cost, box_cost, giou_cost: of an assignment.
+        class_weight, box_weight, giou_weight: of the parts of the loss. The latter two are sums over objects, divided
+            by the number of objects in the batch.
+    """
+    x, classes = _scores(logits, "detr")
+    predicted = real(boxes)
+    objects = Objects.of(labels, target_boxes, classes - 1, x.dtype)
+    costs = _assignment_costs(detach(x), detach(predicted), objects, class_cost, box_cost, giou_cost)
+    met = objects.at(linear_sum_assignment(costs, objects.real))
+    weight = where(met.real, tensor(1.0, x.dtype), no_object)
+    named_wrong = cross_entropy(x, met.labels, None, -100, "none", axis=2) * weight
+    total = class_weight * reductions.sum(named_wrong) / reductions.sum(weight)
+    count = reductions.sum(cast(objects.real, x.dtype))
+    apart = reductions.sum(op.Abs(predicted - met.boxes), -1)
+    giou = overlap(corners(predicted, "cxcywh"), corners(met.boxes, "cxcywh")).giou
+    placed_wrong = where(met.real, box_weight * apart + giou_weight * (1.0 - giou), 0.0)
+    total = total + reductions.sum(placed_wrong) / maximum(count, 1.0)
+    most = reductions.amax(reductions.sum(cast(objects.real, "int64"), 1))
+    return where(most > x.shape[1], tensor(np.nan, x.dtype), total)
+
+
+def _assignment_costs(
+    x: Tensor, boxes: Tensor, objects: Objects, class_cost: float, box_cost: float, giou_cost: float
+) -> Tensor:
+    """What each object costs at each prediction: ``[B, N + 1, Q]``."""
+    batch, count = objects.labels.shape
+    places = objects.labels.unsqueeze(-1).expand(batch, count, x.shape[1])
+    called = gather(op.Softmax(x, axis=2).transpose(1, 2), 1, places)
+    apart = reductions.sum(op.Abs(objects.boxes.unsqueeze(2) - boxes.unsqueeze(1)), -1)
+    giou = pairs(objects.boxes, boxes, "cxcywh").giou
+    return box_cost * apart - class_cost * called - giou_cost * giou
+
+
+# --- anchors -------------------------------------------------------------------------------------------------
+
+
+def retinanet_loss(
+    logits: TensorLike,
+    deltas: TensorLike,
+    labels: TensorLike,
+    target_boxes: TensorLike,
+    image_size: Sequence[int] | None = None,
+    strides: Sequence[int] = STRIDES,
+    size: float = 4.0,
+    scales: Sequence[float] = SCALES,
+    ratios: Sequence[float] = RATIOS,
+    positive: float = 0.5,
+    negative: float = 0.4,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    beta: float = 1 / 9,
+    box_weight: float = 1.0,
+) -> Tensor:
+    """Focal loss of anchors and ``box_weight`` · smooth L1 of where their boxes lie (Lin et al. 2017), the loss of SSD
+    and RetinaNet.
+
+    An anchor answers for the object with which its IoU is greatest, if that is ``positive`` or above, or the greatest
+    of that object; it is background below ``negative``, and left out between. Per picture, both sums are divided by the
+    number of anchors that answer, at least 1; the loss is their mean over pictures (as in torchvision).
+
+    Args:
+        logits: ``[B, A, C]``, an independent yes or no (sigmoid) for each class.
+        deltas: ``[B, A, 4]``: ``(x − xa)/wa``, ``(y − ya)/ha``, ``log(w/wa)``, ``log(h/ha)`` of the box's centre and
+            sides against the anchor's.
+        labels, target_boxes: as this file says.
+        image_size, strides, size, scales, ratios: of the anchors, as for ``gradgraph.vision.anchors``, in whose order
+            the model speaks of them.
+        positive, negative: bounds of the IoU.
+        alpha, gamma: of the focal loss.
+        beta: where smooth L1 goes from square to straight.
+        box_weight: of the smooth L1.
+    """
+    x, classes = _scores(logits, "retinanet")
+    laid = anchors(checked_size("retinanet", image_size), strides, size, scales, ratios)
+    _check_places(x, len(laid), "retinanet", "anchors")
+    anchor = tensor(laid, x.dtype)
+    objects = Objects.of(labels, target_boxes, -1, x.dtype)
+    place, is_background = _answers(anchor, objects, positive, negative)
+    met = objects.at(place)
+    count = reductions.sum(cast(met.real, x.dtype), 1)
+    is_class = cast(met.labels.unsqueeze(-1) == arange(classes), x.dtype)
+    called = reductions.sum(sigmoid_focal_loss(x, is_class, alpha, gamma, "none"), -1)
+    called = where(logical_or(met.real, is_background), called, 0.0)
+    centre = (met.boxes[..., :2] - anchor[:, :2]) / anchor[:, 2:]
+    sides = op.Log(where(met.real.unsqueeze(-1), met.boxes[..., 2:], anchor[:, 2:]) / anchor[:, 2:])
+    placed = reductions.sum(smooth_l1_loss(real(deltas), cat([centre, sides], -1), "none", beta), -1)
+    losses = reductions.sum(called + box_weight * where(met.real, placed, 0.0), 1)
+    return reductions.mean(losses / maximum(count, 1.0))
+
+
+def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float) -> tuple[Tensor, Tensor]:
+    """The object that each anchor answers for, −1 for none, and which are background: ``[B, A]``."""
+    iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, anchor, "cxcywh").iou, -1.0)
+    iou = detach(iou)
+    best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
+    of_object = reductions.amax(iou, 2, keepdim=True)
+    # anchors of one size round an object have the same IoU, but for rounding
+    is_best = reductions.any(logical_and(iou >= of_object * (1.0 - 1e-5), of_object > 0.0), 1)
+    return where(logical_or(best >= positive, is_best), place, -1), best < negative
+
+
+def _check_places(x: Tensor, expected: int, name: str, what: str) -> None:
+    found = x.shape[1]
+    if isinstance(found, int) and found != expected:
+        raise BuildError(
+            f"{name} lays {expected} {what} over the picture, and the model speaks of {found}; give the image_size, "
+            "strides and further sizes that the model was made for"
+        )
+
+
+# --- points --------------------------------------------------------------------------------------------------
+
+
+def fcos_loss(
+    logits: TensorLike,
+    distances: TensorLike,
+    centerness: TensorLike,
+    labels: TensorLike,
+    target_boxes: TensorLike,
+    image_size: Sequence[int] | None = None,
+    strides: Sequence[int] = STRIDES,
+    radius: float = 1.5,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    box_weight: float = 1.0,
+) -> Tensor:
+    """Focal loss of points, ``box_weight`` · GIoU of their boxes and the cross entropy of their centerness (Tian et al.
+    2019; as in torchvision).
+
+    A point answers for an object if it lies within its box and less than ``radius`` strides from its centre, and the
+    farthest side is between 4 and 8 strides away (the finest map answers for nearer, the coarsest for farther ones); of
+    several objects for the smallest. All three are sums, divided by the number of points that answer, at least 1.
+
+    Args:
+        logits: ``[B, P, C]``, an independent yes or no (sigmoid) for each class.
+        distances: ``[B, P, 4]``, in strides, from the point to the left, top, right and bottom of its box; not below
+            zero, so a model ends in Relu, Exp or Softplus.
+        centerness: ``[B, P, 1]``, a logit of ``√(min(l, r)/max(l, r) · min(t, b)/max(t, b))``.
+        labels, target_boxes: as this file says.
+        image_size, strides: of the points, as for ``gradgraph.vision.points``, in whose order the model speaks of them.
+        radius: in strides.
+        alpha, gamma: of the focal loss.
+        box_weight: of the GIoU.
+    """
+    x, classes = _scores(logits, "fcos")
+    height, width = checked_size("fcos", image_size)
+    laid = points((height, width), strides)
+    _check_places(x, len(laid), "fcos", "points")
+    scale = tensor(np.array([width, height, width, height], np.float32), x.dtype)
+    objects = Objects.of(labels, target_boxes, -1, x.dtype)
+    objects = objects._replace(boxes=box_convert(objects.boxes * scale, "cxcywh", "xyxy"))
+    met = objects.at(_nearest(laid, objects, radius, x.dtype))
+    px, py, stride = (tensor(laid[:, i], x.dtype) for i in range(3))
+    there = cast(met.real, x.dtype)
+    is_class = cast(met.labels.unsqueeze(-1) == arange(classes), x.dtype)
+    called = reductions.sum(sigmoid_focal_loss(x, is_class, alpha, gamma, "none"))
+    left, top, right, bottom = (real(distances)[..., i] * stride for i in range(4))
+    truth = corners(met.boxes)
+    giou = overlap((px - left, py - top, px + right, py + bottom), truth).giou
+    placed = reductions.sum(where(met.real, 1.0 - giou, 0.0))
+    sides = [where(met.real, d, 1.0) for d in (px - truth[0], py - truth[1], truth[2] - px, truth[3] - py)]
+    across, along = (minimum(sides[i], sides[i + 2]) / maximum(sides[i], sides[i + 2]) for i in (0, 1))
+    logit = op.Reshape(real(centerness), op.Shape(there))
+    centred = binary_cross_entropy_with_logits(logit, sqrt(across * along), None, "none")
+    centred = reductions.sum(where(met.real, centred, 0.0))
+    return (called + box_weight * placed + centred) / maximum(reductions.sum(there), 1.0)
+
+
+def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype: ir.DataType) -> Tensor:
+    """The smallest object that each point may answer for, −1 for none: ``[B, P]``."""
+    px, py, stride = (tensor(laid[:, i], dtype) for i in range(3))
+    near, far = 4 * laid[:, 2], 8 * laid[:, 2]
+    near = np.where(laid[:, 2] == laid[:, 2].min(), 0.0, near)
+    far = np.where(laid[:, 2] == laid[:, 2].max(), np.inf, far)
+    left, top, right, bottom = (side.unsqueeze(-1) for side in corners(objects.boxes))  # [B, N + 1, 1]
+    sides = stack([px - left, py - top, right - px, bottom - py], -1)
+    off = maximum(op.Abs(px - (left + right) / 2), op.Abs(py - (top + bottom) / 2))
+    farthest = reductions.amax(sides, -1)
+    fits = logical_and(reductions.amin(sides, -1) > 0.0, off < radius * stride)
+    fits = logical_and(fits, logical_and(farthest > tensor(near, dtype), farthest < tensor(far, dtype)))
+    fits = logical_and(fits, objects.real.unsqueeze(-1))
+    area = where(fits, (right - left) * (bottom - top), tensor(np.inf, dtype))
+    return where(reductions.any(fits, 1), op.ArgMin(detach(area), axis=1, keepdims=0), -1)
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+def _targets(spare: int) -> tuple[Target, ...]:
+    """Labels and boxes of models whose scores have ``spare`` classes that no object has."""
+
+    def labels(outputs: Sequence[Var]) -> Spec:
+        shape = outputs[0].shape or (None,) * outputs[0].rank
+        if len(shape) != 3:
+            raise BuildError(
+                f"a detector gives scores of pictures, predictions and classes, and its first output has shape "
+                f"{list(shape)}; name the outputs in the order that the loss reads"
+            )
+        classes = shape[2] - spare if isinstance(shape[2], int) else None
+        return Spec(ir.DataType.INT64, (shape[0], "objects"), (0, None), classes, -1)
+
+    def boxes(outputs: Sequence[Var]) -> Spec:
+        shape = outputs[0].shape or (None,)
+        return Spec(outputs[1].dtype, (shape[0], "objects", 4), (0, None, None))
+
+    return (
+        Target("labels", "class numbers (int64) `[B, N]`, −1 for none", labels),
+        Target("target_boxes", "`[B, N, 4]`: centre, width, height in shares of the picture", boxes),
+    )
+
+
+def _check_bounds(arguments: Mapping[str, Any]) -> None:
+    if not 0 <= arguments["negative"] <= arguments["positive"] <= 1:
+        raise BuildError(
+            f"anchors are background below an IoU of {arguments['negative']} and positive from "
+            f"{arguments['positive']} on; give 0 ≤ negative ≤ positive ≤ 1"
+        )
+
+
+def _add(name: str, function: Callable[..., Tensor], options: str, reads: str, spare: int = 0, **more: Any) -> None:
+    named(name, function, options, _targets(spare), reads=reads.split(), **more)
+
+
+_add("detr", detr_loss, "no_object class_cost box_cost giou_cost class_weight box_weight giou_weight",
+     "logits boxes", 1, activation="Softmax")  # fmt: skip
+_add("retinanet", retinanet_loss, "image_size strides size scales ratios positive negative alpha gamma beta box_weight",
+     "logits deltas", activation="Sigmoid", check=_check_bounds)  # fmt: skip
+_add("fcos", fcos_loss, "image_size strides radius alpha gamma box_weight", "logits distances centerness",
+     activation="Sigmoid")  # fmt: skip
