@@ -53,9 +53,10 @@ def command(
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
 ) -> None:
-    """Print loss and metrics of the STEP folder on data that it was not trained on.
+    """Print loss and metrics of a STEP folder, or of a run's folder, on data that it was not trained on.
 
     Examples:
+      gradgraph evaluate runs/one --data test.npz
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz --per-class --worst 10
 

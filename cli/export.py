@@ -16,6 +16,7 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
+from gradgraph.files.path_kinds import step_of
 
 if TYPE_CHECKING:
     import onnx
@@ -47,9 +48,11 @@ if TYPE_CHECKING:
 @FORCE
 @output.json_option
 def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, **given: Any) -> None:
-    """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
+    """Write the model of a STEP folder (or of a run's folder) as plain ONNX: no loss, no optimizer, layers in
+    evaluation form.
 
     Examples:
+      gradgraph export runs/one -o trained.onnx
       gradgraph export step/ --checkpoint run.ckpt -o trained.onnx
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
       gradgraph export step/ --weights weights.bin --size batch=1 --store float16 -o trained.onnx
@@ -63,6 +66,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
         raise click.UsageError(f"{kind.what} has nothing that --untrained could change; leave it out")
     if "checkpoint" in kind.takes and export.weights is None:
         export = replace(export, checkpoint=checkpoint_to_use(step, export.checkpoint, untrained, required=False))
+    export = replace(export, step=step_of(step))  # of a run, the weights are settled by now
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)

@@ -43,7 +43,8 @@ def command(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what FILE (.onnx) or a step folder holds: inputs, outputs, weights, operators and their gradients.
+    """Show what FILE (.onnx), a step folder or a run's folder holds: inputs, outputs, weights, operators and their
+    gradients.
 
     Examples:
       gradgraph inspect model.onnx --freeze 'backbone.*'

@@ -70,9 +70,10 @@ def command(
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
 ) -> None:
-    """Write the outputs of MODEL (an .onnx, or a step folder) for every sample of the data.
+    """Write the outputs of MODEL (an .onnx, a step folder, or a run's folder) for every sample of the data.
 
     Examples:
+      gradgraph predict runs/one --data test.npz
       gradgraph predict trained.onnx --data test.npz -o predictions.npz
       gradgraph predict step/ --checkpoint run.ckpt --data test.npz --output logits -o logits.csv
 

@@ -21,6 +21,7 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.options import BUILDING
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
 from gradgraph.errors import BuildError, shown, suggestion
+from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
 from gradgraph.files.untrusted.documents import toml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
@@ -41,6 +42,7 @@ class RecipeCommand(Command):
             click.Option(["--print-config"], is_flag=True, expose_value=False, callback=_remember,
                          help="Print all that was chosen as a recipe (TOML), and do nothing else.")
         )  # fmt: skip
+        self.by_name = {p.name or "" for p in self.params}
         self.of = {p.name or "": of for p in self.params if (of := of_table(p)) is not None}
 
     def make_parser(self, ctx: click.Context) -> Any:
@@ -55,7 +57,10 @@ class RecipeCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        given = typed.get("model")
+        given, run = typed.get("model"), None
+        if "resume" in self.by_name and isinstance(given, str) and kind_of(given) is Kind.RUN:
+            run, given = given, _going_on(given, typed, ctx)
+            args = [given if word == run else word for word in args]
         if not isinstance(given, str) or not (given == STDIN or given.lower().endswith(".toml")):
             return super().parse_args(ctx, args)
         try:
@@ -63,7 +68,7 @@ class RecipeCommand(Command):
         except click.UsageError as error:
             error.ctx = ctx
             raise
-        ctx.default_map = recipe.defaults
+        ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run})  # it may have moved
         try:
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
@@ -103,6 +108,17 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
 
 def _is_inverted(flag: click.Parameter) -> bool:
     return isinstance(flag, click.Option) and flag.is_flag and (flag.name or "").startswith("no_")
+
+
+def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
+    """The recipe of a run's folder, which is given to go on with."""
+    if not typed.get("resume"):
+        raise click.UsageError(
+            f"'{shown(run)}' is the folder of a run; add --resume to go on with it, or train its model "
+            f"'{shown(Path(run) / MODEL)}' anew",
+            ctx,
+        )
+    return str(Path(run) / RECIPE)
 
 
 # --- reading -------------------------------------------------------------------------------------------

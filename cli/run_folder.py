@@ -2,7 +2,7 @@
 
 The page is written before the first step and again at the end, so that a run that was killed says how to go on. What
 lies in the folder already is the user's: without ``--force`` a run begins in an empty one, and one that goes on keeps
-its recipe, and a page that somebody else wrote.
+its recipe, the command that it began with, and a page that somebody else wrote. Later commands are added to a list.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.cli import output, toml
-from gradgraph.errors import OutputError, shown
+from gradgraph.errors import OutputError, RuntimeUnavailableError, escaped, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.path_kinds import BEST, LAST, RECIPE, STEP
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
-from gradgraph.runtime.saved.run_files import BEST, LAST, RECIPE, STEP, checkpoint_in
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
     from gradgraph.runtime.trainer import Trainer
 
-PAGE = "README.md"
+PAGE, COMMANDS = "README.md", "commands.txt"
+PLOT, DRAWING = "plot.png", "plot.svg"  # by matplotlib, or else by hand
 _TRAINED = "Trained by gradgraph"  # what a page begins with, after its title
 FILES = {  # options that name a file: the file in the folder, and what it holds
     "export_to": ("trained.onnx", "the trained model, for any runtime"),
@@ -38,12 +39,15 @@ FILES = {  # options that name a file: the file in the folder, and what it holds
 }
 OTHERS = {
     BEST: "the state of the best epoch, where `--patience` looks for one",
+    **dict.fromkeys((PLOT, DRAWING), "the curves of the history"),
+    COMMANDS: "the commands that trained it, each with the time (UTC) and the steps done before it",
     RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
 }
+LARGEST_LIST = 1 << 20  # bytes of commands
 LARGEST_DIGESTED = 1 << 30  # bytes: larger files are named by their size alone
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The folder of a run.
 
@@ -58,6 +62,7 @@ class RunFolder:
     recipe: Mapping[str, Mapping[str, Any]]
     read: Mapping[str, Path]
     resume: bool = False
+    _first: str = ""  # the command that the run began with
 
     def fill(self, given: dict[str, Any], builds: bool) -> None:
         """Name the files that were not named, in place; a step folder is written by a run that ``builds`` one."""
@@ -103,19 +108,50 @@ class RunFolder:
             OutputError: they cannot be written.
         """
         if not self.resume:
-            (self.path / BEST).unlink(missing_ok=True)  # of a run that this one replaces
+            for name in (BEST, PLOT, DRAWING, COMMANDS):  # of a run that this one replaces
+                (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
+        command = shlex.join(["gradgraph", *output.talk.arguments])
+        before = self._commands()
+        self._first = before[0] if before else command
+        with (self.path / COMMANDS).open("a", encoding="utf-8") as file:
+            file.write(f"# {_now()}, after {trainer.progress.steps:,} steps\n{escaped(command)}\n")
         self._write(trainer, ["It is not done: it runs, or was stopped."])
 
     def finish(self, trainer: Trainer, history: History) -> None:
-        """Write the page anew, with the results."""
+        """Draw the curves, and write the page anew, with the results."""
+        drawing = self._draw(history) if history else []
         restored = history.restored
         row = history.row(-1 if restored is None else restored) if history else {}
         what = "the last epoch" if restored is None else "the best epoch, whose weights were kept"
         self._write(
-            trainer, [f"Of {what}:", "", *_table(["column", "value"], ((k, f"{v:.6g}") for k, v in row.items()))]
+            trainer,
+            [f"Of {what}:", "", *_table(["column", "value"], ((k, f"{v:.6g}") for k, v in row.items())), *drawing],
         )
+
+    def draw(self, history: History) -> None:
+        """Draw the curves of a run that was stopped."""
+        if history:
+            self._draw(history)
+
+    def _draw(self, history: History) -> list[str]:
+        """Draw the curves, and return the lines of the page that show them."""
+        name = PLOT
+        try:
+            history.plot(self.path / PLOT)
+        except RuntimeUnavailableError:
+            history.to_svg(self.path / DRAWING)
+            name = DRAWING
+        return ["", f"![The curves of loss and metrics over the epochs]({name})"]
+
+    def _commands(self) -> list[str]:
+        """The commands in the list so far."""
+        try:
+            lines = regular_bytes(self.path / COMMANDS, LARGEST_LIST).decode("utf-8", "replace").splitlines()
+        except UnreadableError:
+            return []
+        return [line for line in lines if line and not line.startswith("#")]
 
     def _write(self, trainer: Trainer, result: Iterable[str]) -> None:
         import onnxruntime
@@ -123,15 +159,14 @@ class RunFolder:
         if self.resume and not self._wrote_page():
             return
         step = trainer.definition
-        now = datetime.datetime.now(datetime.timezone.utc)
         lines = [
             f"# {shown(self.path.name)}",
             "",
             f"{_TRAINED} {step.manifest.gradgraph} with onnxruntime {onnxruntime.__version__} "
             f"({trainer.described}) and Python {platform.python_version()} on {platform.system()}, "
-            f"{now:%Y-%m-%d %H:%M} UTC.",
+            f"{_now()}.",
             "",
-            *_code([shlex.join(["gradgraph", *output.talk.arguments])]),
+            *_code([self._first]),
             "## Result",
             "",
             f"{trainer.progress.steps:,} steps, {trainer.progress.epoch:,} epochs.",
@@ -165,15 +200,17 @@ class RunFolder:
             return False
 
     def _next_commands(self) -> list[str]:
-        run = [str(self.path / STEP), str(checkpoint_in(self.path))]
-        data = str(self.read.get("validation", self.read["data"]))
-        step = str(run[0]) if (self.path / STEP).exists() else str(self.read["model"])
+        run, data = str(self.path), str(self.read.get("validation", self.read["data"]))
         commands = {
-            "go on, for more epochs": ["train", str(self.path / RECIPE), "--resume"],
-            "what it gets wrong": ["evaluate", step, "--checkpoint", run[1], "--data", data, "--worst", "10"],
-            "what it says": ["predict", step, "--checkpoint", run[1], "--data", data],
+            "go on, for more epochs": ["train", run, "--resume"],
+            "what it gets wrong": ["evaluate", run, "--data", data, "--worst", "10"],
+            "what it says": ["predict", run, "--data", data],
         }
         return [f"{shlex.join(['gradgraph', *words])}    # {why}" for why, words in commands.items()]
+
+
+def _now() -> str:
+    return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def _code(lines: Iterable[str]) -> list[str]:

@@ -258,7 +258,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         return
     if folder is not None:
         folder.begin(trainer)
-    with _how_to_resume(run), _where_it_diverged(trainer):
+    with _how_to_resume(run, folder), _where_it_diverged(trainer), _drawn_if_stopped(folder, trainer):
         history = trainer.fit(data, validation=run.held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
                               min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
@@ -434,12 +434,26 @@ def _do_trials(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) 
 
 
 @contextlib.contextmanager
-def _how_to_resume(run: Run) -> Iterator[None]:
+def _drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
+    """Draw the curves so far in the run's folder where the run does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            with contextlib.suppress(GradgraphError):
+                folder.draw(trainer.history)
+        raise
+
+
+@contextlib.contextmanager
+def _how_to_resume(run: Run, folder: RunFolder | None) -> Iterator[None]:
     """Print, after Ctrl-C or SIGTERM, the command that goes on from the checkpoint, if there is one."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if run.checkpoint is not None and run.checkpoint.exists():
+        if folder is not None and run.checkpoint is not None and run.checkpoint.exists():
+            output.say(f"go on with: {shlex.join(['gradgraph', 'train', str(folder.path), '--resume'])}")
+        elif run.checkpoint is not None and run.checkpoint.exists():
             words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
             kept = ["--no-force"] if run.force and "--force" not in output.talk.arguments else []  # by a recipe
             output.say(f"go on with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")

@@ -30,6 +30,8 @@ from gradgraph.files.external import (
 from gradgraph.files.large_weights import large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.model_metadata import check_metadata
+from gradgraph.files.path_kinds import Kind as Place
+from gradgraph.files.path_kinds import kind_of, mistaken, model_of
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.suffixes import check_suffix
@@ -53,7 +55,8 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     """Read a model as an onnx-ir model of our own: what the caller passed is never modified.
 
     Args:
-        source: path of a ``.onnx`` file, ``onnx.ModelProto`` or ``onnx_ir.Model``.
+        source: path of a ``.onnx`` file (or of a run's folder, for the model that it has trained),
+            ``onnx.ModelProto`` or ``onnx_ir.Model``.
         base_dir: where the external data of a ModelProto lie; a path's own directory is its base directory.
 
     External data are mapped, not read. Their file must lie in the base directory; as an exception for download
@@ -71,7 +74,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
     PATH_OR_MODEL.check("the model", source)
-    path = Path(source)
+    path = model_of(source)
     return _from_proto(read_message(path), f"'{shown(path)}'", DataFiles(base_dir or path.parent, path))
 
 
@@ -104,7 +107,8 @@ def read_message(path: Path) -> onnx.ModelProto:
         return message_of(content)
     except UnreadableError as error:
         raise ModelError(
-            f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
+            mistaken(path, Place.MODEL)
+            or f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
         ) from error.__cause__
 
 
@@ -113,7 +117,9 @@ def _not_read(path: Path, error: UnreadableError) -> ModelError:
     if isinstance(error, MissingFileError):
         return ModelError(f"there is no file {what}; check the path of the model")
     if isinstance(error, IrregularFileError):
-        return ModelError(f"{what} is {str(error).removeprefix('it is ')}; give the path of a .onnx file")
+        kind = kind_of(path)
+        called = kind.value if kind in (Place.STEP, Place.RUN) else str(error).removeprefix("it is ")
+        return ModelError(f"{what} is {called}; give the path of a .onnx file")
     return ModelError(f"cannot read {what}: {error}; check the path and its permissions")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import onnx
@@ -26,9 +25,11 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError, shown
+from gradgraph.errors import ArgumentError, BuildError, CheckpointError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.models import INLINE_LIMIT, save_model
+from gradgraph.files.path_kinds import Kind as Place
+from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
@@ -55,7 +56,6 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.runtime.saved.run_files import checkpoint_of
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.folder import weight_bytes
 from gradgraph.step.inference import inference_model
@@ -79,7 +79,8 @@ class Trainer(Diagnosis):
     raises BusyError.
 
     Args:
-        step: a :class:`gradgraph.Step`, or the folder of one.
+        step: a :class:`gradgraph.Step`, or the folder of one; or the folder of a run (``gradgraph train --run``), whose
+            step begins with the weights that count: those of its best epoch, or else of its last one.
         providers: onnxruntime's execution providers, in order of preference; overrides ``device``.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` (CUDA if this onnxruntime has it).
         seed: of the order of the data.
@@ -114,8 +115,10 @@ class Trainer(Diagnosis):
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
         self.turns = self._executor.turns
         self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
-        self._unread = None if isinstance(step, Step) else checkpoint_of(Path(step))  # of the run that it belongs to
+        self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # of the run that it belongs to
         log.info("training on %s", self.described)
+        if not isinstance(step, Step) and kind_of(step) is Place.RUN:
+            self.load(weights_of(step))
 
     if not TYPE_CHECKING:
 
@@ -505,23 +508,27 @@ class Trainer(Diagnosis):
         self._executor.save(path)
 
     @classmethod
-    def resume(cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> Trainer:
+    def resume(
+        cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Trainer:
         """A trainer that stands where :meth:`save` left one; the next :meth:`fit` goes on from there.
 
         Args:
-            step: the same step.
-            path: the checkpoint.
+            step: the same step; or the folder of a run.
+            path: the checkpoint, or the folder of a run, for its last one; of a run, it need not be given.
             options: as for :class:`Trainer`; the seed is that of the checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is not there, damaged, or of another step.
         """
-        trainer = cls(step, **options)
-        trainer.load(path)
+        if path is None and (isinstance(step, Step) or (path := last_checkpoint_of(step)) is None):
+            raise CheckpointError("nothing says where to go on from; give the checkpoint, or the folder of a run")
+        trainer = cls(step if isinstance(step, Step) else Step.load(step), **options)
+        trainer.load(weights_of(path, last=True))
         return trainer
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over state and progress from a checkpoint.
+        """Take over state and progress from a checkpoint, or from the one of a run's folder whose weights count.
 
         Raises:
             CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.

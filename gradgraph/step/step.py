@@ -36,6 +36,8 @@ from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
 from gradgraph.files.models import check_fits
+from gradgraph.files.path_kinds import Kind as Place
+from gradgraph.files.path_kinds import mistaken, step_of
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
@@ -165,20 +167,25 @@ class Step:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Step:
-        """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened, except a file
-        that it shares weights with and whose digest it knows.
+        """Read and check a step folder, or the step in the folder of a run.
+
+        Nothing is executed, and nothing outside the folder is opened, except a file that it shares weights with and
+        whose digest it knows.
 
         Raises:
             ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
         """
         Kind("a gradgraph.Step, as gradgraph.build gives, or the folder of one", PATH.fits).check("the step", folder)
-        folder = Path(folder)
+        folder = step_of(folder)
         try:
             is_folder = folder.is_dir()
         except OSError:  # a name that no folder can have
             is_folder = False
         if not is_folder:
-            raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
+            raise ModelError(
+                mistaken(folder, Place.STEP, Place.RUN)
+                or f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote"
+            )
         text = file_bytes(folder / MANIFEST_FILE).decode("utf-8", "replace")
         manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
         digests = digests_in(text, manifest, folder / MANIFEST_FILE)

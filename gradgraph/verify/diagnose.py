@@ -19,6 +19,7 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.select import find_path, select, trainable
 from gradgraph.errors import Finding, GradgraphError, UnsupportedOperatorError
 from gradgraph.files.models import Source, load_model, read_message
+from gradgraph.files.path_kinds import model_of
 from gradgraph.files.protos import message_findings, node_findings, proto_nodes
 from gradgraph.graph.checks import FINDINGS_LIMIT
 from gradgraph.graph.node_forms import described
@@ -71,7 +72,8 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
     if isinstance(model, ir.Model):
         return ir.to_proto(model), None
     if not isinstance(model, onnx.ModelProto):
-        return read_message(Path(model)), Path(os.path.realpath(model)).parent
+        path = model_of(model)
+        return read_message(path), Path(os.path.realpath(path)).parent
     own = onnx.ModelProto()
     own.CopyFrom(model)
     return own, None

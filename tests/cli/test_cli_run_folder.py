@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,8 @@ def test_a_step_folder_is_not_copied_and_named_files_stay_where_they_were_named(
     ok(cli, "build", "model.onnx", "-o", "step")
     ok(cli, "train", "step", "--data", "train.npz", "--epochs", "1", "--run", "one", "--export", "elsewhere.onnx")
     assert not Path("one/step").exists() and not Path("one/trained.onnx").exists() and Path("elsewhere.onnx").exists()
-    assert "gradgraph evaluate step --checkpoint one/run.ckpt" in Path("one/README.md").read_text()
+    assert "gradgraph evaluate one --data train.npz" in Path("one/README.md").read_text()
+    ok(cli, "evaluate", "one", "--data", "train.npz")
 
 
 REFUSED = {
@@ -118,6 +120,39 @@ def test_a_run_that_goes_on_keeps_its_recipe_and_a_page_of_others(cli: Cli) -> N
     ok(cli, "train", str(RUN / "recipe.toml"), "--resume", "--epochs", "4")
     assert (RUN / "README.md").read_text() == "mine"
     assert len((RUN / "history.csv").read_text().splitlines()) == 5
+
+
+def test_the_command_of_the_page_stays_and_later_ones_are_listed(cli: Cli) -> None:
+    ok(cli, *TRAIN)
+    first, recipe = f"gradgraph {shlex.join(TRAIN)}", (RUN / "recipe.toml").read_bytes()
+    later = [("train", str(RUN), "--resume", "--epochs", "3"), ("train", str(RUN / "recipe.toml"), "--resume")]
+    for words in later:
+        ok(cli, *words)
+        page = (RUN / "README.md").read_text()
+        assert f"```sh\n{first}\n```" in page and "--resume --epochs" not in page
+        assert (RUN / "recipe.toml").read_bytes() == recipe
+    listed = (RUN / "commands.txt").read_text().splitlines()
+    assert listed[1::2] == [first, *(f"gradgraph {shlex.join(words)}" for words in later)]
+    assert [line.partition("UTC, after ")[2] for line in listed[::2]] == ["0 steps", "6 steps", "9 steps"]
+    ok(cli, *TRAIN, "--force")
+    assert len((RUN / "commands.txt").read_text().splitlines()) == 2
+
+
+def test_a_run_goes_on_where_it_was_moved_to(cli: Cli) -> None:
+    ok(cli, *TRAIN)
+    RUN.rename("elsewhere")
+    ok(cli, "train", "elsewhere", "--resume", "--epochs", "3")
+    assert not RUN.exists() and "9 steps, 3 epochs." in Path("elsewhere/README.md").read_text()
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_the_curves_are_drawn(cli: Cli, has_matplotlib: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_matplotlib:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ok(cli, *TRAIN)
+    name = "plot.png" if has_matplotlib else "plot.svg"
+    assert [p.name for p in RUN.glob("plot.*")] == [name]
+    assert f"]({name})" in (RUN / "README.md").read_text() and f"| `{name}` |" in (RUN / "README.md").read_text()
 
 
 def test_data_that_do_not_fit_leave_no_folder(cli: Cli) -> None:

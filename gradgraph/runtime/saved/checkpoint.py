@@ -23,6 +23,8 @@ from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
 from gradgraph.files.atomic import link_atomically, says_why
 from gradgraph.files.digest import Digest
+from gradgraph.files.path_kinds import Kind as Place
+from gradgraph.files.path_kinds import kind_of, mistaken, weights_of
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.regular import reason_of
 from gradgraph.runtime.data.batch import to_array
@@ -70,6 +72,8 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     except NewerRecordError as error:
         raise CheckpointError(f"'{shown(path)}' {error}; upgrade gradgraph") from None
     except ValueError as error:
+        if kind_of(path) in (Place.MODEL, Place.RECIPE):
+            raise CheckpointError(mistaken(path, Place.CHECKPOINT)) from None
         raise _damaged(path, error) from None
     try:
         check_values({s.name: s for s in specs}, state)
@@ -125,13 +129,14 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
     """The checkpoint at ``path``, or, if that is damaged, the newest whole one that was kept beside it.
 
     For ``run.ckpt`` that is ``run.previous.ckpt``; for one of a :class:`CheckpointKeeper`, those of fewer steps. A
-    folder stands for the last checkpoint that such a keeper wrote there. A warning says which file is used.
+    folder stands for the last checkpoint that such a keeper wrote there, that of a run for the one whose weights count
+    (``run.best.ckpt``, if there is one). A warning says which file is used.
 
     Raises:
         CheckpointError: as for :func:`load_checkpoint`; if no whole one is left, about the file that was asked for.
     """
     PATH.check("the checkpoint", path)
-    first, *older = _candidates(Path(path))
+    first, *older = _candidates(weights_of(path))
     specs = list(specs)
     try:
         return load_checkpoint(first, specs)

@@ -12,10 +12,9 @@ from typing import Any
 from gradgraph.errors import DataError
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.runtime.saved.plots import drawn
+from gradgraph.runtime.saved.curves import Panel, panels_of, svg
+from gradgraph.runtime.saved.plots import drawn_panels
 from gradgraph.runtime.saved.printed import html_table
-
-INDEX = ("epoch", "step")
 
 
 class History(dict[str, list[float]]):
@@ -65,30 +64,39 @@ class History(dict[str, list[float]]):
         return text.getvalue()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Curves over the epochs, the loss in one panel and metrics in another; returns the matplotlib figure.
+        """Curves over the epochs, each kind of figure in a panel of its own: losses, metrics from 0 to 1, learning
+        rates, and each other column alone. The epoch whose weights were kept is ringed, where that is not the last.
 
         Args:
             path: also write it there as an image (``.png``, ``.svg``, ``.pdf``).
 
+        Returns:
+            The matplotlib figure.
+
         Raises:
-            RuntimeUnavailableError: matplotlib is not installed.
+            RuntimeUnavailableError: matplotlib is not installed; :meth:`to_svg` needs none.
             DataError: there is nothing to plot, or the suffix names no image format.
         """
-        names = [n for n in self if n not in (*INDEX, "learning_rate")]
-        losses = [n for n in names if n.endswith("loss")]
-        panels = [panel for panel in (losses, [n for n in names if n not in losses]) if panel]
-        if not panels:
+        return drawn_panels(self._panels(), path)
+
+    def to_svg(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The same curves as the text of an SVG image, drawn without matplotlib; also written to ``path`` if given.
+
+        Raises:
+            DataError: there is nothing to plot.
+            OutputError: ``path`` cannot be written.
+        """
+        text = svg(self._panels())
+        if path is not None:
+            check_suffix(path, ".svg")
+            write_atomically(path, text.encode())
+        return text
+
+    def _panels(self) -> list[Panel]:
+        panels = panels_of(self, self.restored)
+        if not panels or not len(self):
             raise DataError("the history has no curve yet; train for one epoch first")
-
-        def draw(figure: Any) -> None:
-            for axes, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-                for name in names:
-                    axes.plot(self["epoch"], self[name], marker=".", label=name)
-                axes.set_xlabel("epoch")
-                axes.legend()
-                axes.grid(alpha=0.3)
-
-        return drawn(draw, (5 * len(panels), 3.5), path)
+        return panels
 
     def _repr_html_(self) -> str:
         """A table for notebooks; the row whose weights the trainer has is bold."""

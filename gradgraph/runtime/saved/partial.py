@@ -12,6 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import CheckpointError, listed, shown
+from gradgraph.files.path_kinds import Kind as Place
+from gradgraph.files.path_kinds import mistaken, weights_of
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.passes.normal import load_plain
@@ -111,22 +113,26 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are.
+    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder.
 
     Raises:
         CheckpointError, DataError, ModelError: not there, or damaged.
     """
-    path = Path(path)
+    path = weights_of(path)
     if path.suffix == ".onnx":
         weights = load_plain(path).graph.initializers.items()
         return {name: v.const_value.numpy() for name, v in weights if isinstance(v.const_value, ir.TensorProtocol)}
     if path.suffix == ".npz":
         return load_arrays(path)
     if not is_there(path):
-        raise CheckpointError(f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx")
+        raise CheckpointError(
+            mistaken(path, Place.CHECKPOINT, Place.MODEL)
+            or f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx"
+        )
     try:
         return safetensors_in(path)[0]
     except UnreadableError as error:
         raise CheckpointError(
-            f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
+            mistaken(path, Place.CHECKPOINT, Place.MODEL)
+            or f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None

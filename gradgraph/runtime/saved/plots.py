@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradgraph.errors import DataError, RuntimeUnavailableError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.runtime.saved.curves import ACROSS, Panel
 
 
 def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os.PathLike[str] | None = None) -> Any:
@@ -34,3 +35,28 @@ def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os
             raise DataError(f"'{shown(Path(path).suffix)}' is no image format; use .png, .svg or .pdf") from None
         write_atomically(path, image.getvalue())
     return figure
+
+
+def drawn_panels(panels: Sequence[Panel], path: str | os.PathLike[str] | None = None) -> Any:
+    """A figure of panels side by side; arguments and errors are those of :func:`drawn`."""
+    across = min(ACROSS, len(panels))
+    down = -(-len(panels) // across)
+
+    def draw(figure: Any) -> None:
+        spots = figure.subplots(down, across, squeeze=False).ravel()
+        for spot in spots[len(panels) :]:
+            spot.remove()
+        for axes, panel in zip(spots, panels, strict=False):
+            for curve in panel.curves:
+                (line,) = axes.plot(curve.x, curve.y, marker="." if len(curve.x) < 50 else "", label=curve.name)
+                at = [i for i, x in enumerate(curve.x) if x == curve.kept]
+                axes.plot([curve.x[i] for i in at], [curve.y[i] for i in at], "o", fillstyle="none", markersize=9,
+                          color=line.get_color(), label="kept" if at and curve is panel.curves[-1] else "")  # fmt: skip
+            axes.set_title(panel.title)
+            axes.set_xlabel(panel.x_label)
+            axes.set_ylabel(panel.y_label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.legend()
+            axes.grid(alpha=0.3)
+
+    return drawn(draw, (5 * across, 3.5 * down), path)
