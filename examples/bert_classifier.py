@@ -92,7 +92,7 @@ def main(epochs: int = 12, count: int = 2000, plot: str | None = None) -> None:
         gg.Padded(Sentences(n, seed), {"ids": 0}, mask={"ids": "attention_mask"}) for seed, n in enumerate((count, 500))
     )
 
-    steps = epochs * len(train) // 32
+    steps = epochs * -(-len(train) // 32)  # the last batch of an epoch is a smaller one
     optimizer = gg.optim.adamw(
         gg.optim.warmup(steps // 10, gg.optim.linear(2e-3, steps - steps // 10)),
         weight_decay=0.05,

@@ -98,6 +98,10 @@ SHARED = {
         "i = ArgMax<axis=1, keepdims=0>(x) e = Gather(w, i) t = Transpose<perm=[1, 0]>(w) y = MatMul(e, t)",
         {"e": "/table/Gather", "t": "/head/Transpose", "y": "/head/MatMul"},
     ),
+    "a gradient that the model computes": (
+        "h = MatMul(x, w) t = Transpose<perm=[1, 0]>(w) g = MatMul(h, t) y = Add(h, g)",
+        {"h": "net.0/MatMul", "t": "grad/net.0/MatMul/Transpose", "g": "grad/net.0/MatMul/MatMul_1"},
+    ),
     "one table of positions in each layer": (
         "k = MatMul(w, one) q = MatMul(w, two) s = Add(k, q) y = MatMul(x, s)",
         {"k": "/layers.0/key/MatMul", "q": "/layers.1/key/MatMul"},

@@ -6,6 +6,7 @@ biases are zeros, all scales are ones, and layers that were copied are copies. T
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,7 +21,8 @@ def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
     """Find the weights that several modules read, which may have had equal ones of their own.
 
     Modules read such a weight as the same input of the same operator; or, where it holds one number throughout, as
-    anything. Tables of rows are not among them: encoders and decoders share theirs on purpose.
+    anything. Tables of rows are not among them: encoders and decoders share theirs on purpose; nor is a weight that a
+    gradient in the model reads, which must be that of the forward pass.
     """
     return [v for v in weights if len(v.uses()) > 1 and _is_merged(v)]
 
@@ -40,11 +42,20 @@ def _is_merged(value: ir.Value) -> bool:
         reader, at = behind_moves(node, position)
         module, role = place_of(node, position)
         is_table = reader.op_type == "Gather" or (reader.op_type in ("MatMul", "Gemm") and at == 0)
-        if module and role and not is_table:
+        if module and role and not is_table and not _is_of_a_gradient(reader):
             kinds.setdefault((reader.op_type, at), set()).add(module)
     if any(len(modules) > 1 for modules in kinds.values()):
         return True
     return len(set().union(*kinds.values())) > 1 and _is_one_number(value)
+
+
+def _is_of_a_gradient(node: ir.Node) -> bool:
+    """Is it named by what it is the gradient of, as gradgraph names nodes: ``grad/net.2/Gemm/Gemm_1``?"""
+    scope = node.name or ""
+    if not scope.startswith("grad/") or node.graph is None:
+        return False
+    scopes = set(itertools.accumulate(scope.removeprefix("grad/").split("/"), "{}/{}".format))
+    return any(other.name in scopes for other in node.graph)
 
 
 def _is_one_number(value: ir.Value) -> bool:
