@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gradgraph.cli.choices import Suggested
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown, suggestion
@@ -40,11 +41,23 @@ TARGET = placed(
 )
 
 
-def read_data(path: Path, given: Mapping[str, Any]) -> Any:
+AUGMENT = placed(
+    "data",
+    "--augment",
+    multiple=True,
+    type=Suggested("augment:AUGMENTATIONS"),
+    metavar="NAME",
+    help="Change the images that are trained on at random: flip, 'random_resized_crop(scale=[0.5,1])', "
+    "'mixup(alpha=0.2)', …; repeatable.",
+)
+
+
+def read_data(path: Path, given: Mapping[str, Any], augment: Sequence[str] = ()) -> Any:
     """The dataset of shards or of a folder of images; any other ``path`` as it is.
 
     Raises:
-        DataError: ``given`` says how images are read, and there are none, or says it wrongly.
+        DataError: ``given`` says how images are read, or ``augment`` changes some, and there are none; or it says that
+            wrongly.
     """
     from gradgraph.runtime.data.images import image_folder, is_image_folder
     from gradgraph.runtime.data.shards import is_shards, shards
@@ -53,9 +66,11 @@ def read_data(path: Path, given: Mapping[str, Any]) -> Any:
     if read is None:
         if given:
             raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
+        if augment:
+            raise DataError(f"--augment changes images, but '{shown(path)}' holds none")
         return path
     known = [name for name in inspect.signature(image_folder).parameters if name not in ("path", "augment")]
     for name in given:
         if name not in known:
             raise DataError(f"--image has no '{shown(name)}'{suggestion(name, known)}")
-    return read(path, **given)
+    return read(path, **given, augment=list(augment) or None)

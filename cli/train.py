@@ -14,7 +14,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH
-from gradgraph.cli.data import IMAGE, TARGET, read_data
+from gradgraph.cli.data import AUGMENT, IMAGE, TARGET, read_data
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
     BUILDING,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 @placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @TARGET
 @IMAGE
+@AUGMENT
 @placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
 @placed(
     "data",
@@ -237,7 +238,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.target:
         trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
     data = trainer.prepare(
-        read_data(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
+        read_data(run.data, run.image, run.augment), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
     )
     if isinstance(run.batch_size, str):
         run = replace(run, batch_size=data.order.batch_size)
@@ -292,6 +293,7 @@ class Run:
     validation: Path | None
     target: tuple[str, ...]
     image: dict[str, Any]
+    augment: tuple[str, ...]
     epochs: int
     batch_size: int | str | None
     accumulate: int | None

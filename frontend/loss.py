@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -98,6 +98,7 @@ class Loss:
         binary: targets say yes (above 1/2) or no, and so does the side of ``middle`` on which a prediction lies.
         activation: it computes this operator of its first output, Softmax or Sigmoid, which are therefore logits.
         of_logs: its first output holds logarithms of probabilities.
+        soft: targets are the share of each class along the axis; that with the largest is the label of metrics.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Loss:
     middle: float = 0.0
     activation: str = ""
     of_logs: bool = False
+    soft: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors, **self.arguments)
@@ -156,13 +158,14 @@ def named(
     middle: float = 0.0,
     activation: str | Callable[[Mapping[str, Any]], str] = "",
     of_logs: bool = False,
+    soft: bool = False,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
     Args:
-        name, function, reads, shares, binary, middle, of_logs: as for ``Loss``.
+        name, function, reads, shares, binary, middle, of_logs, soft: as for ``Loss``.
         activation: likewise, or what gives it for the options.
         options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
         targets: as for ``Loss``, or what gives them for the options.
@@ -179,7 +182,8 @@ def named(
         check(arguments)
         chosen = targets(arguments) if callable(targets) else targets
         computed = activation(arguments) if callable(activation) else activation
-        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle, computed, of_logs)
+        made = Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle, computed, of_logs)
+        return replace(made, soft=soft)
 
     LOSSES.add(name, recipe(name, function, options, make))
 

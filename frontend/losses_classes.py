@@ -192,5 +192,5 @@ def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
 named("cross_entropy", cross_entropy, "weight ignore_index reduction label_smoothing axis", by_class,
       shares=label_shares, activation="Softmax", check=_check_smoothing)  # fmt: skip
 named("soft_cross_entropy", soft_cross_entropy, "weight reduction label_smoothing axis", activation="Softmax",
-      check=_check_smoothing)  # fmt: skip
+      soft=True, check=_check_smoothing)  # fmt: skip
 named("nll", nll_loss, "weight ignore_index reduction axis", by_class, shares=label_shares, of_logs=True)

@@ -103,7 +103,8 @@ class Metric:
         """Raise BuildError unless it can compare what ``loss`` compares."""
         if loss.labels and self.reads == "numbers":
             raise BuildError(f"the metric '{self.name}' compares numbers, and the loss has class numbers")
-        if not loss.labels and not (self.reads == "numbers" or (self.reads == "classes" and loss.binary)):
+        fits = self.reads == "numbers" or loss.soft or (self.reads == "classes" and loss.binary)
+        if not loss.labels and not fits:
             raise BuildError(f"the metric '{self.name}' needs a loss on class numbers, such as cross_entropy")
 
 

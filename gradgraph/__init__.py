@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
+    from gradgraph import augment, errors, extend, frontend, losses, metrics, optim, surgery
     from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
@@ -84,7 +84,7 @@ _HOMES = {
     "vjp": "transforms",
 }
 __version__: str  # of the package; "0" in a checkout that is not installed
-_MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim", "surgery")
+_MODULES = ("augment", "errors", "extend", "frontend", "losses", "metrics", "optim", "surgery")
 
 __all__ = [
     "CheckpointKeeper",
@@ -97,6 +97,7 @@ __all__ = [
     "Step",
     "StepOptions",
     "Trainer",
+    "augment",
     "build",
     "check_backend",
     "check_gradients",

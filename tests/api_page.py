@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
-from gradgraph import errors, export, extend, frontend, losses, metrics, optim, surgery
+from gradgraph import augment, errors, export, extend, frontend, losses, metrics, optim, surgery
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -64,6 +64,7 @@ PAGES: dict[str, tuple[str, list[ModuleType | Mapping[str, type]]]] = {
     "api-trainer.md": ("Trainer", [TRAINER, GIVEN]),
     "api-optim.md": ("Optimizers", [optim]),
     "api-losses.md": ("Losses and metrics", [losses, metrics]),
+    "api-augment.md": ("Augmentations", [augment]),
     "api-surgery.md": ("Surgery", [surgery]),
     "api-frontend.md": ("Networks", [frontend, init]),
     "api-layers.md": ("Layers", families(nn, of_losses=False)),

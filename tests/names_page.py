@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph.augment import AUGMENTATIONS
 from gradgraph.graph.builder import Builder
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import METRICS
@@ -27,6 +28,7 @@ REFERENCE = ROOT / "docs" / "reference"
 LOSSES_PAGE = REFERENCE / "losses.md"
 METRICS_PAGE = REFERENCE / "metrics.md"
 OPTIMIZERS_PAGE = REFERENCE / "optimizers.md"
+IMAGES_PAGE = ROOT / "docs" / "how-to" / "images.md"
 PRECISION_PAGE = ROOT / "docs" / "how-to" / "mixed-precision.md"
 Table = Mapping[str, Callable[..., Any]]
 
@@ -38,6 +40,12 @@ def optimizers_page() -> str:
     text = _with_table(OPTIMIZERS_PAGE.read_text("utf-8"), "optimizers", "call", "state", "what it is", rows=rows)
     text = _with_table(text, "links", "call", "what it is", rows=_calls(links))
     return _with_table(text, "schedules", "call", "what it is", rows=_calls(SCHEDULES))
+
+
+def images_page() -> str:
+    """docs/how-to/images.md with the table of augmentations."""
+    text = IMAGES_PAGE.read_text("utf-8")
+    return _with_table(text, "augmentations", "call", "what it does", rows=_calls(AUGMENTATIONS))
 
 
 def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:
@@ -106,6 +114,7 @@ def _first(thing: Any) -> str:
 
 
 PAGES = {
+    IMAGES_PAGE: images_page,
     LOSSES_PAGE: losses_page,
     METRICS_PAGE: metrics_page,
     OPTIMIZERS_PAGE: optimizers_page,

@@ -13,7 +13,18 @@ from command_line import arrays, mlp
 import gradgraph as gg
 from gradgraph.errors import ArgumentError, GradgraphError
 
-MODULES = ("gg", "optim", "losses", "metrics", "surgery", "export", "extend", "frontend.nn", "frontend.functional")
+MODULES = (
+    "gg",
+    "augment",
+    "optim",
+    "losses",
+    "metrics",
+    "surgery",
+    "export",
+    "extend",
+    "frontend.nn",
+    "frontend.functional",
+)
 # their further keywords are what users name: arguments for the manifest, attributes of an operator, sizes that
 # gg.build looks up (tried below); PyTorch's Identity takes anything
 FREE = {"optim.stateless", "extend.case", "extend.point", "gg.Recompute", "frontend.nn.Identity"}

@@ -15,6 +15,7 @@ from command_line import arrays, mlp
 from test_advice import OPTION, OPTIONS
 
 import gradgraph as gg
+from gradgraph.augment import AUGMENTATIONS
 from gradgraph.cli.app import run
 from gradgraph.errors import GradgraphError
 from gradgraph.losses import LOSSES
@@ -183,8 +184,8 @@ def test_in_the_shell(typed: str, says: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("table", "names"),
     [(LOSSES, entries.LOSSES), (METRICS, entries.METRICS), (RECIPES, entries.OPTIMIZERS),
-     (SCHEDULES, entries.SCHEDULES)],
-    ids=["losses", "metrics", "optimizers", "schedules"],
+     (SCHEDULES, entries.SCHEDULES), (AUGMENTATIONS, entries.AUGMENTATIONS)],
+    ids=["losses", "metrics", "optimizers", "schedules", "augmentations"],
 )  # fmt: skip
 def test_an_entry_that_others_call_otherwise_exists(table: Any, names: dict[str, str]) -> None:
     for name, ours in names.items():

@@ -18,6 +18,7 @@ from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.frontend import reductions
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums
 from gradgraph.frontend.pointwise import cast
+from gradgraph.frontend.reductions import argmax
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, op, tensor, tracing, wrap
@@ -189,6 +190,8 @@ def _compared(
     if term.loss.middle and not metric.ranks:
         prediction = prediction - term.loss.middle  # metrics look at the side of 0
     metric.check_fits(term.loss)
+    if term.loss.soft and metric.reads != "numbers":
+        target = argmax(target, term.loss.axis)
     mask = wrap(builder.wrap(fed[term.mask])) if term.mask else None
     probable = metric.ranks and _is_probable(graph, term)
     return metric.bound(term.loss.axis, term.loss.ignore_index, probable), prediction, target, mask

@@ -55,6 +55,16 @@ SCHEDULES = {
     "polynomial_decay": "polynomial", "polynomial_lr": "polynomial", "reduce_lr_on_plateau": "reduce_on_plateau",
     "sequential_lr": "sequential", "step_lr": "step_decay", "warmup_stable_decay": "warmup",
 }  # fmt: skip
+AUGMENTATIONS = {
+    **dict.fromkeys(("horizontal_flip", "hflip", "random_flip", "random_horizontal_flip"), "flip"),
+    **dict.fromkeys(("random_vertical_flip", "vflip"), "vertical_flip"),
+    **dict.fromkeys(("random_rotation", "rotate", "random_rotate", "safe_rotate"), "rotation"),
+    **dict.fromkeys(("random_affine", "shift_scale_rotate", "random_translation", "random_zoom"), "affine"),
+    **dict.fromkeys(("erasing", "random_erase", "coarse_dropout", "cutout"), "random_erasing"),
+    **dict.fromkeys(("colour_jitter", "color_jiggle", "random_brightness", "random_contrast",
+                     "random_brightness_contrast"), "color_jitter"),
+    "random_augment": "rand_augment", "inception_crop": "random_resized_crop", "pad_crop": "random_crop",
+}  # fmt: skip
 
 _BUILD, _EXPORT = "gradgraph.build(model, loss, optimizer, metrics=…) before", "export(path)"
 # methods of the objects that train, with those of a Trainer

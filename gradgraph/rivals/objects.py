@@ -8,8 +8,9 @@ from typing import Any
 from gradgraph.errors import shown
 
 LIBRARIES = frozenset({
-    "accelerate", "catboost", "datasets", "flax", "jax", "keras", "lightning", "lightgbm", "optax", "peft",
-    "pytorch_lightning", "sklearn", "tensorflow", "tf_keras", "torch", "torchmetrics", "transformers", "xgboost",
+    "accelerate", "albumentations", "catboost", "datasets", "flax", "jax", "keras", "lightning", "lightgbm", "optax",
+    "peft", "pytorch_lightning", "sklearn", "tensorflow", "tf_keras", "torch", "torchmetrics", "torchvision",
+    "transformers", "xgboost",
 })  # fmt: skip
 # class: what to do with an object of it, or of one derived from it
 ADVICE = {

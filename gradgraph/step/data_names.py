@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gradgraph.augment.augmentation import INTERPOLATIONS
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
 
@@ -67,6 +68,7 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
     "std": _are_numbers,
     "layout": lambda value: value in ("NCHW", "NHWC"),
     "shorter": lambda value: _is_size([value, value]),
+    "resample": lambda value: isinstance(value, str) and value in INTERPOLATIONS,
 }
 
 

@@ -306,3 +306,25 @@ def test_any_change_of_bytes_is_an_error_or_nothing(tmp_path: Path) -> None:
         (tmp_path / "a.tar").write_bytes(content[: random.integers(1, len(content) + 1)])
         with contextlib.suppress(DataError):
             loaded(gg.shards(tmp_path / "a.tar"), [0, 0], specs)
+
+
+@pytest.mark.parametrize("label", ["cls", "json.kind"])
+def test_classes_with_names_are_matched(tmp_path: Path, label: str) -> None:
+    """Later shards with fewer classes, or others, give the same numbers, or are refused."""
+    animals = ["cow", "ant", "bee"]
+
+    def shard(name: str, classes: list[str]) -> Path:
+        text = {"cls": lambda one: one.encode(), "json.kind": lambda one: json.dumps({"kind": one}).encode()}[label]
+        files = [(f"{i:03}.{end}", content) for i, one in enumerate(classes)
+                 for end, content in (("npy", npy(DATA["x"][i])), (label.split(".")[0], text(one)))]  # fmt: skip
+        return write_tar(tmp_path / f"{name}.tar", dict(files))
+
+    names = {"target": label}
+    first = trainer()
+    first.fit(gg.shards(shard("all", [animals[i % 3] for i in range(12)]), names), 1, 4, progress=False)
+    assert first.names.classes["target"] == ("ant", "bee", "cow")
+    some = gg.shards(shard("some", ["cow", "bee", "cow"]), names)
+    expected = first.evaluate({"x": DATA["x"][:3], "target": np.array([2, 1, 2])})
+    assert first.evaluate(some) == expected
+    with pytest.raises(DataError, match="the new class 'dog'"):
+        first.evaluate(gg.shards(shard("new", ["cow", "dog"]), names))

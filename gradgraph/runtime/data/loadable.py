@@ -41,7 +41,10 @@ class Loadable(ABC):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of the samples of these numbers, for what a step takes; all that is random follows from ``seed``."""
+        """Batches of the samples of these numbers, for what a step takes.
+
+        All that is random follows from ``seed``; where that is empty, samples are not to train on, and nothing is.
+        """
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
         """The samples of a shuffled epoch, in order: a function of these numbers alone."""

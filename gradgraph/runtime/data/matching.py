@@ -42,6 +42,8 @@ def classes_for(spec: TensorSpec, found: Sequence[str], known: Sequence[str] | N
         class_numbers(found, known, where)
         return known
     most = spec.classes if isinstance(spec, TargetSpec) else None
+    if most is None and len(spec.shape) == 2 and isinstance(spec.shape[1], int) and spec.shape[1] > 1:
+        most = spec.shape[1]  # of targets that are the share of each class
     if most is not None and len(found) > most:
         raise DataError(
             f"{where} has {len(found)} classes ({listed(found)}), and the model's labels go from 0 to {most - 1}",

@@ -9,33 +9,24 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradgraph.arguments import FUNCTION, NUMBERS, PATH, checked, described, instance
+from gradgraph.arguments import PATH, checked, described, instance
+from gradgraph.augment.augmentation import Augmentations
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.array_files import npy_header
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.images import (
-    ABOVE_ZERO,
-    LAYOUT,
-    SIZE,
-    SUFFIXES,
-    Augment,
-    ImageForm,
-    Layout,
-    array_of,
-    form_of,
-    opened,
-    stacked,
-)
+from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, form_of, opened, stacked
+from gradgraph.runtime.data.image_labels import Labels, as_targets, mixed, number_of
+from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
@@ -44,9 +35,10 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
 READ = ("npy", "cls", "json", *IMAGES)
-MOST_TEXT = 1 << 24  # bytes of a .json; a .cls is a number
+MOST_TEXT, MOST_NAME = 1 << 24, 1000  # bytes of a .json, and of a .cls, which is a number or a name
 MOST_FIELDS = 1000
 BUFFER = 10_000
+_NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
 NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
 
 
@@ -65,9 +57,11 @@ class Shards(Loadable):
         extensions: that their members have.
     """
 
-    def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment | None,
+    def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment,
                  buffer: int, threads: int) -> None:  # fmt: skip
-        self.paths, self.names, self.form, self.augment = list(paths), dict(names), form, augment
+        self.paths, self.names, self.form = list(paths), dict(names), form
+        self.augmented = None if augment is None else Augmentations(augment)
+        self._labels: dict[Field, Labels | None] = {}  # of classes that have names
         self.buffer, self.threads = buffer, threads
         self.extensions: dict[str, int] = {}
         self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")  # of members
@@ -89,7 +83,7 @@ class Shards(Loadable):
         held = [ends[self._kinds[m]] for m in range(self._firsts[i], self._firsts[i + 1])]
         form = replace(self.form, layout=self.form.layout or "NCHW")
         forms = {end: form for end in held if _last(end) in IMAGES}
-        return self._sample(i, {end: Field(end) for end in held if _last(end) in READ}, forms, None)
+        return self._sample(i, {end: Field(end) for end in held if _last(end) in READ}, forms, ())
 
     def _add(self, path: Path) -> None:
         last, seen, samples = None, set[int](), self._shards[-1]
@@ -123,9 +117,19 @@ class Shards(Loadable):
         return order
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """How images are read, for what a step takes: as it is ``known``, where it is."""
-        images = (name for name, field in self._fields(specs).items() if _last(field.extension) in IMAGES)
-        return DataNames(images={name: self.form.like(known.images.get(name, {})).given for name in images})
+        """How images are read, and the classes where labels are text, for what a step takes: as they are ``known``,
+        where they are.
+
+        Raises:
+            UnmatchedError: a class is new.
+        """
+        fields = self._fields(specs)
+        images = (name for name, field in fields.items() if _last(field.extension) in IMAGES)
+        named = {name: labels for name, field in fields.items() if (labels := self._named(specs[name], field))}
+        return DataNames(
+            classes={name: labels.names_for(specs[name], known.classes.get(name)) for name, labels in named.items()},
+            images={name: self.form.like(known.images.get(name, {})).given for name in images},
+        )
 
     def load(
         self,
@@ -134,16 +138,44 @@ class Shards(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches for what a step takes, read and decoded in threads while it trains. What the form of images leaves
-        open is as it is ``known``.
+        """Batches for what a step takes, read and decoded in threads while it trains; augmented where there is a seed.
+        Classes that are ``known`` keep their numbers, and what the form of images leaves open is as it is known.
         """
         fields = self._fields(specs)
         self._check_all_have(fields.values())
         images = [name for name, field in fields.items() if _last(field.extension) in IMAGES]
         forms = {name: self.form.like(known.images.get(name, {})).of(specs[name]) for name in images}
-        for samples in loaded_ahead(batches, lambda i: (self._sample(i, fields, forms, seed), i), self.threads):
-            names = [f"sample {i} of the shards" for _, i in samples]
-            yield {name: stacked([sample[name] for sample, _ in samples], names) for name in specs}
+        named = {name: labels for name, field in fields.items() if (labels := self._named(specs[name], field))}
+        targets = {name: labels.targets(specs[name], known.classes.get(name)) for name, labels in named.items()}
+        read = {name: field for name, field in fields.items() if name not in targets}
+        for samples in loaded_ahead(batches, lambda i: (self._sample(i, read, forms, seed), i), self.threads):
+            numbers = [i for _, i in samples]
+            where = [f"sample {i} of the shards" for i in numbers]
+            batch = {name: stacked([sample[name] for sample, _ in samples], where) for name in read}
+            for name, rows in batch.items():
+                if isinstance(specs[name], TargetSpec) and rows.ndim == 1:
+                    batch[name] = as_targets(rows, specs[name], None, f"'{shown(self.paths[0])}'")
+            batch |= {name: rows[numbers] for name, rows in targets.items()}
+            if self.augmented is not None and seed and len(forms) == 1:
+                label = next((name for name, spec in specs.items() if isinstance(spec, TargetSpec)), None)
+                batch = mixed(batch, images[0], label, forms[images[0]], self.augmented, [*seed, numbers[0]])
+            yield {name: batch[name] for name in specs}
+
+    def _named(self, spec: TensorSpec, field: Field) -> Labels | None:
+        """The labels of a target whose classes are text, which are read once; None where they are numbers."""
+        if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
+            return None
+        if field not in self._labels:
+            self._check_all_have([field])
+            is_text = isinstance(self._sample(0, {"": field}, {}, (), _label)[""], str)
+            self._labels[field] = self._all_named(field) if is_text else None
+        return self._labels[field]
+
+    def _all_named(self, field: Field) -> Labels:
+        where = f"'{shown(self.paths[0])}'"
+        texts = [str(self._sample(i, {"": field}, {}, (), _label)[""]) for i in range(len(self))]
+        classes, numbers = np.unique(np.array(texts), return_inverse=True)
+        return Labels(where, numbers.astype(np.int64), classes.tolist())
 
     # --- which part of a sample is what -----------------------------------------------------------------------
 
@@ -196,8 +228,14 @@ class Shards(Loadable):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _sample(
-        self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int] | None
-    ) -> dict[str, Array]:
+        self,
+        i: int,
+        fields: Mapping[str, Field],
+        forms: Mapping[str, ImageForm],
+        seed: Sequence[int],
+        read: Callable[[bytes, Field, str], Any] | None = None,
+    ) -> dict[str, Any]:
+        """The parts of a sample; what is no image by ``read``, or as an array."""
         shard = self._shard_of(i)
         path, sample = self.paths[shard], {}
         places = {self._kinds[m]: m for m in range(self._firsts[i], self._firsts[i + 1])}
@@ -212,16 +250,17 @@ class Shards(Loadable):
                         raise DataError(
                             f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images"
                         )
-                    if size > {"cls": 32, "json": MOST_TEXT}.get(kind, size):
+                    if size > {"cls": MOST_NAME, "json": MOST_TEXT}.get(kind, size):
                         raise DataError(
                             f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again"
                         )
                     file.seek(self._offsets[m])
                     content = file.read(size)
                     if name in forms:
-                        sample[name] = array_of(opened(content, where), forms[name], self.augment, seed, i)
+                        augmented, number = (self.augmented, number_of(seed, i)) if seed else (None, [])
+                        sample[name] = forms[name](opened(content, where), augmented, number)
                     else:
-                        sample[name] = _read(content, field, where)
+                        sample[name] = (read or _read)(content, field, where)
         except (UnreadableError, OSError) as error:
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
         return sample
@@ -243,6 +282,24 @@ def _read(content: bytes, field: Field, where: str) -> Array:
     except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
         what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
         raise DataError(f"'{shown(where)}' cannot be read ({shown(what)}); write the shard again") from None
+
+
+def _label(content: bytes, field: Field, where: str) -> Any:
+    """The name of a class in a ``.cls`` or ``.json``; what is a number, or none of these, is returned as an array."""
+    if field.key is None:
+        try:
+            text = content.decode().strip()
+        except UnicodeDecodeError:
+            text = ""
+        if _last(field.extension) == "cls" and text and not _NUMBER.fullmatch(text):
+            return text
+        return _read(content, field, where)
+    try:
+        value = json_of(content)
+    except ValueError:
+        value = None
+    found = value.get(field.key) if isinstance(value, dict) else None
+    return found if isinstance(found, str) and found else _read(content, field, where)
 
 
 def _array(content: bytes) -> Array:
@@ -315,9 +372,7 @@ def _ranges(text: str) -> Iterator[str]:
 
 
 @checked(path=instance(str | os.PathLike | list | tuple, "a path, or a list of them"),
-         names=instance(Mapping, "a dict of extensions by name").or_none(), buffer=ABOVE_ZERO, size=SIZE.or_none(),
-         mean=NUMBERS.or_none(), std=NUMBERS.or_none(), layout=LAYOUT.or_none(), shorter=ABOVE_ZERO.or_none(),
-         augment=FUNCTION.or_none(), threads=ABOVE_ZERO.or_none())  # fmt: skip
+         names=instance(Mapping, "a dict of extensions by name").or_none(), buffer=ABOVE_ZERO, **KINDS)  # fmt: skip
 def shards(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     names: Mapping[str, str] | None = None,
@@ -328,7 +383,8 @@ def shards(
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
     shorter: int | None = None,
-    augment: Augment | None = None,
+    resample: str | None = None,
+    augment: Augment = None,
     threads: int | None = None,
 ) -> Shards:
     """Samples in tar files, in the layout of WebDataset, for ``fit``, ``evaluate`` and ``predict``.
@@ -339,7 +395,8 @@ def shards(
         trainer.fit(data, epochs=3, batch_size=64)
 
     Members that follow each other and have one name up to its first dot are a sample: ``000000.jpg``, ``000000.cls``.
-    Read are ``.npy``, ``.cls`` (a whole number), ``.json`` (numbers, or a dict of them) and images; never pickles.
+    Read are ``.npy``, ``.cls`` (a whole number, or the name of a class), ``.json`` (numbers, or a dict of them and of
+    names) and images; never pickles.
 
     The headers are read once, here. Then samples are read where they lie, while the step trains: only those of a few
     batches are in memory. A shuffled epoch takes the shards in a new order and moves each sample within ``buffer``; the
@@ -351,10 +408,10 @@ def shards(
             ``"mask.png"``, ``"json.label"`` for a key of JSON. By default ``000000.x.npy`` is ``x``, a ``.cls`` the
             target and the only other array or image the input.
         buffer: how far a sample is moved, about.
-        size, mean, std, layout, shorter, augment, threads: of images, as for :func:`gradgraph.image_folder`.
+        size, mean, std, layout, shorter, resample, augment, threads: of images, as for :func:`gradgraph.image_folder`.
 
     Raises:
         DataError: a file is not there, damaged, compressed, or holds something else than files.
     """
-    form = form_of(size, mean, std, layout, shorter)
+    form = form_of(size, mean, std, layout, shorter, resample)
     return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))

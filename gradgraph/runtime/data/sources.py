@@ -50,6 +50,7 @@ class Order:
     Attributes:
         batch_size, shuffle, drop_last, seed: as for ``Trainer.fit``.
         fills: who takes the batches fills up a last, smaller one where the step is fixed to a size.
+        augments: samples are changed at random, where their dataset does so.
     """
 
     batch_size: int = 32
@@ -57,6 +58,7 @@ class Order:
     drop_last: bool = False
     seed: int = 0
     fills: bool = False
+    augments: bool = True
 
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size)
@@ -203,7 +205,8 @@ class Samples:
             for first in range(start * size, self.batches_per_epoch * size, size)
         )
         if isinstance(self.dataset, Loadable):
-            yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch), self.names)
+            seed = (self.order.seed, epoch) if self.order.augments else ()
+            yield from self.dataset.load(batches, self._checker.specs, seed, self.names)
             return
         for rows in batches:
             samples = [self.dataset[i] for i in rows]

@@ -156,7 +156,7 @@ class Executor:
         """Data for evaluation, in their own order (or in that which they were prepared for)."""
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False)
-        return self.source(data, order)
+        return self.source(data, order if isinstance(data, Columns) else replace(order, augments=False))
 
     def one_after_another(self, data: Any) -> Source:
         """Data for evaluation in their own order, whatever they were prepared for."""
@@ -500,7 +500,7 @@ class Executor:
         self.definition.check_uncut()
         bound, checker = self.opened.prediction(averaged), self._prediction_checker
         parts = []
-        source = as_source(self._without_targets(x), checker, replace(order, fills=True), self.names)
+        source = as_source(self._without_targets(x), checker, replace(order, fills=True, augments=False), self.names)
         size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
         with released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):

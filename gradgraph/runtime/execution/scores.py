@@ -76,6 +76,8 @@ def names_of_classes(names: DataNames, batch: Mapping[str, Array], outputs: Mapp
     """
     for one in scores_in(names, outputs):
         label = batch.get(one.target)
+        if label is not None and label.shape == (1, len(one.classes)):  # the share of each class
+            label = label.argmax(axis=1)
         if label is not None and label.shape == (1,) and 0 <= label[0] < len(one.classes):
             return one.classes[int(label[0])], str(one.called(outputs[one.output])[0])
     return "", ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.images import thumbnail
+from gradgraph.runtime.data.image_form import thumbnail
 from gradgraph.runtime.saved.printed import Markup, html_table
 
 MOST_NUMBERS = 8  # of an array that is printed

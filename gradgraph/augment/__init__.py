@@ -1,0 +1,27 @@
+"""Augmentations of images by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell and in recipes.
+
+It knows images of Pillow, arrays and generators of random numbers; it must not know data sets, models or files. Each
+augmentation is a function here, which says where its formula and defaults come from. Each random number follows from
+the seed of the run, the epoch and the number of the image.
+"""
+
+from gradgraph.augment.augmentation import AUGMENTATIONS as AUGMENTATIONS
+from gradgraph.augment.augmentation import Augmentation as Augmentation
+from gradgraph.augment.augmentation import Augmentations as Augmentations
+from gradgraph.augment.colours import color_jitter as color_jitter
+from gradgraph.augment.colours import random_erasing as random_erasing
+from gradgraph.augment.geometry import affine as affine
+from gradgraph.augment.geometry import flip as flip
+from gradgraph.augment.geometry import random_crop as random_crop
+from gradgraph.augment.geometry import random_resized_crop as random_resized_crop
+from gradgraph.augment.geometry import rotation as rotation
+from gradgraph.augment.geometry import vertical_flip as vertical_flip
+from gradgraph.augment.mixing import cutmix as cutmix
+from gradgraph.augment.mixing import mixup as mixup
+from gradgraph.augment.policies import rand_augment as rand_augment
+
+__all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,167 @@
+"""The table of augmentations, and how a list of them changes an image, its array, and a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Literal, ParamSpec
+
+import numpy as np
+
+from gradgraph.arguments import NUMBER, NUMBERS, Kind, Makers, checked, described
+from gradgraph.errors import ArgumentError, DataError
+from gradgraph.rivals import entries
+from gradgraph.rivals.objects import library_of
+
+P = ParamSpec("P")
+Array = np.ndarray[Any, Any]
+Generator = np.random.Generator
+Own = Callable[[Array, Generator], Array]
+Stage = Literal["stored", "sized", "array", "batch"]
+Size = tuple[int, int]  # height and width
+
+PROBABILITY = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) and 0 <= value <= 1)
+ABOVE_ZERO = Kind("a number above zero", lambda value: NUMBER.fits(value) and 0 < value < float("inf"))
+RANGE = Kind("two numbers above zero, the smaller one first",
+             lambda value: NUMBERS.fits(value) and len(value) == 2 and 0 < value[0] <= value[1])  # fmt: skip
+INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
+INTERPOLATION = Kind(f"one of {', '.join(INTERPOLATIONS)}",
+                     lambda value: isinstance(value, str) and value in INTERPOLATIONS)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of images.
+
+    Attributes:
+        stage: what it changes. ``"stored"``: the image as it is stored, which it brings to the size (height, width)
+            that the model takes; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
+            after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes.
+        function: of these, and of a generator of random numbers; of a stored image also of the size.
+        call: the call that makes it.
+    """
+
+    stage: Stage
+    function: Callable[..., Any]
+    call: str = ""
+
+    def __repr__(self) -> str:
+        return f"gradgraph.augment.{self.call}"
+
+
+AUGMENTATIONS: Makers[Augmentation] = Makers(
+    "augmentation", Augmentation, "gradgraph.augment", "mixup(alpha=0.2)", entries.AUGMENTATIONS
+)
+
+
+def augmentation(**kinds: Kind) -> Callable[[Callable[P, Augmentation]], Callable[P, Augmentation]]:
+    """Put a function into the table, with the kinds of its arguments."""
+
+    def register(function: Callable[P, Augmentation]) -> Callable[P, Augmentation]:
+        signature, name = inspect.signature(function), function.__name__
+
+        @wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Augmentation:
+            given = ", ".join(f"{key}={value!r}" for key, value in signature.bind(*args, **kwargs).arguments.items())
+            return replace(function(*args, **kwargs), call=f"{name}({given})")
+
+        made = checked(**kinds)(make)
+        AUGMENTATIONS.add(name, made)
+        return made
+
+    return register
+
+
+class Augmentations:
+    """Several augmentations, one after the other.
+
+    An image is brought to the size of the model by ``random_resized_crop``, or else before the first augmentation that
+    wants it there. Erasing comes after normalisation, and mixing last, wherever they stand in the list. Of several that
+    mix batches, each batch draws one.
+
+    Args:
+        given: augmentations, what names or calls them, and functions of the user's from bytes [height, width,
+            channels] and a generator to such bytes; or one of these.
+
+    Raises:
+        BuildError: there is no augmentation of a name.
+        ArgumentError: one is something else.
+    """
+
+    def __init__(self, given: Any) -> None:
+        alone = isinstance(given, str | Augmentation) or callable(given)
+        listed: Sequence[Any] = [given] if alone else list(given)
+        self.steps: list[Augmentation | Own] = []
+        self.on_arrays: list[Augmentation] = []
+        self.mixing: list[Augmentation] = []
+        for one in listed:
+            made = _made(one)
+            if isinstance(made, Augmentation) and made.stage in ("array", "batch"):
+                (self.on_arrays if made.stage == "array" else self.mixing).append(made)
+            else:
+                self.steps.append(made)
+        if sum(isinstance(step, Augmentation) and step.stage == "stored" for step in self.steps) > 1:
+            raise ArgumentError("an image is cut out and resized once; leave one random_resized_crop")
+
+    def of_image(self, image: Any, rng: Generator, size: Size | None, resize: Callable[[Any], Any]) -> Any:
+        """The augmented image at its size; ``resize`` brings one to that size which no augmentation did."""
+        mode, is_sized = image.mode, False
+        for step in self.steps:
+            if not isinstance(step, Augmentation):
+                image = _by_own(step, image, rng)
+            elif step.stage == "stored":
+                if is_sized:
+                    raise ArgumentError(f"{step!r} brings images to their size; let it be the first of all")
+                image, is_sized = step.function(image, rng, size), True
+            else:
+                image, is_sized = step.function(image if is_sized else resize(image), rng), True
+            image = image if image.mode == mode else image.convert(mode)
+        return image if is_sized else resize(image)
+
+    def of_array(self, array: Array, rng: Generator) -> None:
+        """Change an array [height, width, channels], in place."""
+        for step in self.on_arrays:
+            step.function(array, rng)
+
+    def of_batch(self, images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
+        """A batch whose images and classes are mixed.
+
+        Args:
+            images: [samples, …].
+            shares: the probabilities of classes: [samples, classes].
+            axes: those of the height and the width.
+            rng: draws.
+        """
+        if not self.mixing:
+            return images, shares
+        chosen = self.mixing[int(rng.integers(len(self.mixing)))]
+        mixed: tuple[Array, Array] = chosen.function(images, shares, axes, rng)
+        return mixed
+
+
+def _made(given: Any) -> Augmentation | Own:
+    if isinstance(given, str | Augmentation):
+        return AUGMENTATIONS.given(given)
+    if isinstance(given, Iterable):
+        raise ArgumentError(f"{described(given)} is no augmentation; give one list of them")
+    if not callable(given) or given in AUGMENTATIONS.values() or library_of(given):
+        return AUGMENTATIONS.given(given)  # which says what to give in its place
+    own: Own = given
+    return own
+
+
+def _by_own(function: Own, image: Any, rng: Generator) -> Any:
+    """An image that a function of the user's changes as bytes [height, width, channels]."""
+    from PIL import Image
+
+    array = np.asarray(image)
+    channels = len(image.getbands())
+    made = np.asarray(function(array[:, :, None] if array.ndim == 2 else array, rng))
+    if made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != channels or not made.size:
+        raise DataError(
+            f"augment returned {made.dtype} of shape {list(made.shape)}; return bytes (uint8) of shape [height, width, "
+            f"{channels}]"
+        )
+    return Image.fromarray(np.ascontiguousarray(made[:, :, 0] if channels == 1 else made))

@@ -1,0 +1,229 @@
+"""The way from an image of Pillow to an array: its size, channels, layout and normalisation."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from gradgraph.arguments import NUMBERS, WHOLE, Kind
+from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
+from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.runtime.data.batch import Array
+from gradgraph.step.manifest import TensorSpec
+
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
+ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample")  # those that say how an image becomes an array
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MOST_PIXELS = 64_000_000
+LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
+_large = threading.Lock()
+
+Layout = Literal["NCHW", "NHWC"]
+Augment = Any  # an augmentation, its name or call, a function, or a list of these
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """The way from an image to an array; the model decides on what is None."""
+
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    layout: Layout | None = None
+    shorter: int | None = None
+    resample: str | None = None
+    channels: int | None = None
+    raw: bool = False
+
+    def of(self, spec: TensorSpec) -> ImageForm:
+        """Complete the form by what the input ``spec`` says of images; raises DataError."""
+        if len(spec.shape) != 4:
+            raise DataError(f"'{shown(spec.name)}' takes no images: {spec} has not four axes; give arrays")
+        layout: Layout = self.layout or ("NHWC" if spec.shape[3] in MODES and spec.shape[1] not in MODES else "NCHW")
+        channels, height, width = (spec.shape[i] for i in ((1, 2, 3) if layout == "NCHW" else (3, 1, 2)))
+        fixed = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        form = replace(
+            self,
+            size=self.size or fixed,
+            layout=layout,
+            channels=channels if isinstance(channels, int) else 3,
+            raw=spec.dtype == "uint8",
+        )
+        for what, value in (("mean", form.mean), ("std", form.std)):
+            if value is not None and len(value) != form.channels:
+                raise DataError(f"{what} has {len(value)} numbers, and an image {form.channels} channels; give as many")
+        if form.channels not in MODES or (fixed is not None and form.size != fixed):
+            raise DataError(
+                f"images of {form.channels} channels and size {list(form.size or [])} in {form.layout} do not fit "
+                f"{spec}; give the size and layout that the model takes"
+            )
+        if form.raw and (form.mean or form.std):
+            raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean and std; leave them out")
+        return form
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Arguments of ``image_folder``: all that is not left open."""
+        return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
+
+    def like(self, known: Mapping[str, Any]) -> ImageForm:
+        """The form in which what is left open is as it is ``known`` from training."""
+        cut = self.size is None and self.shorter is None
+        open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
+        return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter")})
+
+    def __call__(self, image: Any, augmented: Augmentations | None = None, seed: Sequence[int] = ()) -> Array:
+        """The array of an image of Pillow.
+
+        Args:
+            image: the image.
+            augmented: change it, by random numbers of this ``seed``.
+            seed: numbers below 2^64.
+        """
+        image = image.convert(MODES[self.channels or 3])
+        if augmented is None:
+            return self._laid_out(self._normalised(self.resized(image)))
+        rng = np.random.default_rng(list(seed))
+        array = self._normalised(augmented.of_image(image, rng, self.size, self.resized))
+        augmented.of_array(array, rng)
+        return self._laid_out(array)
+
+    def resized(self, image: Any) -> Any:
+        """The image at its size; as it is, where there is none."""
+        if self.size is None:
+            return image
+        (height, width), how = self.size, INTERPOLATIONS[self.resample or "bilinear"]
+        if self.shorter is None:
+            return image if image.size == (width, height) else image.resize((width, height), how)
+        short, long = sorted(image.size)
+        across = int(self.shorter * long / short)
+        scaled = (self.shorter, across) if image.width <= image.height else (across, self.shorter)
+        image = image.resize(scaled, how)
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        return image.crop((left, top, left + width, top + height))
+
+    def _normalised(self, image: Any) -> Array:
+        """Make the array [height, width, channels] of an image; nobody else holds it."""
+        array = np.array(image)
+        if array.ndim == 2:
+            array = array[:, :, None]
+        if not self.raw:
+            array = array.astype(np.float32)
+            array /= np.float32(255)
+            if self.mean is not None:
+                array -= np.array(self.mean, np.float32)
+            if self.std is not None:
+                array /= np.array(self.std, np.float32)
+        return array
+
+    def _laid_out(self, array: Array) -> Array:
+        return array if self.layout == "NHWC" else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+    @property
+    def axes(self) -> tuple[int, int]:
+        """The axes of height and width of a batch."""
+        return (1, 2) if self.layout == "NHWC" else (2, 3)
+
+
+def opened(content: Any, name: str) -> Any:
+    """The image in an open file (or bytes), decoded.
+
+    Raises:
+        DataError: it cannot be read, or is too large; Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "images are read by Pillow, which is not installed",
+            remedy="pip install 'onnx-gradgraph[images]', or give arrays",
+            shell="pip install 'onnx-gradgraph[images]', or give arrays",
+        ) from None
+    try:
+        image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+        pixels = image.width * image.height
+        if pixels <= MOST_PIXELS:
+            if pixels < LARGE_PIXELS:
+                image.load()
+            else:
+                with _large:
+                    image.load()
+            return image
+    except Exception as error:  # of any class: decoders of many formats
+        first = str(error).split("\n", 1)[0] or type(error).__name__
+        raise DataError(
+            f"'{shown(name)}' is no image that can be read ({shown(first)}); replace or remove it"
+        ) from None
+    raise DataError(
+        f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
+    )
+
+
+SIZE = Kind(
+    "a height and a width above zero",
+    lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(WHOLE.fits(v) and v > 0 for v in value),
+)
+LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value in ("NCHW", "NHWC"))
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+AUGMENT = Kind("an augmentation, what names or calls one, a function, or a list of these",
+               lambda value: all(map(_is_augment, value if isinstance(value, list | tuple) else [value])))  # fmt: skip
+KINDS = {"size": SIZE.or_none(), "mean": NUMBERS.or_none(), "std": NUMBERS.or_none(), "layout": LAYOUT.or_none(),
+         "shorter": ABOVE_ZERO.or_none(), "resample": INTERPOLATION.or_none(), "augment": AUGMENT.or_none(),
+         "threads": ABOVE_ZERO.or_none()}  # fmt: skip
+"""The kinds of the arguments that all sources of images have."""
+
+
+def _is_augment(value: Any) -> bool:
+    return isinstance(value, str | Augmentation) or callable(value)
+
+
+def form_of(
+    size: Sequence[int] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    layout: Layout | None,
+    shorter: int | None,
+    resample: str | None,
+) -> ImageForm:
+    """Make an ImageForm of the arguments of ``image_folder`` and ``shards``; raises DataError."""
+    if shorter is not None and (size is None or shorter < max(size)):
+        raise DataError(
+            f"images whose shorter side is {shorter} pixels need a size that fits into them",
+            remedy="give size=(224, 224), say",
+            shell="give one with --image, too",
+        )
+    height, width = size or (0, 0)
+    numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
+    return ImageForm((height, width) if size else None, numbers[0], numbers[1], layout, shorter, resample)
+
+
+def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
+    """The arrays of some samples as one; raises DataError, with two of the ``names``, where their shapes differ."""
+    other = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
+    if other is not None:
+        raise DataError(
+            f"'{shown(names[0])}' gives an array of shape {list(arrays[0].shape)} and '{shown(names[other])}' one of "
+            f"{list(arrays[other].shape)}",
+            remedy="give all images one size, as image_folder(path, size=(224, 224))",
+            shell="give the size of all images with --image",
+        )
+    return np.stack(arrays)
+
+
+def thumbnail(path: str, side: int = 96) -> bytes:
+    """An image file as a small PNG; raises DataError if it cannot be read."""
+    try:
+        content = regular_bytes(path)
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
+    small = opened(content, path).convert("RGB")
+    small.thumbnail((side, side))
+    made = io.BytesIO()
+    small.save(made, "PNG")
+    return made.getvalue()
