@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.broadcasting import unbroadcast
 from gradgraph.rules.named_operators import named_operator
@@ -67,6 +68,23 @@ def channel_sums(op: Builder, x: Var) -> Var:
 def columns(op: Builder, v: Var, x: Var) -> Var:
     """A vector over channels, shaped [C, 1, …] to be broadcast against ``x``."""
     return op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
+
+
+def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
+    """Tensors whose number of axes nothing tells as [samples, channels, numbers]; others as they are."""
+    if all(v.shape is not None for v in vs):
+        return list(vs)
+    rows = []
+    for v in vs:
+        sizes = op.Concat(op.dims(v, 0, 1), op.shape(scale), op.ReduceProd(op.dims(v, 2), [0]), axis=0)
+        rows.append(op.Reshape(v, sizes, allowzero=1))
+        shapes.record_shape(rows[-1].value, (None, None, None))
+    return rows
+
+
+def _as_given(op: Builder, dx: Var, x: Var) -> Var:
+    """Undo ``_by_channel``: ``dx`` in the shape of ``x``."""
+    return dx if x.shape is not None else op.Reshape(dx, op.shape(x), allowzero=1)
 
 
 def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
@@ -143,20 +161,23 @@ def batch_normalization(
     dtype = _widest(*(v.dtype for v in inputs))
     dy = op.zeros_like(inputs[0]) if dys[0] is None else op.like(dys[0], inputs[0])
     dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
+    dy, x = _by_channel(op, scale, dy, x)
     if not training_mode:
-        return back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
+        dx, *others = _with_given_statistics(op, dy, x, scale, mean, var, epsilon)
+        return back(op, [_as_given(op, dx, inputs[0]), *others], inputs)
     updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime takes training mode with all three outputs only
     given = updated if momentum == 0.0 and updated[0].dtype == dtype else _batch_statistics(op, x)
     dx, dscale, db = batch_normalization_gradient(op, dy, x, scale, *given, epsilon=epsilon)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
     if any(d is not None for d in running):
         dx = dx + _from_running_statistics(op, running, x, given[0], momentum)
+    dx = _as_given(op, dx, inputs[0])
     return back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
 
 
 def _with_given_statistics(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
-) -> list[Var | None]:
+) -> list[Var]:
     inv = inverse_deviation(op, var, epsilon)
     slope = scale * inv
     db = channel_sums(op, dy)
@@ -350,10 +371,12 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
     ),
 )
 def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
+    given = x
+    dy, x = _by_channel(op, scale, dy, x)
     space = list(range(2, x.rank))
     xhat, inv = _standardized(op, x, space, epsilon)
     dx = _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space, epsilon)
-    return dx, channel_sums(op, dy * xhat), channel_sums(op, dy)
+    return _as_given(op, dx, given), channel_sums(op, dy * xhat), channel_sums(op, dy)
 
 
 @vjp(
@@ -374,8 +397,10 @@ def group_normalization(
     op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, num_groups: int, epsilon: float, stash_type: int
 ) -> Gradients:
     dtype = _widest(x.dtype, ir.DataType(stash_type))
-    wide = _cast_all(op, dtype, dy, x, scale)
-    return back(op, _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon), (x, scale, b))
+    wide_dy, wide_x, wide_scale = _cast_all(op, dtype, dy, x, scale)
+    wide = *_by_channel(op, wide_scale, wide_dy, wide_x), wide_scale
+    dx, *others = _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon)
+    return back(op, [_as_given(op, dx, x), *others], (x, scale, b))
 
 
 def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: int, epsilon: float) -> list[Var]:

@@ -81,11 +81,11 @@ def _infer(model: ir.Model) -> bool:
         return True
     if model.opset_imports.get("") != shapes.OPSET:
         return False  # our own rules know that opset only
+    untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
     unknown = [v for v in _values(model) if v.shape is None]
     shapes.ask_again(unknown)
     found = [v for v in unknown if shapes.shape_of(v) is not None]
     found_by_readers = record_told(v for v in unknown if v.shape is None)
-    untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
     for node in untyped:
         shapes.infer_beyond_onnx(node)
     return bool(found) or found_by_readers or any(n.outputs[0].type is not None for n in untyped)
