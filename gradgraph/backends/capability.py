@@ -7,6 +7,10 @@ one operator in the runtime, compares what it gives, and writes the file. Some a
 A row tells, for each type variable of the operator's schema, the types that are right; and conditions under which it
 is refused or wrong in spite of its types. A condition is made of facts (``facts.py``) that hold together:
 ``"mode=cubic"``, ``"input 1 computed & !rank 4"``; ``!`` stands before one that must not hold, and ``*`` always does.
+
+A table of a runtime that is installed here, onnxruntime, tells what several versions can do: ``[[measured]]`` names them,
+and an operator in which they differ has several rows, each of which holds from the version that it is ``since`` on until
+the next row's. The rows of the newest version that is no newer than the installed one are taken.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -201,6 +205,31 @@ def _case_in_words(op_type: str, condition: Condition) -> str:
     return f"{op_type} with {words}" if words else f"the operator {op_type}"
 
 
+def installed() -> str:
+    """The version of the onnxruntime that is installed here."""
+    import onnxruntime  # not needed for the tables of others
+
+    return str(onnxruntime.__version__)
+
+
+def age(version: str) -> tuple[int, ...]:
+    """The numbers that versions are sorted by."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def holding(rows: Sequence[Mapping[str, Any]], version: str, since: str = "version") -> Mapping[str, Any]:
+    """The last of ``rows``, oldest first, that is ``since`` no later version; the first if all are."""
+    return next((row for row in reversed(rows) if age(row[since]) <= age(version)), rows[0])
+
+
+def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
+    """The row of a file for an operator at ``version``; None before the first that has it."""
+    if isinstance(rows, Mapping):
+        return rows
+    row = holding(rows, version, "since")
+    return {k: v for k, v in row.items() if k != "since"} if age(row["since"]) <= age(version) else None
+
+
 @functools.cache
 def table_of(name: str) -> Table | None:
     """The table of the backend ``name``, from its file; None if it has none."""
@@ -208,7 +237,10 @@ def table_of(name: str) -> Table | None:
     if not path.exists():
         return None
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = {op_type: Row.read(row) for op_type, row in data.pop("operators").items()}
+    if measured := data.pop("measured", ()):
+        data |= holding(measured, installed())
+    found = {op_type: row_at(row, data["version"]) for op_type, row in data.pop("operators").items()}
+    rows = {op_type: Row.read(row) for op_type, row in found.items() if row is not None}
     opsets, ir_versions = (tuple(data.pop(key)) for key in ("opsets", "ir_versions"))
     return Table(**data, opsets=opsets, ir_versions=ir_versions, rows=rows)
 

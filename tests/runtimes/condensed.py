@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradgraph.backends.capability import ALWAYS, Condition, Kind
+from gradgraph.backends.capability import ALWAYS, Condition, Kind, age, row_at
 from gradgraph.backends.facts import Facts
 
 _TYPE = re.compile(r"(\w+) (b?float\d+|u?int\d+|bool|string)")
@@ -128,13 +128,44 @@ def _worth(candidate: tuple[str, ...], failed: Sequence[Facts]) -> tuple[int, in
     return covers, -max(places), -sum(places), candidate[0]
 
 
+# --- several versions of one runtime ---------------------------------------------------------------------------
+
+
+def with_version(table: Mapping[str, Any], found: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+    """``table``, a file's, with what was ``found`` of one version as a whole, and its ``rows``, in place of its own."""
+    version = found["version"]
+    measured = [*(m for m in table["measured"] if m["version"] != version), found]
+    measured.sort(key=lambda m: age(m["version"]))
+    before = table["operators"]
+    told = {m["version"]: {op: row_at(row, m["version"]) for op, row in before.items()} for m in measured}
+    told[version] = dict(rows)
+    every = sorted({op for of_version in told.values() for op, row in of_version.items() if row is not None})
+    operators = {op: _since([(v, told[v].get(op)) for v in told]) for op in every}
+    return {**table, "measured": measured, "operators": operators}
+
+
+def _since(rows: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Any:
+    """One row where all versions agree; else those that differ from the one before, with their first versions."""
+    known: list[tuple[str, Mapping[str, Any]]] = []
+    for version, row in rows:
+        if row is not None or known:
+            known.append((version, {"refused": [ALWAYS]} if row is None else row))
+    changed = [known[i] for i in range(len(known)) if i == 0 or known[i][1] != known[i - 1][1]]
+    if len(changed) == 1 and len(known) == len(rows):
+        return changed[0][1]
+    return [{"since": version, **row} for version, row in changed]
+
+
 # --- the file -------------------------------------------------------------------------------------------------
 
 
 def written(head: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], unexplained: Sequence[str]) -> str:
     """The file of a table; what no facts explain stands in it as remarks."""
     lines = ["# Written by `PYTHONPATH=tests python -m runtimes.probe`; see gradgraph/backends/capability.py."]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in head.items()]
+    measured = head.get("measured", ())
+    lines += [f"{key} = {json.dumps(value)}" for key, value in head.items() if value is not measured]
+    for of_version in measured:
+        lines += ["", "[[measured]]", *(f"{key} = {json.dumps(value)}" for key, value in of_version.items())]
     lines += ["", "[operators]", *(f"{_key(operator)} = {_inline(row)}" for operator, row in rows.items())]
     lines += ["", "# failed where models with the same facts did not:", *(f"# {u[:110]}" for u in unexplained)] * bool(
         unexplained
@@ -145,6 +176,8 @@ def written(head: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], unex
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_inline(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+        return "[\n" + "".join(f"  {_inline(v)},\n" for v in value) + "]"
     return json.dumps(value)
 
 

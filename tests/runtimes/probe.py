@@ -4,6 +4,7 @@
     PYTHONPATH=tests python -m runtimes.probe iree --few --show    # it compiles for long: fewer models; what failed
     PYTHONPATH=tests python -m runtimes.probe tvm --operators Scan MaxPool --show --dry
     PYTHONPATH=tests python -m runtimes.probe webgpu --kept found.jsonl    # goes on where it was ended before
+    PYTHONPATH=tests python -m runtimes.probe onnxruntime --installed old  # what `pip install --target old` has put there
 
 The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
 behind each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -25,22 +28,24 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
-from onnxruntime.capi import onnxruntime_pybind11_state
 
-from gradgraph.backends.capability import TABLES, tomllib
+from gradgraph.backends.capability import TABLES, row_at, tomllib
 from runtimes import browsing
-from runtimes.condensed import Outcome, rows_of, written
+from runtimes.condensed import Outcome, rows_of, with_version, written
 from runtimes.outcomes import Kept, outcomes_of
 from runtimes.probe_cases import FEW, MANY, TYPES, Trial, trials, typed_trials
 from runtimes.runtimes import RUNTIMES, Runtime
 
 PACKAGES = {"iree": "iree-base-runtime", "tvm": "apache-tvm", "reference": "onnx"}
 BACKENDS = {"onnxruntime": "ort-cpu"}  # where that is not what steps for it are built for
+OF_VERSION = ("version", "source", "functions", "opsets", "ir_versions")  # the rest of a table's head is of them all
 OPSETS, IR_VERSIONS = range(7, 27), range(3, 14)
 
 
 def main() -> None:
     given = _arguments()
+    if given.installed:  # for the processes that run it; this one keeps what it is installed with
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(given.installed.resolve()), os.environ.get("PYTHONPATH", "")])
     runtime = RUNTIMES[given.runtime]
     if missing := runtime.missing():
         sys.exit(missing)
@@ -57,10 +62,12 @@ def main() -> None:
     if given.runtime == "onnxruntime":
         rows |= _other_kernels()
     path = TABLES / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
-    if given.operators and path.exists():
+    head = _head(given.runtime, version, kept) | {"source": _source(len(outcomes), len(rows), given)}
+    if given.runtime == "onnxruntime":
+        text = _of_versions(path.read_text(), head, rows, unexplained)
+    elif given.operators and path.exists():
         text = _merged(path.read_text(), rows, unexplained)
     else:
-        head = _head(given.runtime, version, kept) | {"source": _source(len(outcomes), len(rows), given)}
         text = written(head, rows, unexplained)
     if given.dry:
         print(text)
@@ -75,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--types", nargs="*", choices=TYPES, help="only these, and the types of the operator's cases")
     parser.add_argument("--operators", nargs="*", default=[], help="only these; the rows of all others stay")
     parser.add_argument("--kept", type=Path, help="a file of outcomes, which are not found out again")
+    parser.add_argument("--installed", type=Path, help="a folder with another version of onnxruntime")
     parser.add_argument("--show", action="store_true", help="print what was refused or wrong, and why")
     parser.add_argument("--dry", action="store_true", help="do not write the table")
     return parser.parse_args()
@@ -101,10 +109,33 @@ def _merged(before: str, rows: Mapping[str, Any], unexplained: Sequence[str]) ->
     return written(head, dict(sorted({**others, **rows}.items())), sorted([*remarks, *unexplained]))
 
 
+def _of_versions(
+    before: str, head: Mapping[str, Any], rows: Mapping[str, Any], unexplained: Sequence[str]
+) -> str:
+    """The table of a runtime that users have in several versions, with what was found of this one."""
+    table, found = tomllib.loads(before), {key: head[key] for key in OF_VERSION}
+    same = next((m for m in table["measured"] if m["version"] == head["version"]), None)
+    if same is not None:  # rows of operators that were not tried stay
+        old = {op: row_at(row, head["version"]) for op, row in table["operators"].items()}
+        rows = {**{op: row for op, row in old.items() if row is not None}, **rows}
+    merged = with_version(table, found, rows)
+    remarks = [line.removeprefix("# ") for line in before.splitlines() if re.match(r"# \d", line)]
+    remarks = [remark for remark in remarks if remark.split()[0] != head["version"]]
+    return written(
+        {key: value for key, value in merged.items() if key != "operators"},
+        merged["operators"],
+        sorted([*remarks, *(f"{head['version']} {u}" for u in unexplained)]),
+    )
+
+
 def _other_kernels() -> dict[str, dict[str, Any]]:
     """Operators of onnxruntime's own domains: those that it has registered."""
-    known = onnxruntime_pybind11_state.get_all_opkernel_def()
-    return {f"{k.domain}.{k.op_name}": {} for k in sorted(known, key=lambda k: (k.domain, k.op_name)) if k.domain}
+    program = (
+        "from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def as kernels\n"
+        "print(*sorted({f'{k.domain}.{k.op_name}' for k in kernels() if k.domain}))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    return {name: {} for name in said.split()}
 
 
 # --- the runtime as a whole -------------------------------------------------------------------------------------
