@@ -175,9 +175,7 @@ def batch_normalization(
     return back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
 
 
-def _with_given_statistics(
-    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
-) -> list[Var]:
+def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float) -> list[Var]:
     inv = inverse_deviation(op, var, epsilon)
     slope = scale * inv
     db = channel_sums(op, dy)

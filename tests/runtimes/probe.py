@@ -4,7 +4,7 @@
     PYTHONPATH=tests python -m runtimes.probe iree --few --show    # it compiles for long: fewer models; what failed
     PYTHONPATH=tests python -m runtimes.probe tvm --operators Scan MaxPool --show --dry
     PYTHONPATH=tests python -m runtimes.probe webgpu --kept found.jsonl    # goes on where it was ended before
-    PYTHONPATH=tests python -m runtimes.probe onnxruntime --installed old  # what `pip install --target old` has put there
+    PYTHONPATH=tests python -m runtimes.probe onnxruntime --installed old  # from `pip install --target old`
 
 The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
 behind each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime
@@ -109,9 +109,7 @@ def _merged(before: str, rows: Mapping[str, Any], unexplained: Sequence[str]) ->
     return written(head, dict(sorted({**others, **rows}.items())), sorted([*remarks, *unexplained]))
 
 
-def _of_versions(
-    before: str, head: Mapping[str, Any], rows: Mapping[str, Any], unexplained: Sequence[str]
-) -> str:
+def _of_versions(before: str, head: Mapping[str, Any], rows: Mapping[str, Any], unexplained: Sequence[str]) -> str:
     """The table of a runtime that users have in several versions, with what was found of this one."""
     table, found = tomllib.loads(before), {key: head[key] for key in OF_VERSION}
     same = next((m for m in table["measured"] if m["version"] == head["version"]), None)

@@ -1,4 +1,4 @@
-"""The table of onnxruntime's CPU provider holds for the version that is installed, whichever of those measured that is."""
+"""The table of onnxruntime's CPU provider holds for the installed version, whichever of those measured that is."""
 
 from __future__ import annotations
 
