@@ -8,9 +8,9 @@ A row tells, for each type variable of the operator's schema, the types that are
 is refused or wrong in spite of its types. A condition is made of facts (``facts.py``) that hold together:
 ``"mode=cubic"``, ``"input 1 computed & !rank 4"``; ``!`` stands before one that must not hold, and ``*`` always does.
 
-A table of a runtime that is installed here, onnxruntime, tells what several versions can do: ``[[measured]]`` names them,
-and an operator in which they differ has several rows, each of which holds from the version that it is ``since`` on until
-the next row's. The rows of the newest version that is no newer than the installed one are taken.
+A table of a runtime that is installed here, onnxruntime, tells what several versions can do: ``[[measured]]`` names
+them, and an operator in which they differ has several rows, each of which holds from the version that it is ``since``
+on until the next row's. The rows of the newest version that is no newer than the installed one are taken.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from gradgraph.rules.registry import RULES, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 
-
 NOT_ASKED = {
     ("1.23.2", "OneHot"): "it ends the process at an index of no elements",
     ("1.23.2", "AveragePool"): "some windows over pads are wrong there, and no fact tells them from others",

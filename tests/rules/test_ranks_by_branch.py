@@ -157,7 +157,7 @@ def test_the_gradient_is_right_whichever_branch_runs(after: str, dtype: str, las
 # --- every operator -------------------------------------------------------------------------------------
 
 # operators that count axes from the front, or along all of them, where nothing in the node tells their number
-NEED_RANKS = frozenset("Compress DFT Einsum LRN LayerNormalization MatMul Pad Resize STFT Unique".split())
+NEED_RANKS = {"Compress", "DFT", "Einsum", "LRN", "LayerNormalization", "MatMul", "Pad", "Resize", "STFT", "Unique"}
 RULES = {r.op_type: r for r in rules_with_cases() if r.domain == ""}
 
 
