@@ -36,9 +36,9 @@ operator, the cases of gradient rules among them, with all types, with sizes fix
 inputs constant, computed and *derived* (computed, but from constants and known sizes alone), and finds the facts that
 tell failures from the rest. Conditions are what these models showed, no more; what is seen to fail for no reason that
 facts tell is a remark in the file. Integers of 64 bits are right below the power of two that `exact` names, where there
-is one. With `--kept FILE`, a run that was ended goes on where it was. Of onnxruntime several versions were measured: what
-stands below is of the one that this page was made with; the rows of the installed version, or of the newest before it, are
-taken.
+is one. With `--kept FILE`, a run that was ended goes on where it was. Of onnxruntime several versions were measured,
+and the rows of the installed one are taken, or of the newest before it; this page has those of the version that it was
+made with.
 
 | backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
 |---|---|---|---|---|---|---|---|
