@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,23 @@ AUGMENT = placed(
 
 
 def read_data(path: Path, given: Mapping[str, Any], augment: Sequence[str] = ()) -> Any:
-    """The dataset of shards or of a folder of images; any other ``path`` as it is.
+    """The dataset of shards, of a folder of images or of a table that names images; any other ``path`` as it is.
 
     Raises:
         DataError: ``given`` says how images are read, or ``augment`` changes some, and there are none; or it says that
             wrongly.
     """
+    from gradgraph.runtime.data.image_tables import image_table, is_image_table
     from gradgraph.runtime.data.images import image_folder, is_image_folder
     from gradgraph.runtime.data.shards import is_shards, shards
 
-    read = shards if is_shards(path) else image_folder if is_image_folder(path) else None
+    kinds: dict[Callable[..., Any], Callable[[Path], bool]] = {
+        shards: is_shards,
+        image_folder: is_image_folder,
+        image_table: is_image_table,
+    }
+
+    read = next((read for read, is_one in kinds.items() if is_one(path)), None)
     if read is None:
         if given:
             raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")

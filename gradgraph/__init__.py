@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradgraph.errors import GradgraphError
     from gradgraph.passes.autocast import Precision
     from gradgraph.reduction.reduced import reduce
+    from gradgraph.runtime.data.image_tables import image_table
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.data.shards import shards
@@ -71,6 +72,7 @@ _HOMES = {
     "hessian": "transforms",
     "hvp": "transforms",
     "image_folder": "runtime.data.images",
+    "image_table": "runtime.data.image_tables",
     "jacobian": "transforms",
     "jvp": "transforms",
     "lora": "surgery.adapters",
@@ -108,6 +110,7 @@ __all__ = [
     "hessian",
     "hvp",
     "image_folder",
+    "image_table",
     "jacobian",
     "jvp",
     "lora",

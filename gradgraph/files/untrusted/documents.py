@@ -100,6 +100,16 @@ def csv_columns(content: bytes, separator: str = ",") -> list[str]:
         return []
 
 
+def csv_head(content: bytes, separator: str = ",") -> tuple[list[str], list[str]]:
+    """The header and the first row of a CSV table, of its beginning; empty where there is no CSV."""
+    lines = content.decode("utf-8-sig", "replace").splitlines(keepends=True)
+    try:
+        rows = (row for row in csv.reader(lines, delimiter=separator) if any(cell.strip() for cell in row))
+        return next(rows, []), next(rows, [])
+    except csv.Error:
+        return [], []
+
+
 def _decoded(content: str | bytes) -> str:
     if len(content) > LARGEST:
         raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")

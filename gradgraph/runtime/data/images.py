@@ -62,10 +62,12 @@ class Images(Loadable):
             DataError: the step takes something else.
         """
         image, label = self._parts(specs)
-        classes = {}
-        if label is not None and self.labelled is not None and self.classes:
-            classes[label] = self.labelled.names_for(specs[label], known.classes.get(label))
-        return DataNames(classes=classes, images={image: self.form.like(known.images.get(image, {})).given})
+        names = DataNames(images={image: self.form.like(known.images.get(image, {})).given})
+        if label is None:
+            return names
+        labels, columns = self._labels_of(label, known)
+        classes = {label: labels.names_for(specs[label], known.classes.get(label))} if labels.classes else {}
+        return names.updated(DataNames(columns=columns, classes=classes))
 
     def load(
         self,
@@ -80,8 +82,8 @@ class Images(Loadable):
         image, label = self._parts(specs)
         form = self.form.like(known.images.get(image, {})).of(specs[image])
         targets = None
-        if label is not None and self.labelled is not None:
-            targets = self.labelled.targets(specs[label], known.classes.get(label))
+        if label is not None:
+            targets = self._labels_of(label, known)[0].targets(specs[label], known.classes.get(label))
         for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
             numbers = [i for _, i in samples]
             batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for i in numbers])}
@@ -98,13 +100,14 @@ class Images(Loadable):
         if len(images) != 1 or len(others) > 1:
             raise DataError(f"an image folder holds images and their classes, and the step takes {listed(specs)}; "
                             "give a dataset of dicts with these names")  # fmt: skip
-        image, label = images[0], others[0] if others else None
-        if label is not None and self.labels is None:
-            raise DataError(self._no_labels(shown(label)))
-        return image, label
+        return images[0], others[0] if others else None
 
-    def _no_labels(self, label: str) -> str:
-        return f"{self.where} has no labels, so there is no '{label}' for its images; give some"
+    def _labels_of(self, target: str, known: DataNames) -> tuple[Labels, dict[str, list[str]]]:
+        """The labels for a target, and the column of a table that they come from; raises DataError."""
+        if self.labelled is None:
+            raise DataError(f"{self.where} has no folder for each class, so there is no '{shown(target)}' for its "
+                            "images; sort them into folders, or give a dataset with labels")  # fmt: skip
+        return self.labelled, {}
 
     def _load(self, form: ImageForm, i: int, seed: Sequence[int]) -> Array:
         path = self.files[i]
@@ -139,10 +142,6 @@ class ImageFolder(Images):
         numbers = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
         labels = Labels(where, numbers, classes) if classes else None
         super().__init__(where, [file for found in files for file in found], labels, form, augment, threads)
-
-    def _no_labels(self, label: str) -> str:
-        return (f"{self.where} has no folder for each class, so there is no '{label}' for its images; sort them into "
-                "folders, or give a dataset with labels")  # fmt: skip
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from gradgraph.runtime.data.batch import (
     check_uncut,
     to_array,
 )
+from gradgraph.runtime.data.image_tables import column_of_images, image_table, is_image_table
 from gradgraph.runtime.data.images import image_folder, is_image_folder
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import Declared, check_same
@@ -257,11 +258,20 @@ class Stream:
 
 def read_file(path: str | os.PathLike[str]) -> Any:
     """The table, the images, the samples of shards or the arrays in a file or folder."""
+    if is_image_table(Path(path)):
+        return image_table(path)
     if is_shards(Path(path)):
         return shards(path)
     if is_image_folder(Path(path)):
         return image_folder(path)
     return read_table(Path(path)) if is_table_file(Path(path)) else load_arrays(path)
+
+
+def read_data(data: Any) -> Any:
+    """What a path stands for, and the images that a table names; any other data as they are."""
+    if isinstance(data, str | os.PathLike):
+        return read_file(data)
+    return image_table(data) if is_table(data) and column_of_images(data) is not None else data
 
 
 def rows_in(path: Path) -> int:
@@ -275,10 +285,10 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
     """The right source for what the user has.
 
     A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
-    Arrow, or the path of a ``.csv``, ``.parquet``, …); a folder of images; shards; a dataset with ``len`` and
-    ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
-    by name, or tuples in the order inputs, targets. Columns and classes are matched by name with those that are
-    ``known``.
+    Arrow, or the path of a ``.csv``, ``.parquet``, …), also one that names images; a folder of images; shards; a
+    dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns
+    one. Batches are dicts by name, or tuples in the order inputs, targets. Columns and classes are matched by name with
+    those that are ``known``.
 
     Raises:
         UnmatchedError: names that are known are missing, or classes are new.
@@ -293,8 +303,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
         return data if same else Samples(data.dataset, checker, order, known)
     if isinstance(data, Stream):
         return data
-    if isinstance(data, str | os.PathLike):
-        data = read_file(data)
+    data = read_data(data)
     if is_table(data) or isinstance(data, Mapping | tuple | np.ndarray):
         arrays, names = checker.arrays_by_name(data, known)
         return Columns(arrays, checker, order, names)

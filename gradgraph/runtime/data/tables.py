@@ -32,7 +32,7 @@ _READERS: dict[str, tuple[str, str]] = {
     ".arrow": ("read_feather", "read_ipc"),
     ".jsonl": ("read_json", "read_ndjson"),
 }
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _MANY_COLUMNS = 10_000
 
 
@@ -50,8 +50,8 @@ def is_table_file(path: Path) -> bool:
 def read_table(path: Path) -> Any:
     """The table in a file, read by pandas, or by polars where that is not installed; raises DataError."""
     suffix = path.suffix.lower()
-    if suffix in _SEPARATORS:
-        _check_header(path, _SEPARATORS[suffix])
+    if suffix in SEPARATORS:
+        _check_header(path, SEPARATORS[suffix])
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
             read: Callable[..., Any] = getattr(importlib.import_module(library), name)
@@ -236,6 +236,11 @@ def columns_in(table: Any) -> list[str]:
     return list(_Columns(table).keys)
 
 
+def column_of(table: Any, name: str) -> Array:
+    """The values of a column."""
+    return _Columns(table).values(name)
+
+
 class _Columns:
     """The columns of a table.
 
@@ -275,7 +280,7 @@ class _Columns:
         """A column in the shape of ``spec``; of labels that are text the numbers of their classes, and the names of
         all of these. Of two classes, numbers may be wanted for the labels, too: 0 and 1.
         """
-        values = self._values(column) if isinstance(spec, TargetSpec) else np.zeros(0)
+        values = self.values(column) if isinstance(spec, TargetSpec) else np.zeros(0)
         shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if not _is_text(values) or not (takes_labels(spec) or len(known or set(values.tolist())) == 2):
             return self._numbers(column).reshape(shape), None
@@ -286,14 +291,14 @@ class _Columns:
         return np.array([numbers[label] for label in labels], np.int64).reshape(shape), names
 
     def is_text(self, name: str) -> bool:
-        return self._values(name).dtype.kind in "OUT"
+        return self.values(name).dtype.kind in "OUT"
 
-    def _values(self, name: str) -> Array:
+    def values(self, name: str) -> Array:
         column = self._table[self.keys[name]]
         return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
 
     def _numbers(self, name: str, may_have_gaps: bool = False) -> Array:
-        array = self._values(name)
+        array = self.values(name)
         if array.dtype.kind not in "biuf":
             raise DataError(
                 f"the column '{shown(name)}' holds {array.dtype}, not numbers; encode it as numbers, or leave it out"

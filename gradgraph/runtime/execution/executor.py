@@ -45,7 +45,7 @@ from gradgraph.runtime.data.batch import (
 from gradgraph.runtime.data.matching import check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_file
+from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
 from gradgraph.runtime.data.tables import columns_of, is_table
 from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.joining import filled, joined, of_first
@@ -531,7 +531,7 @@ class Executor:
         if isinstance(x, Columns):
             check_same(x.names, self.names)
             x = x.arrays
-        x = read_file(x) if isinstance(x, str | os.PathLike) else x
+        x = read_data(x)
         if is_table(x):
             return columns_of(x, read, self.names, self.checker.specs.keys() - read.keys())[0]
         if isinstance(x, Mapping):

@@ -1,0 +1,169 @@
+"""Images that a table names, a path in each row, with labels of any kind beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import PATH, TEXT, checked
+from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.files.untrusted.documents import csv_head
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+from gradgraph.runtime.data.batch import LABELS
+from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of
+from gradgraph.runtime.data.image_labels import Labels
+from gradgraph.runtime.data.images import SUFFIXES, Images
+from gradgraph.runtime.data.tables import SEPARATORS, column_of, columns_in, is_table, is_table_file, read_table
+from gradgraph.step.data_names import DataNames
+
+HEAD = 1 << 16  # bytes of a file whose first row tells whether it names images
+
+
+class ImageTable(Images):
+    """Images, as :func:`image_table` explains them: a dataset of pairs (array, label).
+
+    Attributes:
+        files: the images.
+        labels: those of the column that is known without a model: the number of a class, or a number.
+        classes: the names of the classes, where they are text.
+    """
+
+    def __init__(
+        self, table: Any, where: str, path: str, label: str | None, root: Path, form: ImageForm, augment: Augment,
+        threads: int,
+    ) -> None:  # fmt: skip
+        values = column_of(table, path)
+        odd = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value), None)
+        if odd is not None:
+            raise DataError(f"the column '{shown(path)}' of {where} names no file in row {odd}; give the path of one")
+        others = {name: column_of(table, name) for name in columns_in(table) if name != path}
+        if label is not None and label not in others:
+            raise DataError(f"{where} has no column '{shown(label)}'{suggestion(label, others)}")
+        self._others, self._label = others, label
+        super().__init__(where, [root / value for value in values], None, form, augment, threads)
+        column = self._column("", {})
+        self.labelled = None if column is None else self._labels_in(column)
+
+    def _labels_of(self, target: str, known: DataNames) -> tuple[Labels, dict[str, list[str]]]:
+        column = self._column(target, known.columns)
+        if column is None:
+            raise DataError(
+                f"{self.where} has the columns {listed(self._others) or 'of paths alone'}, and none of them is clearly "
+                f"'{shown(target)}'",
+                remedy="say it: image_table(table, label='…')",
+                shell="say it with --target",
+            )
+        return self._labels_in(column), {target: [column]}
+
+    def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
+        """The column of labels: the one that was given, that of training, of the target's name, or the only one."""
+        if self._label is not None:
+            return self._label
+        wanted = [*known.get(target, ()), target, *LABELS, "target"]
+        usual = (name for want in wanted for name in self._others if want in (name, name.lower()))
+        alone = next(iter(self._others)) if len(self._others) == 1 else None
+        return next(usual, alone)
+
+    def _labels_in(self, column: str) -> Labels:
+        values = self._others[column]
+        missing = sum(value is None or value != value for value in values.tolist())
+        if missing:
+            raise DataError(f"the column '{shown(column)}' of {self.where} lacks {missing} of {len(values)} labels; "
+                            "fill in or leave out those rows")  # fmt: skip
+        where = f"the column '{shown(column)}' of {self.where}"
+        if values.dtype.kind in "biuf":
+            return Labels(where, values.astype(np.int64) if values.dtype.kind == "b" else values)
+        classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+        return Labels(where, numbers.astype(np.int64), classes.tolist())
+
+
+def is_image_table(path: Path) -> bool:
+    """Is it a file of a table in which a column names images?"""
+    if not is_table_file(path):
+        return False
+    separator = SEPARATORS.get(path.suffix.lower())
+    if separator is None:
+        return column_of_images(read_table(path)) is not None
+    try:
+        with open_regular(path) as file:
+            _, first = csv_head(file.read(HEAD), separator)
+    except (UnreadableError, OSError):
+        return False  # which is said where it is read
+    return any(map(_names_image, first))
+
+
+def column_of_images(table: Any) -> str | None:
+    """The only column of a table that names images in its first row; None where there is none, or several."""
+    columns = [name for name in columns_in(table) if any(map(_names_image, column_of(table, name)[:1].tolist()))]
+    return columns[0] if len(columns) == 1 else None
+
+
+def _names_image(value: Any) -> bool:
+    return isinstance(value, str) and value.lower().endswith(SUFFIXES)
+
+
+def _table_at(table: Any) -> tuple[Any, str, Path]:
+    """The table, what it is in messages, and the folder that its paths begin in; raises DataError."""
+    if is_table(table):
+        return table, "the table", Path()
+    if not PATH.fits(table) or not is_table_file(Path(table)):
+        raise DataError(f"'{shown(table)}' is no table; give a DataFrame, or the path of a .csv, .parquet, …")
+    return read_table(Path(table)), f"'{shown(table)}'", Path(table).parent
+
+
+@checked(path=TEXT.or_none(), label=TEXT.or_none(), root=PATH.or_none(), **KINDS)
+def image_table(
+    table: Any,
+    path: str | None = None,
+    label: str | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    layout: Layout | None = None,
+    shorter: int | None = None,
+    resample: str | None = None,
+    augment: Augment = None,
+    threads: int | None = None,
+) -> ImageTable:
+    """Images that a table names, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        photos = gg.image_table("labels.csv", "path", "label", augment="flip")
+        trainer.fit(photos, epochs=3, batch_size=32)
+
+    Labels that are text are names of classes, sorted, and are matched by name with those that a model knows; whole
+    numbers are numbers of classes, and others are numbers to be learnt. Images are read as those of
+    :func:`gradgraph.image_folder`.
+
+    Args:
+        table: a DataFrame, or the path of a ``.csv``, ``.parquet``, …
+        path: the column of paths; by default the only one that names images.
+        label: that of labels; by default the one of training, that of the target's name, ``label``, ``class``, or the
+            only other one.
+        root: the folder that paths begin in; by default that of the file.
+        size, mean, std, layout, shorter, resample, augment, threads: as for :func:`gradgraph.image_folder`.
+
+    Raises:
+        DataError: there is no such table or column.
+    """
+    read, where, folder = _table_at(table)
+    names = columns_in(read)
+    if path is not None and path not in names:
+        raise DataError(f"{where} has no column '{shown(path)}'{suggestion(path, names)}")
+    column = column_of_images(read) if path is None else path
+    if column is None:
+        raise DataError(
+            f"{where} has the columns {listed(names)}, and not one of them names images",
+            remedy="say which: image_table(table, path='…')",
+            shell="give it one column of paths",
+        )
+    form = form_of(size, mean, std, layout, shorter, resample)
+    begins = folder if root is None else Path(root)
+    return ImageTable(read, where, column, label, begins, form, augment, threads or min(8, os.cpu_count() or 1))
