@@ -132,6 +132,7 @@ def _model_and_targets(
 ) -> tuple[ir.Model, Collection[str]]:
     """The model to run, and the names of its targets."""
     from gradgraph.files.models import load_model
+    from gradgraph.step.preprocessing import learn_preprocessing
 
     if path.is_dir():
         from gradgraph.export.artifacts import opened_trainer
@@ -143,7 +144,10 @@ def _model_and_targets(
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
-    return load_model(path), [TARGET]
+    model = load_model(path)
+    if told := learn_preprocessing(model, path):
+        output.say(told)
+    return model, [TARGET]
 
 
 def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
