@@ -51,8 +51,7 @@ def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple
             yield count, {**found, **{one.name: one.made(found, slice(done, done + count)) for one in added}}
             done += count
 
-    beside = [name for name in outputs if name not in predictor.layouts]  # such as the words that scores belong to
-    return every(), {**predictor.layouts, **dict.fromkeys([*beside, *(one.name for one in added)], OF_SAMPLES)}, added
+    return every(), {**predictor.layouts, **{one.name: OF_SAMPLES for one in added}}, added
 
 
 def _beside(rows: int, outputs: Mapping[str, Array], files: Array, predictor: Predictor) -> Iterator[Beside]:

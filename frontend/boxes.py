@@ -25,7 +25,7 @@ EPS = 1e-7  # as in torchvision, against boxes without an area
 
 
 class Overlap(NamedTuple):
-    """Of two boxes: their intersection, union and hull (the smallest box round both), as areas; the hull's sides."""
+    """The areas of the intersection, union and hull (the smallest box round both) of two boxes; the hull's sides."""
 
     both: Tensor
     either: Tensor

@@ -59,7 +59,7 @@ class Objects(NamedTuple):
         return cls(where(t < 0, nothing, t), cat([b, full((batch, 1, 4), 0.0, dtype)], 1), t >= 0)
 
     def at(self, places: Tensor) -> Objects:
-        """Those that predictions answer for: ``places`` ``[B, Q]``, −1 for none."""
+        """The objects that predictions answer for: ``places`` ``[B, Q]``, −1 for none."""
         batch, count = places.shape
         i = where(places < 0, self.labels.shape[1] - 1, places)
         boxes = gather(self.boxes, 1, i.unsqueeze(-1).expand(batch, count, 4))
@@ -126,7 +126,7 @@ def detr_loss(
 def _assignment_costs(
     x: Tensor, boxes: Tensor, objects: Objects, class_cost: float, box_cost: float, giou_cost: float
 ) -> Tensor:
-    """What each object costs at each prediction: ``[B, N + 1, Q]``."""
+    """The cost of each object at each prediction: ``[B, N + 1, Q]``."""
     batch, count = objects.labels.shape
     places = objects.labels.unsqueeze(-1).expand(batch, count, x.shape[1])
     called = gather(op.Softmax(x, axis=2).transpose(1, 2), 1, places)

@@ -18,6 +18,7 @@ from gradgraph.augment.geometry import rotation as rotation
 from gradgraph.augment.geometry import vertical_flip as vertical_flip
 from gradgraph.augment.mixing import cutmix as cutmix
 from gradgraph.augment.mixing import mixup as mixup
+from gradgraph.augment.placing import zoom as zoom
 from gradgraph.augment.policies import rand_augment as rand_augment
 
 __all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]

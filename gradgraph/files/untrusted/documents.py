@@ -30,19 +30,20 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
 
 
-def json_of(content: str | bytes, finite: bool = True) -> Any:
+def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -> Any:
     """The value of a JSON document.
 
     Args:
         content: text, or UTF-8.
         finite: refuse NaN and Infinity, which are no JSON, and numbers beyond a float64.
+        largest: bytes that it may have.
 
     Raises:
-        UnreadableError: it is no JSON, or larger than LARGEST; it is nested more deeply than Python goes, has numbers
+        UnreadableError: it is no JSON, or too large; it is nested more deeply than Python goes, has numbers
             of thousands of digits, a key twice, or half a character.
     """
     try:
-        text = _decoded(content)
+        text = _decoded(content, largest)
         constant, number = (_no_constant, _finite) if finite else (None, None)
         value = json.loads(text, object_pairs_hook=_table, parse_constant=constant, parse_float=number)
         if _SURROGATE.search(text):
@@ -110,9 +111,9 @@ def csv_head(content: bytes, separator: str = ",") -> tuple[list[str], list[str]
         return [], []
 
 
-def _decoded(content: str | bytes) -> str:
-    if len(content) > LARGEST:
-        raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
+def _decoded(content: str | bytes, largest: int = LARGEST) -> str:
+    if len(content) > largest:
+        raise UnreadableError(f"it is larger than {largest >> 20} MiB")
     try:
         return content if isinstance(content, str) else content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,0 +1,115 @@
+"""How a picture is laid into the one that a model takes, and what becomes of boxes, masks and polygons with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradgraph.augment.augmentation import RANGE, Array, Augmentation, Generator, augmentation
+
+GREY = 114  # of what no picture covers, as in YOLO
+BILINEAR, NEAREST = 2, 0  # Pillow's numbers
+
+
+@dataclass(frozen=True)
+class Placing:
+    """A window of a picture that fills a field of another one.
+
+    Attributes:
+        window: left, top, right, bottom in pixels of the picture, inside it.
+        field: likewise in pixels of the other one, whole numbers.
+        size: width and height of the other one.
+        mirrored: left and right change sides, in the end.
+    """
+
+    window: tuple[float, float, float, float]
+    field: tuple[int, int, int, int]
+    size: tuple[int, int]
+    mirrored: bool = False
+
+    def picture(self, image: Any, fill: Any = GREY, how: int = BILINEAR) -> Any:
+        """The other picture, of Pillow."""
+        from PIL import Image
+
+        left, top, right, bottom = self.field
+        inner = (right - left, bottom - top)
+        if self.window != (0, 0, *image.size) or inner != image.size:
+            image = image.resize(inner, how, box=self.window)
+        if inner != self.size:
+            colour = fill if len(image.getbands()) == 1 else tuple([fill] * len(image.getbands()))
+            canvas = Image.new(image.mode, self.size, colour)
+            canvas.paste(image, (left, top))
+            image = canvas
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else image
+
+    def points(self, xy: Array) -> Array:
+        """Points ``[…, 2]``, x and y, in pixels of the other picture."""
+        first, last = np.array(self.window[:2]), np.array(self.window[2:])
+        corner, end = np.array(self.field[:2]), np.array(self.field[2:])
+        placed: Array = corner + (xy - first) * (end - corner) / (last - first)
+        if self.mirrored:
+            placed = np.stack([self.size[0] - placed[..., 0], placed[..., 1]], -1)
+        return placed
+
+    def back(self, xyxy: Array) -> Array:
+        """Boxes in pixels of the other picture, in pixels of this one; where it is not mirrored."""
+        first, corner = np.array([*self.window[:2]] * 2), np.array([*self.field[:2]] * 2)
+        sides, inner = (np.array([x[2] - x[0], x[3] - x[1]] * 2) for x in (self.window, self.field))
+        placed: Array = first + (xyxy - corner) * sides / inner
+        return placed
+
+    def boxes(self, xyxy: Array) -> Array:
+        """Boxes ``[n, 4]``, left, top, right, bottom, in pixels of the other picture."""
+        corners = self.points(xyxy.reshape(-1, 2, 2))
+        return np.concatenate([corners.min(1), corners.max(1)], 1)
+
+
+def whole(source: tuple[int, int], size: tuple[int, int], letterbox: bool) -> Placing:
+    """The whole picture, stretched to ``size`` (width, height), or as large as its shape allows, in the middle."""
+    field = _letterboxed(source, size) if letterbox else (0, 0, *size)
+    return Placing((0.0, 0.0, float(source[0]), float(source[1])), field, size)
+
+
+def _letterboxed(source: Sequence[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    scale = min(size[0] / source[0], size[1] / source[1])
+    width, height = (max(1, min(most, round(side * scale))) for side, most in zip(source, size, strict=True))
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return left, top, left + width, top + height
+
+
+def at_random(
+    source: tuple[int, int], size: tuple[int, int], letterbox: bool, flip: float, zoom: Sequence[float] | None,
+    rng: Generator,
+) -> Placing:  # fmt: skip
+    """Draw a placing: mirrored with the probability ``flip``, and as large as the whole times a factor of ``zoom``."""
+    mirrored = bool(rng.random() < flip)
+    plain = whole(source, size, letterbox)
+    if zoom is not None:
+        factor, x, y = float(np.exp(rng.uniform(*np.log(zoom)))), *rng.random(2)
+        if factor >= 1:
+            sides = [side / factor for side in source]
+            left, top = x * (source[0] - sides[0]), y * (source[1] - sides[1])
+            plain = Placing((left, top, left + sides[0], top + sides[1]), plain.field, size)
+        else:
+            left, top, right, bottom = plain.field
+            width, height = (max(1, round(side * factor)) for side in (right - left, bottom - top))
+            left, top = round(x * (size[0] - width)), round(y * (size[1] - height))
+            plain = Placing(plain.window, (left, top, left + width, top + height), size)
+    return Placing(plain.window, plain.field, size, mirrored)
+
+
+@augmentation(factor=RANGE)
+def zoom(factor: Sequence[float] = (0.7, 1.4)) -> Augmentation:
+    """Enlarge by a factor above 1, which cuts a part out, or shrink and lay the image on grey (114).
+
+    Args:
+        factor: its range; it is drawn on a logarithmic scale.
+    """
+
+    def zoomed(image: Any, rng: Generator) -> Any:
+        return at_random(image.size, image.size, False, 0.0, factor, rng).picture(image)
+
+    return Augmentation("sized", zoomed)

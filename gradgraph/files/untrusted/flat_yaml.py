@@ -1,0 +1,138 @@
+"""The YAML of small tables that anybody may have written: keys, each with a text, a list or a table of texts."""
+
+from __future__ import annotations
+
+import re
+
+from gradgraph.errors import shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError
+
+LARGEST = 1 << 20  # bytes: names of classes and paths
+_KEY = re.compile(r"""("[^"]*"|'[^']*'|[^\s:#'"\[{-][^:#]*?)\s*:(?:\s+(.*))?$""")
+
+Value = str | list[str] | dict[str, str]
+
+
+def flat_yaml_of(content: bytes) -> dict[str, Value]:
+    """The table of a YAML document that is one table of texts, lists of texts and tables of texts.
+
+    Lists and tables are written in lines (``- cat``, ``0: cat``) or in brackets (``[cat, dog]``, ``{0: cat, 1: dog}``).
+    Anchors, tags, several documents, texts of many lines and deeper tables are not read.
+
+    Raises:
+        UnreadableError: it is anything else, not UTF-8, or larger than LARGEST; a key stands twice.
+    """
+    if len(content) > LARGEST:
+        raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableError("it is not UTF-8") from None
+    table: dict[str, Value] = {}
+    key = ""
+    for number, line in enumerate(_whole(text.splitlines()), 1):
+        bare = _without_comment(line).rstrip()
+        if not bare.strip() or bare in ("---", "..."):
+            continue
+        inner = bare.strip()
+        if inner.startswith("- ") or inner == "-":
+            _append(table, key, _scalar(inner[1:].strip(), number), number)
+        elif (found := _KEY.match(inner)) is None:
+            raise _odd(number, inner)
+        elif bare[0] in " \t":
+            _set(table, key, _scalar(found[1], number), _scalar(found[2] or "", number), number)
+        else:
+            key = _scalar(found[1], number)
+            if key in table:
+                raise UnreadableError(f"line {number} gives '{shown(key)}' for the second time")
+            table[key] = _value(found[2] or "", number)
+    return table
+
+
+def _whole(lines: list[str]) -> list[str]:
+    """Lines, with those that follow an open bracket joined to it."""
+    joined: list[str] = []
+    for line in lines:
+        before = _without_comment(joined[-1]) if joined else ""
+        opened = ": [" in before or ": {" in before
+        if opened and before.rstrip()[-1] not in "]}":
+            joined[-1] = f"{before} {line.strip()}"
+        else:
+            joined.append(line)
+    return joined
+
+
+def _value(text: str, number: int) -> Value:
+    if not text or text[0] not in "[{":
+        return _scalar(text, number)
+    if text[-1] != {"[": "]", "{": "}"}[text[0]]:
+        raise _odd(number, text)
+    parts = [part for part in _split(text[1:-1]) if part]
+    if text[0] == "[":
+        return [_scalar(part, number) for part in parts]
+    pairs = [_KEY.match(part.replace(":", ": ", 1)) for part in parts]
+    if None in pairs:
+        raise _odd(number, text)
+    return {_scalar(pair[1], number): _scalar((pair[2] or "").strip(), number) for pair in pairs if pair}
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no quotes."""
+    parts, start, quote = [], 0, ""
+    for i, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == ",":
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for i, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"" and (i == 0 or line[i - 1] in " [{,:-"):
+            quote = char
+        elif char == "#" and (i == 0 or line[i - 1] in " \t"):
+            return line[:i]
+    return line
+
+
+def _scalar(text: str, number: int) -> str:
+    if text[:1] in "&*!|>[{@`%" and text:
+        raise _odd(number, text)
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1].replace("''", "'")
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        value = json_of(text)
+        return str(value)
+    return text
+
+
+def _append(table: dict[str, Value], key: str, item: str, number: int) -> None:
+    held = table.get(key)
+    if held == "":
+        held = table[key] = []
+    if not isinstance(held, list):
+        raise UnreadableError(f"line {number} is an item of no list")
+    held.append(item)
+
+
+def _set(table: dict[str, Value], key: str, name: str, item: str, number: int) -> None:
+    held = table.get(key)
+    if held == "":
+        held = table[key] = {}
+    if not isinstance(held, dict):
+        raise UnreadableError(f"line {number} is indented, and belongs to no table")
+    if name in held:
+        raise UnreadableError(f"line {number} gives '{shown(name)}' for the second time")
+    held[name] = item
+
+
+def _odd(number: int, text: str) -> UnreadableError:
+    return UnreadableError(f"line {number} ('{shown(text[:60])}') is no key with a text, a list or a table of texts")

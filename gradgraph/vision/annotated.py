@@ -1,0 +1,378 @@
+"""Pictures with what is to be found in them, as batches: boxes move with their picture."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradgraph.arguments import FLAG
+from gradgraph.augment.augmentation import AUGMENTATIONS, Augmentation, Augmentations
+from gradgraph.augment.placing import NEAREST, Placing, at_random, whole
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.runtime.data.ahead import loaded_ahead
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, opened, stacked
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.vision.outlines import Polygons, drawn
+
+log = logging.getLogger("gradgraph")
+
+VISIBLE = 0.25  # the share of a box that is left over when it still counts
+BACKGROUND = "background"
+IGNORED = 255  # in masks, as in Pascal VOC
+ROTATED = 0x0112  # the tag of EXIF that says how a camera was held
+
+OPTIONS = {name: kind for name, kind in KINDS.items() if name not in ("shorter", "resample")}
+OPTIONS["letterbox"] = FLAG
+FOLLOWED = ("flip", "zoom", "color_jitter")  # augmentations by name that boxes can follow
+
+
+@dataclass(frozen=True)
+class Options:
+    """How pictures become arrays, as :func:`gradgraph.vision.coco` explains it."""
+
+    form: ImageForm
+    flip: float = 0.0
+    zoom: Sequence[float] | None = None
+    recolour: Augmentations | None = None
+    letterbox: bool = False
+    threads: int | None = None
+
+    @classmethod
+    def of(cls, size: Any, mean: Any, std: Any, layout: Any, augment: Any, **others: Any) -> Options:
+        numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
+        form = ImageForm(None if size is None else (size[0], size[1]), numbers[0], numbers[1], layout)
+        return cls(form, *_followed(() if augment is None else augment), **others)
+
+    def placing(self, source: tuple[int, int], size: tuple[int, int], rng: np.random.Generator | None) -> Placing:
+        """Where a picture of this (width, height) goes; at random where there is ``rng``."""
+        if rng is None or not (self.flip or self.zoom):
+            return whole(source, size, self.letterbox)
+        return at_random(source, size, self.letterbox, self.flip, self.zoom, rng)
+
+
+def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations | None]:
+    """The probability of a flip and the range of a zoom among augmentations, and those that move nothing.
+
+    Raises:
+        DataError: boxes cannot follow one.
+    """
+    every, moving, rest = Augmentations(given), dict[str, Augmentation](), list[Any]()
+    others: list[Any] = [*every.on_arrays, *every.mixing]
+    for step in every.steps:
+        name = AUGMENTATIONS.written(step.call)[0] if isinstance(step, Augmentation) else ""
+        if isinstance(step, Augmentation) and name in ("flip", "zoom"):
+            moving[name] = step
+        else:
+            (rest if name in ("", *FOLLOWED) else others).append(step)
+    if others:
+        raise DataError(
+            f"boxes and masks do not follow {listed(map(str, others))}; give {listed(FOLLOWED)}, or functions that "
+            "keep the shape"
+        )
+    arguments = {name: AUGMENTATIONS.written(step.call)[1] for name, step in moving.items()}
+    flip = arguments["flip"].get("p", 0.5) if "flip" in arguments else 0.0
+    zoom = arguments["zoom"].get("factor", (0.7, 1.4)) if "zoom" in arguments else None
+    return flip, zoom, Augmentations(rest) if rest else None
+
+
+class Truth(NamedTuple):
+    """The objects of a picture: labels ``[n]``, boxes ``[n, 4]`` as those of its detections are, crowds ``[n]``."""
+
+    labels: Array
+    boxes: Array
+    crowd: Array
+
+
+@dataclass(frozen=True)
+class Found:
+    """The objects of a picture.
+
+    Attributes:
+        labels: int64 ``[n]``.
+        boxes: left, top, right, bottom: float64 ``[n, 4]``, in pixels, or in shares of the picture.
+        crowd: a box of many objects, which none should be found in: bool ``[n]``.
+        outlines: of each, where they are known.
+        size: width and height of the picture, where they are stated.
+        in_shares: boxes are in shares.
+    """
+
+    labels: Array
+    boxes: Array
+    crowd: Array
+    outlines: Sequence[Polygons | Array | None] = ()
+    size: tuple[int, int] | None = None
+    in_shares: bool = False
+
+    def in_pixels(self, size: tuple[int, int]) -> Array:
+        """The boxes in pixels of a picture of this (width, height), inside it."""
+        scale = np.array([*size, *size], np.float64)
+        return np.clip(self.boxes * scale if self.in_shares else self.boxes, 0, scale)
+
+
+class Annotated(Loadable):
+    """Pictures and the objects in them, as :func:`gradgraph.vision.coco` and :func:`gradgraph.vision.yolo` read them.
+
+    Attributes:
+        classes: their names, in the order of the numbers of labels.
+        files: the pictures.
+        found: what is to be found in each.
+    """
+
+    def __init__(
+        self, where: str, classes: Sequence[str], files: Sequence[Path], found: Sequence[Found], options: Options
+    ) -> None:
+        self.where, self.classes, self.files, self.found, self.options = where, list(classes), files, found, options
+        self._told = False  # which classes it lacks
+        self._sizes: dict[int, tuple[int, int]] = {}  # of pictures that were opened
+        if len(set(self.classes)) < len(self.classes):
+            raise DataError(f"{where} has two classes of one name; give each a name of its own")
+        if not files:
+            raise DataError(f"{where} has no pictures; check the path")
+        if not self.classes:
+            raise DataError(f"{where} has no classes; check the file")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> dict[str, Array]:
+        """The image, labels and boxes (centre, width, height in shares) of a picture, as they are without a model."""
+        form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
+        parts = {"image": "image", "labels": "labels", "boxes": "boxes"}
+        return self._sample(parts, {}, form, i, None, np.arange(len(self.classes)))
+
+    def size_of(self, i: int) -> tuple[int, int]:
+        """Width and height of a picture."""
+        known = self.found[i].size or self._sizes.get(i)
+        size: tuple[int, int] = known or self._picture(i).size
+        return size
+
+    def size_for(self, specs: Sequence[TensorSpec], known: DataNames) -> tuple[int, int] | None:
+        """Width and height of what a step gets that takes these inputs; None where each picture keeps its own."""
+        spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
+        size = None if spec is None else self._form(spec.name, known).of(spec).size
+        return None if size is None else (size[1], size[0])
+
+    def in_picture(self, i: int, boxes: Array, seen: tuple[int, int] | None) -> Array:
+        """Boxes in shares of what a model got (left, top, right, bottom) in pixels of the picture, inside it.
+
+        Args:
+            i: the number of the picture.
+            boxes: ``[n, 4]``.
+            seen: width and height of what the model got; None for those of the picture.
+        """
+        size = self.size_of(i)
+        place = whole(size, seen or size, self.options.letterbox)
+        found: Array = np.clip(place.back(boxes * np.array([*place.size, *place.size])), 0, [*size, *size])
+        return found
+
+    def truths(self) -> list[Truth]:
+        """The objects of each picture, boxes in its pixels."""
+        found = enumerate(self.found)
+        return [Truth(f.labels, f.in_pixels(self.size_of(i)), f.crowd) for i, f in found]
+
+    # --- for a step ----------------------------------------------------------------------------------------------
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        parts, classes = self._parts(specs), {}
+        for target, part in parts.items():
+            if part in ("labels", "map"):
+                names = self.classes if part == "labels" else [BACKGROUND, *self.classes]
+                classes[target] = classes_for(specs[target], names, known.classes.get(target), self.where)
+                if not self._told:
+                    warn_of_missing(names, classes[target], self.where)
+        self._told = True
+        image = _image_of(parts)
+        return DataNames(classes=classes, images={image: self._form(image, known).given})
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        parts = self._parts(specs)
+        form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
+        target = next((name for name, part in parts.items() if part == "labels"), "")
+        numbers = np.array(class_numbers(self.classes, known.classes.get(target, self.classes), self.where))
+        for samples in loaded_ahead(
+            batches,
+            lambda i: self._sample(parts, specs, form, i, seed, numbers),
+            self.options.threads or min(8, os.cpu_count() or 1),
+        ):
+            yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
+
+    def _form(self, image: str, known: DataNames) -> ImageForm:
+        return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
+
+    def _parts(self, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+        """The part of a picture that each input and target takes: by axes and type, as names are the model's."""
+        parts = {name: _part_of(spec) for name, spec in specs.items()}
+        kinds = [part for part in parts.values() if part]
+        if None in parts.values() or kinds.count("image") != 1 or len(set(kinds)) < len(kinds):
+            raise DataError(
+                f"{self.where} gives a picture, labels [N, objects], boxes [N, objects, 4] and masks, and the step "
+                f"takes {listed([str(spec) for spec in specs.values()])}; give a dataset of dicts with these names"
+            )
+        return {name: part for name, part in parts.items() if part}
+
+    def _batch(self, spec: TensorSpec, part: str, arrays: Sequence[Array]) -> Array:
+        if part not in ("labels", "boxes", "masks"):
+            return stacked(arrays, [part] * len(arrays))
+        most, room = max(1, *map(len, arrays)), spec.shape[1]
+        if isinstance(room, int) and most > room:
+            raise DataError(
+                f"a picture of {self.where} has {most} objects, and '{shown(spec.name)}' takes {room}; leave it out, "
+                "or build the step with more"
+            )
+        count = room if isinstance(room, int) else most
+        made = np.full((len(arrays), count, *arrays[0].shape[1:]), -1 if part == "labels" else 0, arrays[0].dtype)
+        for row, array in zip(made, arrays, strict=True):
+            row[: len(array)] = array
+        return made
+
+    # --- one picture -----------------------------------------------------------------------------------------------
+
+    def _picture(self, i: int) -> Any:
+        path = self.files[i]
+        try:
+            with open_regular(path) as file:
+                image = upright(opened(file, str(path)), self.found[i].size, str(path))
+        except (UnreadableError, OSError) as error:
+            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+        self._sizes[i] = image.size
+        return image
+
+    def _sample(
+        self, parts: Mapping[str, str], specs: Mapping[str, TensorSpec], form: ImageForm, i: int,
+        seed: Sequence[int] | None, numbers: Array,
+    ) -> dict[str, Array]:  # fmt: skip
+        image = self._picture(i).convert(MODES[form.channels or 3])
+        rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
+        if rng is not None and self.options.recolour is not None:
+            image = recoloured(image, self.options.recolour, rng)
+        height, width = form.size or image.size[::-1]
+        place = self.options.placing(image.size, (width, height), rng)
+        found = self.found[i]
+        boxes = place.boxes(before := found.in_pixels(image.size))
+        inside = np.clip(boxes, 0, [width, height] * 2)
+        kept = ~found.crowd & (_areas(before) > 0) & (_areas(inside) >= VISIBLE * _areas(boxes)) & (_areas(inside) > 0)
+        made: dict[str, Array] = {}
+        for name, part in parts.items():
+            dtype = numpy_dtype(specs[name].dtype) if name in specs else np.dtype("float32")
+            if part == "image":
+                made[name] = form(place.picture(image))
+            elif part == "labels":
+                made[name] = numbers[found.labels[kept]].astype(np.int64)
+            elif part == "boxes":
+                centred = np.concatenate([(inside[:, :2] + inside[:, 2:]) / 2, inside[:, 2:] - inside[:, :2]], 1)
+                made[name] = (centred[kept] / [width, height, width, height]).astype(dtype)
+            elif part == "shown":
+                made[name] = np.asarray(place.picture(blank(image.size), 0, NEAREST)).astype(dtype)
+            else:
+                of_objects = self._masks(found, image.size, place, inside)
+                if part == "masks":
+                    made[name] = of_objects[kept].astype(dtype)
+                else:
+                    made[name] = _as_map(of_objects, found, numbers, specs[name]).astype(dtype)
+        return made
+
+    def _masks(self, found: Found, source: tuple[int, int], place: Placing, boxes: Array) -> Array:
+        """The pixels of each object: bool ``[n, height, width]``; where it has no outline, those of its box."""
+        from PIL import Image
+
+        made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)
+        for k, mask in enumerate(made):
+            outline = found.outlines[k] if found.outlines else None
+            if isinstance(outline, np.ndarray):
+                if outline.shape != source[::-1]:
+                    raise DataError(f"a mask of {self.where} has another size than its picture; write it again")
+                mask[:] = np.asarray(place.picture(Image.fromarray(outline.astype(np.uint8)), 0, NEAREST)) > 0
+            elif outline:
+                mask[:] = np.asarray(drawn([place.points(corners) for corners in outline], place.size)) > 0
+            else:
+                left, top, right, bottom = np.round(boxes[k]).astype(int)
+                mask[top:bottom, left:right] = True
+        return made
+
+
+def _areas(xyxy: Array) -> Array:
+    areas: Array = np.prod(np.maximum(xyxy[:, 2:] - xyxy[:, :2], 0), axis=1)
+    return areas
+
+
+def _as_map(masks: Array, found: Found, numbers: Array, spec: TensorSpec) -> Array:
+    """The class of each pixel, 0 for the background; small objects lie on large ones, and crowds do not count."""
+    made = np.zeros(masks.shape[1:], np.int64)
+    for k in np.argsort(-masks.sum((1, 2)), kind="stable"):
+        made[masks[k]] = ignored_by(spec) if found.crowd[k] else numbers[found.labels[k]] + 1
+    return made
+
+
+def ignored_by(spec: TensorSpec) -> int:
+    """The label that does not count in the loss of a target."""
+    given = spec.ignore_index if isinstance(spec, TargetSpec) else None
+    return IGNORED if given is None else given
+
+
+def blank(size: tuple[int, int]) -> Any:
+    """A picture of ones."""
+    from PIL import Image
+
+    return Image.new("L", size, 1)
+
+
+def recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> Any:
+    """The picture with other colours; raises DataError if it has another size than before."""
+    made = change.of_image(image, rng, None, lambda whole: whole)
+    if made.size != image.size:
+        raise DataError(
+            f"augment made a picture of {made.width} × {made.height} pixels of one of {image.width} × {image.height}, "
+            "which boxes and masks do not follow; return the size that it was given"
+        )
+    return made
+
+
+def upright(image: Any, stated: tuple[int, int] | None, name: str) -> Any:
+    """The picture as cameras say that it is looked at, unless it has the size that is stated without that.
+
+    Raises:
+        DataError: it has another size than is stated.
+    """
+    from PIL import ImageOps
+
+    if image.getexif().get(ROTATED, 1) != 1 and image.size != stated:
+        image = ImageOps.exif_transpose(image)
+    if stated is not None and image.size != stated:
+        raise DataError(
+            f"'{shown(name)}' has {image.width} × {image.height} pixels, and its annotations say {stated[0]} × "
+            f"{stated[1]}, so that boxes would lie elsewhere; give the picture that was annotated"
+        )
+    return image
+
+
+def _part_of(spec: TensorSpec) -> str | None:
+    """The part of a picture that a step's input or target takes, by its axes and element type."""
+    axes, is_whole = len(spec.shape), numpy_dtype(spec.dtype).kind in "iub"
+    if not isinstance(spec, TargetSpec):
+        return {4: "image", 3: "shown" if is_whole else None}.get(axes)
+    if axes == 2 and is_whole:
+        return "labels"
+    if axes == 3:
+        return "map" if is_whole else "boxes" if spec.shape[2] in (4, None) else None
+    return "masks" if axes == 4 else None
+
+
+def _image_of(parts: Mapping[str, str]) -> str:
+    return next(name for name, part in parts.items() if part == "image")

@@ -1,0 +1,107 @@
+"""How well objects are found: COCO's average precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.vision.annotated import Annotated, Truth
+from gradgraph.vision.decoding import Detections, iou
+
+OVERLAPS = tuple(np.linspace(0.5, 0.95, 10))
+RECALLS = np.linspace(0, 1, 101)
+
+
+def mean_average_precision(
+    found: Sequence[Detections],
+    pictures: Annotated | Sequence[Truth],
+    overlaps: Sequence[float] = OVERLAPS,
+    most: int = 100,
+) -> dict[str, Any]:
+    """COCO's average precision: over classes and IoUs from 0.5 to 0.95, of 101 recalls.
+
+    Args:
+        found: of each picture.
+        pictures: what there is, in the same order.
+        overlaps: the IoUs from which on a box is found.
+        most: detections of a picture and class that count, the surest.
+
+    Returns:
+        ``"ap"``, the mean over ``overlaps``; ``"ap50"`` and ``"ap75"``, if these are among them; and ``"per_class"``,
+        the AP of each class by name (by number, where there are no names). NaN where there is no object.
+
+    Raises:
+        DataError: there are detections of more or fewer pictures.
+    """
+    if len(found) != len(pictures):
+        raise DataError(
+            f"there are detections of {len(found)} pictures, and {len(pictures)} pictures; give one for each"
+        )
+    names: list[Any] = list(pictures.classes) if isinstance(pictures, Annotated) else []
+    truths = pictures.truths() if isinstance(pictures, Annotated) else list(pictures)
+    numbers = sorted({int(n) for t in truths for n in t.labels} | set(range(len(names))))
+    table = np.array([_of_class(found, truths, number, overlaps, most) for number in numbers])
+    table = table.reshape(len(numbers), len(overlaps))
+    means = {"ap": _mean(table)}
+    for key, overlap in (("ap50", 0.5), ("ap75", 0.75)):
+        at = [i for i, o in enumerate(overlaps) if abs(o - overlap) < 1e-9]
+        means |= {key: _mean(table[:, at])} if at else {}
+    called = {n: names[n] if n < len(names) else n for n in numbers}
+    return {**means, "per_class": {called[n]: _mean(row) for n, row in zip(numbers, table, strict=True)}}
+
+
+def _mean(table: Array) -> float:
+    known = table[~np.isnan(table)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _of_class(
+    found: Sequence[Detections], truths: Sequence[Truth], number: int, overlaps: Sequence[float], most: int
+) -> list[float]:
+    """The average precision of a class at each overlap."""
+    scores, hits, ignored, objects = [], [], [], 0
+    for one, truth in zip(found, truths, strict=True):
+        mine = np.flatnonzero(one.labels == number)
+        mine = mine[np.argsort(-one.scores[mine], kind="stable")][:most]
+        theirs = np.flatnonzero(truth.labels == number)
+        theirs = theirs[np.argsort(truth.crowd[theirs], kind="stable")]  # crowds come last
+        crowd = truth.crowd[theirs].astype(bool)
+        objects += int((~crowd).sum())
+        overlap = iou(one.boxes[mine], truth.boxes[theirs], crowd)
+        matched = [_matched(overlap, crowd, least) for least in overlaps]
+        scores.append(one.scores[mine])
+        hits.append(np.array([h for h, _ in matched]).reshape(len(overlaps), -1))
+        ignored.append(np.array([i for _, i in matched]).reshape(len(overlaps), -1))
+    if not objects:
+        return [float("nan")] * len(overlaps)
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    hit, out = (np.concatenate(parts, 1)[:, order] for parts in (hits, ignored))
+    return [_area(h[~o], objects) for h, o in zip(hit, out, strict=True)]
+
+
+def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
+    """Flags of detections, the surest first: they find an object that no surer one found; they find a crowd."""
+    hits, ignored = np.zeros(len(overlap), bool), np.zeros(len(overlap), bool)
+    free = np.ones(overlap.shape[1], bool)
+    for i, row in enumerate(overlap):
+        for kind, result in ((~crowd, hits), (crowd, ignored)):
+            open_ = np.where(kind & (free | crowd), row, -1.0)
+            if open_.size and open_.max() >= min(least, 1 - 1e-10):
+                # of several, pycocotools takes the last
+                free[len(open_) - 1 - int(np.argmax(open_[::-1]))] = False
+                result[i] = True
+                break
+    return hits, ignored
+
+
+def _area(hits: Array, objects: int) -> float:
+    """The mean over recalls of the best precision from each on."""
+    found = np.cumsum(hits)
+    precision = found / np.arange(1, len(hits) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    places = np.searchsorted(found / objects, RECALLS, side="left")
+    return float(np.where(places < len(best), np.append(best, 0.0)[np.minimum(places, len(best))], 0.0).mean())

@@ -1,0 +1,183 @@
+"""From what a detector gives to objects: the other way round than its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.frontend.anchors import anchors, points
+from gradgraph.losses import LOSSES
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.vision.annotated import Annotated
+
+MOST_GROWTH = np.log(1000 / 16)  # of an anchor, as in torchvision
+CANDIDATES = 1000  # of a picture, before those that overlap are left out
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Objects that a model found in a picture, the surest first.
+
+    Attributes:
+        labels: class numbers ``[n]``.
+        scores: ``[n]``, from 0 to 1.
+        boxes: left, top, right, bottom ``[n, 4]``, in pixels of the picture, or in shares of it where nobody knows its
+            size.
+    """
+
+    labels: Array
+    scores: Array
+    boxes: Array
+
+
+def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
+    """The places of boxes that do not overlap a surer one by more than this IoU, the surest first: int64 ``[k]``.
+
+    Args:
+        boxes: left, top, right, bottom ``[n, 4]``.
+        scores: ``[n]``.
+        overlap: from 0 to 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    kept: list[int] = []
+    while len(order):
+        best, order = order[0], order[1:]
+        kept.append(int(best))
+        order = order[iou(boxes[best][None], boxes[order])[0] <= overlap]
+    return np.array(kept, np.int64)
+
+
+def iou(a: Array, b: Array, crowd: Array | None = None) -> Array:
+    """Intersection over union ``[n, m]`` of boxes (left, top, right, bottom); with a crowd, over the area of ``a``."""
+    sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
+    both = np.prod(np.maximum(sides, 0), axis=2)
+    areas = [np.prod(np.maximum(x[:, 2:] - x[:, :2], 0), axis=1) for x in (a, b)]
+    below = areas[0][:, None] + areas[1][None] - both
+    if crowd is not None:
+        below = np.where(crowd[None], areas[0][:, None], below)
+    found: Array = both / np.where(below > 0, below, 1)
+    return found
+
+
+# --- by loss ---------------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Array) -> Array:
+    y: Array = 1 / (1 + np.exp(-np.clip(x, -60, 60)))
+    return y
+
+
+def _corners(cxcywh: Array) -> Array:
+    return np.concatenate([cxcywh[..., :2] - cxcywh[..., 2:] / 2, cxcywh[..., :2] + cxcywh[..., 2:] / 2], -1)
+
+
+def _of_detr(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+    high = np.exp(outputs[0] - outputs[0].max(-1, keepdims=True))
+    return (high / high.sum(-1, keepdims=True))[..., :-1], _corners(outputs[1])
+
+
+def _of_retinanet(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+    laid = anchors(*(arguments[name] for name in ("image_size", "strides", "size", "scales", "ratios")))
+    centres = laid[:, :2] + outputs[1][..., :2] * laid[:, 2:]
+    sides = laid[:, 2:] * np.exp(np.minimum(outputs[1][..., 2:], MOST_GROWTH))
+    return _sigmoid(outputs[0]), _corners(np.concatenate([centres, sides], -1))
+
+
+def _of_fcos(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+    height, width = arguments["image_size"]
+    laid = points((height, width), arguments["strides"])
+    apart = outputs[1] * laid[:, 2:]
+    boxes = np.concatenate([laid[:, :2] - apart[..., :2], laid[:, :2] + apart[..., 2:]], -1)
+    centred = _sigmoid(outputs[2].reshape(*outputs[0].shape[:2], 1))
+    return np.sqrt(_sigmoid(outputs[0]) * centred), boxes / [width, height, width, height]
+
+
+DECODERS: dict[str, Callable[[Sequence[Array], Mapping[str, Any]], tuple[Array, Array]]] = {
+    "detr": _of_detr, "retinanet": _of_retinanet, "fcos": _of_fcos,
+}  # fmt: skip
+
+
+def detections(
+    loss: str, outputs: Sequence[Array], score: float = 0.05, overlap: float = 0.5, most: int = 100, **arguments: Any
+) -> list[Detections]:
+    """The objects of each picture, in shares of it, from outputs of a detector that was trained by a named loss.
+
+    Args:
+        loss: "detr", "retinanet" or "fcos".
+        outputs: those that the loss reads, in its order.
+        score: leave out what is less sure.
+        overlap: of boxes of one class that overlap by more than this IoU, the surest is kept. "detr" needs none of it.
+        most: objects of a picture.
+        arguments: of the loss, such as ``image_size``.
+
+    Raises:
+        DataError: no objects can be made of this loss, or it reads another number of outputs.
+    """
+    if loss not in DECODERS:
+        raise DataError(f"no objects can be made of what '{shown(loss)}' reads; give {listed(DECODERS)}")
+    made = LOSSES.by_name(loss, **arguments)
+    if len(outputs) != len(made.reads):
+        raise DataError(f"{loss} reads {listed(made.reads)}, and {len(outputs)} outputs are given")
+    scores, boxes = DECODERS[loss]([np.asarray(x, np.float64) for x in outputs], made.arguments)
+    boxes = np.clip(boxes, 0, 1)
+    each = loss != "detr"
+    return [_chosen(s, b, score, overlap if each else None, most) for s, b in zip(scores, boxes, strict=True)]
+
+
+def _chosen(scores: Array, boxes: Array, least: float, overlap: float | None, most: int) -> Detections:
+    if overlap is None:  # one class for each prediction
+        labels, places = scores.argmax(1), np.arange(len(scores))
+        sure = scores.max(1)
+        kept = np.flatnonzero(sure >= least)
+        places, labels, sure = places[kept], labels[kept], sure[kept]
+    else:
+        places, labels = np.nonzero(scores >= least)
+        sure = scores[places, labels]
+        first = np.argsort(-sure, kind="stable")[:CANDIDATES]
+        places, labels, sure = places[first], labels[first], sure[first]
+        apart = boxes[places] + 2.0 * labels[:, None]  # boxes of several classes do not meet
+        kept = nms(apart, sure, overlap)
+        places, labels, sure = places[kept], labels[kept], sure[kept]
+    order = np.argsort(-sure, kind="stable")[:most]
+    return Detections(labels[order], sure[order], boxes[places[order]])
+
+
+def detect(
+    trainer: Trainer,
+    pictures: Annotated,
+    outputs: Sequence[str] | None = None,
+    *,
+    batch_size: int = 8,
+    score: float = 0.05,
+    overlap: float = 0.5,
+    most: int = 100,
+) -> list[Detections]:
+    """The objects that a model finds in each of these pictures, their boxes in pixels of the picture.
+
+    Args:
+        trainer: of a step with the loss "detr", "retinanet" or "fcos".
+        pictures: as :func:`gradgraph.vision.coco` reads them.
+        outputs: those that the loss reads, in its order; by default the model's first ones.
+        batch_size: pictures per run.
+        score, overlap, most: as for :func:`gradgraph.vision.detections`.
+
+    Raises:
+        DataError: the step has another loss.
+    """
+    loss = trainer.manifest.loss
+    seen = pictures.size_for(trainer.manifest.inputs, trainer.names)
+    found: list[Detections] = []
+    for given in trainer.predict(pictures, batch_size, per_batch=True):
+        named = given if isinstance(given, Mapping) else {"": given}
+        names = outputs or list(named)[: len(LOSSES.by_name(loss["name"], **loss["arguments"]).reads)]
+        if missing := [name for name in names if name not in named]:
+            raise DataError(f"the model has no output {listed(missing)}; it has {listed(named)}")
+        arguments = dict(loss["arguments"])
+        for one in detections(loss["name"], [named[n] for n in names], score, overlap, most, **arguments):
+            found.append(Detections(one.labels, one.scores, pictures.in_picture(len(found), one.boxes, seen)))
+    return found

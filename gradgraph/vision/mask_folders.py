@@ -1,0 +1,184 @@
+"""Pictures with the class of each pixel in a second picture, as Pascal VOC has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import PATH, WHOLE, checked, instance
+from gradgraph.augment.placing import NEAREST
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.runtime.data.ahead import loaded_ahead
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, opened, stacked
+from gradgraph.runtime.data.images import SUFFIXES
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.matching import classes_for
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, recoloured
+from gradgraph.vision.yolo_files import names_in
+
+PAIRS = (("images", "masks"), ("JPEGImages", "SegmentationClass"))
+
+
+class MaskFolder(Loadable):
+    """Pictures and their masks, as :func:`masks` explains them.
+
+    Attributes:
+        classes: their names; empty where nobody named them.
+        files: the pictures.
+        masks: the mask of each.
+    """
+
+    def __init__(self, files: Sequence[Path], masks: Sequence[Path], classes: Sequence[str], ignore: int,
+                 options: Options) -> None:  # fmt: skip
+        self.files, self.masks, self.classes, self.ignore, self.options = files, masks, list(classes), ignore, options
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[Array, Array]:
+        """An image and the class of each of its pixels."""
+        form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
+        image, mask = self._sample(form, i, None, IGNORED)
+        return image, mask
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        image, target = self._parts(specs)
+        classes = {}
+        if target and (self.classes or target in known.classes):
+            mine = self.classes or known.classes[target]
+            classes[target] = classes_for(specs[target], mine, known.classes.get(target), f"'{shown(self.where)}'")
+            if list(classes[target]) != list(mine):
+                raise DataError(
+                    f"'{shown(self.where)}' numbers its classes {listed(mine)}, and the model "
+                    f"{listed(classes[target])}; give them in the model's order"
+                )
+        return DataNames(classes=classes, images={image: self._form(image, known).given})
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        image, target = self._parts(specs)
+        form = self._form(image, known).of(specs[image])
+        ignored = ignored_by(specs[target]) if target else IGNORED
+        threads = self.options.threads or min(8, os.cpu_count() or 1)
+        for samples in loaded_ahead(batches, lambda i: (*self._sample(form, i, seed, ignored), i), threads):
+            names = [str(self.files[i]) for *_, i in samples]
+            made = {image: stacked([array for array, *_ in samples], names)}
+            if target:
+                dtype = numpy_dtype(specs[target].dtype)
+                made[target] = stacked([mask.astype(dtype) for _, mask, _ in samples], names)
+            yield {name: made[name] for name in specs}
+
+    @property
+    def where(self) -> Path:
+        return self.files[0].parent
+
+    def _form(self, image: str, known: DataNames) -> ImageForm:
+        return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
+
+    def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str]:
+        """The input that takes pictures, and the target that takes masks, if there is one."""
+        images = [n for n, s in specs.items() if len(s.shape) == 4 and not isinstance(s, TargetSpec)]
+        others = [n for n in specs if n not in images]
+        if len(images) != 1 or len(others) > 1 or any(len(specs[n].shape) != 3 for n in others):
+            raise DataError(
+                f"a folder of masks holds pictures and the class of each pixel [N, height, width], and the step takes "
+                f"{listed([str(spec) for spec in specs.values()])}; give a dataset of dicts with these names"
+            )
+        return images[0], others[0] if others else ""
+
+    def _sample(self, form: ImageForm, i: int, seed: Sequence[int] | None, ignored: int) -> tuple[Array, Array]:
+        image, mask = _picture(self.files[i]).convert(MODES[form.channels or 3]), _picture(self.masks[i])
+        if mask.mode not in ("P", "L", "I", "1", "I;16"):
+            raise DataError(
+                f"the mask '{shown(self.masks[i])}' has colours ({mask.mode}), and no class numbers; save it as a "
+                "picture with a palette, or of one channel"
+            )
+        if mask.size != image.size:
+            raise DataError(f"'{shown(self.masks[i])}' has another size than its picture; write it again")
+        rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
+        if rng is not None and self.options.recolour is not None:
+            image = recoloured(image, self.options.recolour, rng)
+        height, width = form.size or image.size[::-1]
+        place = self.options.placing(image.size, (width, height), rng)
+        numbers = np.asarray(place.picture(_as_numbers(mask), self.ignore, NEAREST), np.int64)
+        return form(place.picture(image)), np.where(numbers == self.ignore, ignored, numbers)
+
+
+def _as_numbers(mask: Any) -> Any:
+    """The class numbers of a mask, as a picture of 32 bits."""
+    from PIL import Image
+
+    return Image.fromarray(np.asarray(mask).astype(np.int32))
+
+
+def _picture(path: Path) -> Any:
+    try:
+        with open_regular(path) as file:
+            return opened(file, str(path))
+    except (UnreadableError, OSError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+
+
+@checked(path=PATH, images=PATH.or_none(), masks=PATH.or_none(), ignore=WHOLE,
+         classes=instance(list | tuple, "a list of names").or_none(), **OPTIONS)  # fmt: skip
+def masks(
+    path: str | os.PathLike[str],
+    images: str | None = None,
+    masks: str | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    ignore: int = IGNORED,
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    layout: Layout | None = None,
+    letterbox: bool = False,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> MaskFolder:
+    """Pictures with a mask each, PNG files whose numbers are classes, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        train = gg.vision.masks("photos/", classes=["background", "road", "car"], augment="flip")
+
+    Args:
+        path: the folder with ``images`` and ``masks`` (or ``JPEGImages`` and ``SegmentationClass``): the mask of
+            ``images/a.jpg`` is ``masks/a.png``, with a palette or of one channel. Pictures without a mask are left out.
+        images, masks: other names of these two folders.
+        classes: names in the order of the numbers; by default the lines of ``classes.txt``, if there is one.
+        ignore: the number of pixels that do not count. A step gets its loss's ``ignore_index`` for it.
+        size, mean, std, layout, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
+            move with their picture, by the nearest pixel; what no picture covers does not count.
+
+    Raises:
+        DataError: there are no such folders, or no picture has a mask.
+    """
+    root = Path(path)
+    found = (images or "images", masks or "masks")
+    pairs = [found] if images or masks else PAIRS
+    pair = next((p for p in pairs if all((root / name).is_dir() for name in p)), None)
+    if pair is None:
+        raise DataError(f"'{shown(path)}' has no folders '{shown(found[0])}' and '{shown(found[1])}'; check the path")
+    of_name = {p.stem: p for p in sorted((root / pair[1]).rglob("*")) if p.suffix.lower() == ".png"}
+    pictures = [p for p in sorted((root / pair[0]).rglob("*")) if p.suffix.lower() in SUFFIXES and p.stem in of_name]
+    if not pictures:
+        raise DataError(f"no picture in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
+    names = classes if classes is not None else names_in(root) or ()
+    options = Options.of(size, mean, std, layout, letterbox=letterbox, augment=augment,
+                         threads=threads)  # fmt: skip
+    return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)

@@ -1,0 +1,58 @@
+"""The layout of a path, and its reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gradgraph.arguments import PATH, checked
+from gradgraph.errors import DataError, shown
+from gradgraph.vision.annotated import Annotated
+from gradgraph.vision.coco_files import NAMES, coco
+from gradgraph.vision.mask_folders import PAIRS, MaskFolder, masks
+from gradgraph.vision.yolo_files import TABLES, yolo
+
+
+def reader_of(path: Path) -> Callable[..., Annotated | MaskFolder] | None:
+    """The reader of this path, by its name and those in it; None where it has none of these layouts."""
+    try:
+        if path.suffix.lower() == ".json":
+            return coco
+        if path.suffix.lower() in (".yaml", ".yml"):
+            return yolo
+        if not path.is_dir():
+            return None
+        if any((path / name).is_file() for name in NAMES):
+            return coco
+        if any((path / name).is_file() for name in TABLES) or (path / "labels").is_dir():
+            return yolo
+        if any(all((path / name).is_dir() for name in pair) for pair in PAIRS):
+            return masks
+    except OSError:
+        return None
+    return None
+
+
+def is_annotated(path: str | os.PathLike[str]) -> bool:
+    """Is it a file or folder in one of the layouts of COCO, YOLO and Pascal VOC?"""
+    return reader_of(Path(path)) is not None
+
+
+@checked(path=PATH)
+def read(path: str | os.PathLike[str], **options: Any) -> Annotated | MaskFolder:
+    """The pictures in a file or folder, by :func:`coco`, :func:`yolo` or :func:`masks`, with their options.
+
+    A ``.json``, or a folder with ``annotations.json``, is COCO's; a ``.yaml``, or a folder with ``data.yaml`` or
+    ``labels``, YOLO's; a folder with ``images`` and ``masks`` has masks.
+
+    Raises:
+        DataError: it has none of these layouts.
+    """
+    if (reader := reader_of(Path(path))) is None:
+        raise DataError(
+            f"'{shown(path)}' is in none of the layouts of COCO (annotations.json), YOLO (data.yaml, labels) and "
+            "Pascal VOC (images, masks)"
+        )
+    return reader(path, **options)

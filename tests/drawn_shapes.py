@@ -1,0 +1,58 @@
+"""Pictures of drawn shapes, with their boxes and outlines in the layouts that people have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+CLASSES = ("circle", "square", "triangle")
+
+
+def picture(rng: np.random.Generator, size: tuple[int, int], most: int) -> tuple[Image.Image, list[tuple[int, Any]]]:
+    """A picture of this (width, height), and its shapes: class, and the corners of an outline."""
+    image = Image.fromarray(rng.integers(0, 60, (size[1], size[0], 3), np.uint8))
+    pen, shapes, taken = ImageDraw.Draw(image), list[tuple[int, Any]](), list[tuple[float, ...]]()
+    for _ in range(rng.integers(1, most + 1)):
+        side = rng.uniform(0.25, 0.45) * min(size)
+        x, y = rng.uniform(0, size[0] - side), rng.uniform(0, size[1] - side)
+        if any(x < c and a < x + side and y < d and b < y + side for a, b, c, d in taken):
+            continue
+        taken.append((x, y, x + side, y + side))
+        kind = int(rng.integers(3))
+        colour = tuple(int(c) for c in rng.integers(120, 256, 3))
+        turns = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+        corners = {
+            0: [(x + side / 2 * (1 + np.cos(a)), y + side / 2 * (1 + np.sin(a))) for a in turns],
+            1: [(x, y), (x + side, y), (x + side, y + side), (x, y + side)],
+            2: [(x + side / 2, y), (x + side, y + side), (x, y + side)],
+        }[kind]
+        pen.polygon([(float(a), float(b)) for a, b in corners], fill=colour)
+        shapes.append((kind, np.array(corners)))
+    return image, shapes
+
+
+def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int = 3, seed: int = 0) -> Path:
+    """The annotations of ``count`` pictures in ``folder/images``."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    for i in range(count):
+        image, shapes = picture(rng, size, most)
+        name = f"{i:04}.png"
+        image.save(folder / "images" / name)
+        images.append({"id": 100 + i, "file_name": name, "width": size[0], "height": size[1]})
+        for kind, corners in shapes:
+            (left, top), (right, bottom) = corners.min(0), corners.max(0)
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": 100 + i, "category_id": 10 * (kind + 1), "iscrowd": 0,
+                "bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top),
+                "segmentation": [corners.reshape(-1).tolist()],
+            })  # fmt: skip
+    categories = [{"id": 10 * (i + 1), "name": name} for i, name in enumerate(CLASSES)]
+    path = folder / "annotations.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path
