@@ -1,28 +1,53 @@
-"""Data that the command line reads otherwise than Python does: how images become arrays is an option there."""
+"""Data that the command line reads otherwise than Python does: how files become arrays is said by options there."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradgraph.cli.choices import Suggested
+from gradgraph.cli.choices import PATH, Suggested
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown, suggestion
 
-IMAGE = placed(
-    "data",
-    "--image",
-    of="",
-    multiple=True,
-    callback=arguments,
-    metavar="KEY=VALUE",
-    help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, layout=NHWC; "
-    "repeatable.",
+if TYPE_CHECKING:
+    from gradgraph.step.data_names import DataNames
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+READING = (
+    placed(
+        "data",
+        "--image",
+        of="",
+        multiple=True,
+        callback=arguments,
+        metavar="KEY=VALUE",
+        help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, layout=NHWC; "
+        "repeatable.",
+    ),
+    placed(
+        "data",
+        "--tokenizer",
+        type=PATH,
+        help="The tokenizer.json by which the texts of a table (or of .conll) become what the model takes; it is kept "
+        "beside the trained model, and found there.",
+    ),
+    placed(
+        "data",
+        "--text",
+        of="",
+        multiple=True,
+        callback=arguments,
+        metavar="KEY=VALUE",
+        help="How texts are read, such as text=review, pair=answer, words=tokens, length=128; repeatable.",
+    ),
 )
 
 
@@ -52,33 +77,129 @@ AUGMENT = placed(
 )
 
 
-def read_data(path: Path, given: Mapping[str, Any], augment: Sequence[str] = ()) -> Any:
-    """The dataset of images in a folder, shards or a table, or with boxes or masks; any other ``path`` as it is.
+def reading_options(command: F) -> F:
+    """The options that say how data become arrays; :class:`Reading` takes them."""
+    for option in reversed(READING):
+        command = option(command)
+    return command
 
-    Raises:
-        DataError: ``given`` says how images are read, or ``augment`` changes some, and there are none; or it says that
-            wrongly.
+
+@dataclass(frozen=True)
+class Reading:
+    """The way from files to arrays, as it was typed.
+
+    Args:
+        image, text: arguments for images and for texts.
+        tokenizer: the path of that which texts are read with.
+        model: the model, its step folder or its run, beside which a tokenizer may lie.
     """
-    from gradgraph.runtime.data.image_tables import image_table, is_image_table
-    from gradgraph.runtime.data.images import image_folder, is_image_folder
-    from gradgraph.runtime.data.shards import is_shards, shards
-    from gradgraph.vision.reading import reader_of
 
-    kinds: dict[Callable[..., Any], Callable[[Path], bool]] = {
-        shards: is_shards,
-        image_folder: is_image_folder,
-        image_table: is_image_table,
-    }
+    image: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    text: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None
 
-    read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
-    if read is None:
-        if given:
-            raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
-        if augment:
-            raise DataError(f"--augment changes images, but '{shown(path)}' holds none")
-        return path
-    known = [name for name in inspect.signature(read).parameters if name not in ("path", "augment")]
+    def data(
+        self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
+    ) -> Any:
+        """The dataset of texts, shards, images in a folder or a table, or with boxes; any other ``path`` as it is.
+
+        Args:
+            path: of the data.
+            names: of those that the model was trained on: who has read texts, reads texts.
+            augment: how images are changed.
+            one_length: fill up all texts to the length of the longest.
+
+        Raises:
+            DataError: an option says how something is read that is not there, or says it wrongly.
+        """
+        from gradgraph.runtime.data.image_tables import image_table, is_image_table
+        from gradgraph.runtime.data.images import image_folder, is_image_folder
+        from gradgraph.runtime.data.shards import is_shards, shards
+        from gradgraph.vision.reading import reader_of
+
+        if self.tokenizer is not None or self.text or (names is not None and names.texts and self._is_text(path)):
+            return self._texts(path, names, one_length)
+        kinds: dict[Callable[..., Any], Callable[[Path], bool]] = {
+            shards: is_shards,
+            image_folder: is_image_folder,
+            image_table: is_image_table,
+        }
+        read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
+        if read is None:
+            if self.image:
+                raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
+            if augment:
+                raise DataError(f"--augment changes images, but '{shown(path)}' holds none")
+            return path
+        _check("image", self.image, read, ("path", "augment"))
+        return read(path, **self.image, augment=list(augment) or None)
+
+    def rows(self, path: Path) -> int:
+        """How many samples there are."""
+        from gradgraph.runtime.data.sources import rows_in
+        from gradgraph.vision.reading import reader_of
+
+        if (read := reader_of(path)) is not None:
+            return len(read(path, **self.image))
+        if self.tokenizer is None and not self.text:
+            return rows_in(path)
+        from gradgraph.text.frame_columns import FrameColumns
+
+        return FrameColumns(path).rows
+
+    def _is_text(self, path: Path) -> bool:
+        from gradgraph.text.frame_columns import is_text_file
+
+        return is_text_file(path)
+
+    def _texts(self, path: Path, names: DataNames | None, one_length: bool) -> Any:
+        from gradgraph.text import table, tokenizer_beside
+
+        _check("text", self.text, table, ("frame", "tokenizer", "label", "one_length"))
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
+            tokenizer = None if self.model is None or names is None else tokenizer_beside(self.model, names)
+        if tokenizer is None:
+            raise DataError("--text says how texts are read, and no tokenizer is given; add --tokenizer, the "
+                            "tokenizer.json that lies beside the model where it comes from")  # fmt: skip
+        return table(path, tokenizer, one_length=one_length, **self.text)
+
+
+def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
+    """Raise DataError for an argument that ``function`` does not have, or that is given otherwise."""
+    known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:
-            raise DataError(f"--image has no '{shown(name)}'{suggestion(name, known)}")
-    return read(path, **given, augment=list(augment) or None)
+            raise DataError(f"--{option} has no '{shown(name)}'{suggestion(name, known)}")
+
+
+# --- tokenizers that go with what is written ------------------------------------------------------------------------
+
+
+def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None = None) -> None:
+    """Write the tokenizer of texts beside each model and step folder that is written; once into a run's folder."""
+    from gradgraph.text import TextTable
+    from gradgraph.text.tokenizer import NAME, place_beside
+
+    if not isinstance(data, TextTable):
+        return
+    paths = [path.absolute() for path in written if path is not None]
+    for place in dict.fromkeys(p.parent / NAME if _lies_in(p, run) else place_beside(p) for p in paths):
+        data.tokenizer.save(place)
+
+
+def carry_tokenizer(model: Path, out: Path) -> None:
+    """Write the tokenizer that lies beside a step folder beside the model that is made of it, too."""
+    from gradgraph.step.step import Step
+    from gradgraph.text import tokenizer_beside
+    from gradgraph.text.tokenizer import place_beside
+
+    with contextlib.suppress(DataError):
+        tokenizer = tokenizer_beside(model, Step.load(model).manifest.data)
+        if tokenizer is not None:
+            tokenizer.save(place_beside(out))
+
+
+def _lies_in(path: Path, folder: Path | None) -> bool:
+    return folder is not None and path.parent == folder.absolute()

@@ -10,7 +10,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.data import IMAGE, read_data
+from gradgraph.cli.data import Reading, reading_options
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import from_stdin
@@ -26,7 +26,7 @@ from gradgraph.errors import shown
     help="An .npz (- from stdin), or a folder of .npy, with inputs and targets; a table (.csv, .parquet, …); a folder "
     "of images; or shards (.tar).",
 )
-@IMAGE
+@reading_options
 @CHECKPOINT
 @UNTRAINED
 @click.option("--per-class", is_flag=True, help="A table of classes: precision, recall, F1, and what is confused.")
@@ -43,6 +43,8 @@ def command(
     step: Path,
     data: Path,
     image: dict[str, Any],
+    tokenizer: Path | None,
+    text: dict[str, Any],
     checkpoint: Path | None,
     untrained: bool,
     per_class: bool,
@@ -63,6 +65,7 @@ def command(
     --per-class needs a step that counts classes: build it with --metric f1, or --metric confusion_matrix. --worst looks
     at one sample at a time: where labels are wrong, or something is not learnt yet.
     """
+    from gradgraph.cli.tagged_words import entities
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step.step import Step
 
@@ -71,9 +74,10 @@ def command(
     if checkpoint is not None:
         trainer.load(checkpoint)
     with from_stdin(data) as path:
-        read, averaged = read_data(path, image), not not_averaged
+        read = Reading(image, tokenizer, text, step).data(path, trainer.names)
+        averaged = not not_averaged
         found = trainer.evaluate(read, batch_size, averaged=averaged)
-        tables: dict[str, Any] = {}
+        tables: dict[str, Any] = entities(trainer, read, averaged)
         if per_class or classes:
             tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
         if worst is not None:

@@ -13,6 +13,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
+from gradgraph.cli.data import carry_tokenizer
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
@@ -70,6 +71,8 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)
+    if out.suffix in (".onnx", ".ort") and not export.ort:
+        carry_tokenizer(step, out)
     if as_json:
         output.emit_json(facts)
         return

@@ -94,11 +94,12 @@ def _write_page(file: Path, page: Path, batch_size: int | None, size: dict[str, 
     else:
         step, profiles = Step.load(file), None
         if data is not None:
-            from gradgraph.cli.data import read_data
+            from gradgraph.cli.data import Reading
             from gradgraph.runtime.trainer import Trainer
 
             trainer = Trainer(step)
-            batch = dict(next(iter(trainer.prepare(read_data(data, {}), batch_size, shuffle=False).batches(0))))
+            samples = Reading(model=file).data(data, trainer.names)
+            batch = dict(next(iter(trainer.prepare(samples, batch_size, shuffle=False).batches(0))))
             profiles = {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
         save_page(step, page, title=file.resolve().name, profiles=profiles, **_sizes(step, batch_size, size))
     output.say(f"wrote {page}; open it in a browser")

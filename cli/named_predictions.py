@@ -51,7 +51,8 @@ def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple
             yield count, {**found, **{one.name: one.made(found, slice(done, done + count)) for one in added}}
             done += count
 
-    return every(), {**predictor.layouts, **{one.name: OF_SAMPLES for one in added}}, added
+    beside = [name for name in outputs if name not in predictor.layouts]  # such as the words that scores belong to
+    return every(), {**predictor.layouts, **dict.fromkeys([*beside, *(one.name for one in added)], OF_SAMPLES)}, added
 
 
 def _beside(rows: int, outputs: Mapping[str, Array], files: Array, predictor: Predictor) -> Iterator[Beside]:

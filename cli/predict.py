@@ -11,7 +11,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.data import IMAGE, read_data
+from gradgraph.cli.data import Reading, reading_options
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
@@ -36,7 +36,7 @@ TARGET = "target"  # the name of the first of them where nobody says otherwise
     help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
     ".parquet, …); a folder of images; or shards (.tar).",
 )
-@IMAGE
+@reading_options
 @click.option(
     "-o",
     "--out",
@@ -61,6 +61,8 @@ def command(
     model: Path,
     data: Path,
     image: dict[str, Any],
+    tokenizer: Path | None,
+    text: dict[str, Any],
     out: Path,
     outputs: tuple[str, ...],
     checkpoint: Path | None,
@@ -86,6 +88,7 @@ def command(
     """
     from gradgraph.cli import predictions
     from gradgraph.cli.named_predictions import named
+    from gradgraph.cli.tagged_words import tags_words, with_tags
     from gradgraph.runtime.data.in_order import in_order
     from gradgraph.runtime.execution.predictor import Predictor
 
@@ -101,12 +104,18 @@ def command(
     read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    names = predictor.names
-    with from_stdin(data) as path, in_order(read_data(path, image), predictor.specs, targets, names) as source:
+    names, reading = predictor.names, Reading(image, tokenizer, text, model)
+    with (
+        from_stdin(data) as path,
+        in_order(samples := reading.data(path, names, one_length=True), predictor.specs, targets, names) as source,
+    ):
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:
-            batches, layouts, added = named(predictor.over(source, size), source.files, predictor)
+            found: Batches = predictor.over(source, size)
+            if not outputs and tags_words(samples, names):
+                found = with_tags(found, samples, predictor)
+            batches, layouts, added = named(found, source.files, predictor)
             columns = {one.name: one.columns for one in added}
             shapes = write(out, _reported(batches, source.rows, advance), source.rows, layouts, columns)
         facts: dict[str, Any] = {"file": str(out), "rows": source.rows, "outputs": shapes}
@@ -123,6 +132,7 @@ def _model_and_targets(
 ) -> tuple[ir.Model, Collection[str]]:
     """The model to run, and the names of its targets."""
     from gradgraph.files.models import load_model
+    from gradgraph.step.preprocessing import learn_preprocessing
 
     if path.is_dir():
         from gradgraph.export.artifacts import opened_trainer
@@ -134,7 +144,10 @@ def _model_and_targets(
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
-    return load_model(path), [TARGET]
+    model = load_model(path)
+    if told := learn_preprocessing(model, path):
+        output.say(told)
+    return model, [TARGET]
 
 
 def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:

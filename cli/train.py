@@ -14,7 +14,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH
-from gradgraph.cli.data import AUGMENT, IMAGE, TARGET, read_data
+from gradgraph.cli.data import AUGMENT, TARGET, Reading, keep_tokenizer, reading_options
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
     BUILDING,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @TARGET
-@IMAGE
+@reading_options
 @AUGMENT
 @placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
 @placed(
@@ -238,9 +238,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     if run.target:
         trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
-    data = trainer.prepare(
-        read_data(run.data, run.image, run.augment), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
-    )
+    samples = run.reading(model).data(run.data, trainer.names, run.augment)
+    data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
     if isinstance(run.batch_size, str):
         run = replace(run, batch_size=data.order.batch_size)
         output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
@@ -256,12 +255,14 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.export_to is None and run.checkpoint is None and not run.is_trial:
         output.say("nothing will keep the trained weights; add --export trained.onnx or --checkpoint run.ckpt")
     if run.is_trial:
-        _do_trials(trainer, run, data, rate, as_json)
+        _do_trials(trainer, run, model, data, rate, as_json)
         return
+    keep_tokenizer(samples, (out, run.export_to), None if folder is None else folder.path)
     if folder is not None:
         folder.begin(trainer)
+    held_out = None if run.validation is None else run.reading(model).data(run.validation, trainer.names)
     with _how_to_resume(run, folder), _where_it_diverged(trainer), _drawn_if_stopped(folder, trainer):
-        history = trainer.fit(data, validation=run.held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
+        history = trainer.fit(data, validation=held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
                               min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
                               **run.fit_arguments(rate))  # fmt: skip
@@ -295,6 +296,8 @@ class Run:
     target: tuple[str, ...]
     image: dict[str, Any]
     augment: tuple[str, ...]
+    tokenizer: Path | None
+    text: dict[str, Any]
     epochs: int
     batch_size: int | str | None
     accumulate: int | None
@@ -327,10 +330,9 @@ class Run:
     share_weights: bool
     force: bool
 
-    @property
-    def held_out(self) -> Any:
-        """The validation data, if there are any."""
-        return None if self.validation is None else read_data(self.validation, self.image)
+    def reading(self, model: Path | None = None) -> Reading:
+        """The way from files to arrays."""
+        return Reading(self.image, self.tokenizer, self.text, model)
 
     @property
     def is_trial(self) -> bool:
@@ -367,12 +369,9 @@ class Run:
         """How many steps the run takes, where the options say it; a run that goes on with another is not told."""
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
-        from gradgraph.runtime.data.loadable import Loadable
-        from gradgraph.runtime.data.sources import Order, rows_in
+        from gradgraph.runtime.data.sources import Order
 
-        data = read_data(self.data, self.image)
-        rows = len(data) if isinstance(data, Loadable) else rows_in(self.data)
-        steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(rows)
+        steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(self.reading().rows(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)
         every = self.accumulate or 1
         total = self.epochs * -(-steps // every)  # of updates, which is what a schedule counts
@@ -406,7 +405,7 @@ def _load_step(ctx: click.Context, folder: Path) -> Step:
     return Step.load(folder)
 
 
-def _do_trials(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
+def _do_trials(trainer: Trainer, run: Run, model: Path, data: Any, rate: Any, as_json: bool) -> None:
     """Do --find-lr, --overfit, --profile and --dry-run, in this order; --json prints what they have found."""
     facts: dict[str, Any] = {}
     if run.find_lr:
@@ -428,7 +427,8 @@ def _do_trials(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) 
     if run.dry_run:
         trainer.fit(data, **{**run.fit_arguments(rate), "every": None, "epochs": 1, "progress": False}, limit=1)
         size = run.batch_size if isinstance(run.batch_size, int) else None
-        trainer.evaluate(data if run.validation is None else run.held_out, size, limit=1)
+        held_out = data if run.validation is None else run.reading(model).data(run.validation, trainer.names)
+        trainer.evaluate(held_out, size, limit=1)
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(Path(folder) / "run.ckpt")
             trainer.export(Path(folder) / "trained.onnx")

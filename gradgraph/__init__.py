@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradgraph import augment, errors, extend, frontend, losses, metrics, optim, surgery, vision
+    from gradgraph import augment, errors, extend, frontend, losses, metrics, optim, surgery, text, vision
     from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
@@ -86,7 +86,7 @@ _HOMES = {
     "vjp": "transforms",
 }
 __version__: str  # of the package; "0" in a checkout that is not installed
-_MODULES = ("augment", "errors", "extend", "frontend", "losses", "metrics", "optim", "surgery", "vision")
+_MODULES = ("augment", "errors", "extend", "frontend", "losses", "metrics", "optim", "surgery", "text", "vision")
 
 __all__ = [
     "CheckpointKeeper",
@@ -124,6 +124,7 @@ __all__ = [
     "reduce",
     "shards",
     "surgery",
+    "text",
     "value_and_grad",
     "vision",
     "vjp",

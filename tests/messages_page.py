@@ -47,7 +47,7 @@ SUBJECTS = {
     "Optimizers and schedules": ("gradgraph/optim/",),
     "Options of a step": ("gradgraph/building/", "gradgraph/arguments.py", "gradgraph/passes/autocast",
                           "gradgraph/passes/mixed_precision"),
-    "Data": ("gradgraph/runtime/data/", "cli/data.py", "cli/predictions.py"),
+    "Data": ("gradgraph/runtime/data/", "gradgraph/text/", "cli/data.py", "cli/predictions.py"),
     "Training": ("gradgraph/runtime/",),
     "Step folders": ("gradgraph/step/",),
     "Checkpoints": ("gradgraph/runtime/saved/",),

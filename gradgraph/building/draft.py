@@ -65,7 +65,7 @@ class Draft:
         bases: files that hold weights of the model.
         data: the names of what the model was trained on.
         trained: the weights that any part trains.
-        taken: what globs take, a line each.
+        taken: what was read beside the model, and what globs take, a line each.
         inputs, outputs: those of the model itself.
         beginning: writes init.onnx.
     """

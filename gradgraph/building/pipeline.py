@@ -53,6 +53,7 @@ from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
+from gradgraph.step.preprocessing import learn_preprocessing
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -108,6 +109,8 @@ def normal_form(draft: Draft) -> Draft:
 
     draft.model = normalise(source, parameters=asked, keep_quantization=True, look=look)
     draft.bases = bases_of(draft.model)
+    told = learn_preprocessing(draft.model, draft.options.model)
+    draft.taken = [told] if told else []
     draft.data = DataNames.read_from(draft.model.metadata_props)
     draft.model.metadata_props.pop(NAMES_KEY, None)  # the manifest has them
     return draft
@@ -173,7 +176,7 @@ def weights(draft: Draft) -> Draft:
     draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]
     draft.findings = [*found, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
     log_findings(draft.findings)
-    draft.taken = taken(draft)
+    draft.taken = [*draft.taken, *taken(draft)]
     for line in draft.taken:
         log.info("%s", line)
     return draft

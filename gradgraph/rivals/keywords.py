@@ -83,7 +83,7 @@ HOMES = (
             "use_distributed_sampler reload_dataloaders_every_n_epochs",
             "a thread of its own reads the next batch while a step runs, so leave it out"),
     _advice("tokenizer processing_class data_collator collate_fn remove_unused_columns",
-            "texts become numbers before they are given, and gradgraph.Padded makes batches of rows of any length"),
+            "gradgraph.text.table(frame, 'tokenizer.json') makes batches of texts, and gradgraph.Padded of any rows"),
     # how long, and when it stops
     Home("max_epochs num_train_epochs num_epochs n_epochs nb_epoch max_iter n_iter", "Trainer.fit(epochs=…)",
          "--epochs"),

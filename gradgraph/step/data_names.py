@@ -81,7 +81,6 @@ _TEXTS: dict[str, Callable[[Any], bool]] = {
     "pair": _is_column,
     "choices": lambda value: isinstance(value, list | tuple) and bool(value) and all(map(_is_column, value)),
     "words": _is_column,
-    "label": _is_column,
     "length": _is_side,
     "tokenizer": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
 }

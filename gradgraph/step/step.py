@@ -77,7 +77,8 @@ class Step:
             the model that was built, or files that a step folder refers to.
         findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
             do not follow a weight; of a step that was loaded there are none.
-        taken: likewise, the weights that each glob of the build takes, a line each.
+        taken: likewise, how a file beside the model says that images are read, and the weights that each glob takes, a
+            line each.
         separate: the models ``"gradient"`` and ``"apply"``, which do together what ``train`` does, if there are any.
 
     Attributes:

@@ -21,6 +21,7 @@ from gradgraph.passes.normal import load_plain
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.edit import value_named as value_named
 from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.step.preprocessing import learn_preprocessing
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]
@@ -35,6 +36,7 @@ def opened(model: Source, out: Path | None) -> ir.Model:
         check_suffix(out, ".onnx")
         check_writable(out)
     work = load_plain(model)
+    learn_preprocessing(work, model)
     learn_sizes(work)
     return work
 

@@ -33,6 +33,10 @@ _READERS: dict[str, tuple[str, str]] = {
     ".jsonl": ("read_json", "read_ndjson"),
 }
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_AS_TEXT: dict[str, dict[str, Any]] = {
+    "pandas": {"dtype": str, "keep_default_na": False},
+    "polars": {"infer_schema": False, "missing_utf8_is_empty_string": True},
+}
 _MANY_COLUMNS = 10_000
 
 
@@ -47,8 +51,12 @@ def is_table_file(path: Path) -> bool:
     return path.suffix.lower() in _READERS and len(path.name) < 255 and path.is_file()
 
 
-def read_table(path: Path) -> Any:
-    """The table in a file, read by pandas, or by polars where that is not installed; raises DataError."""
+def read_table(path: Path, as_text: bool = False) -> Any:
+    """The table in a file, read by pandas, or by polars where that is not installed; raises DataError.
+
+    Args:
+        as_text: take every cell of a ``.csv`` or ``.tsv`` as text: "NA" is a word there, too.
+    """
     suffix = path.suffix.lower()
     if suffix in SEPARATORS:
         _check_header(path, SEPARATORS[suffix])
@@ -59,6 +67,7 @@ def read_table(path: Path) -> Any:
             continue
         options: dict[str, Any] = {".tsv": {"separator": "\t"}}.get(suffix, {}) if library == "polars" else {}
         options |= {"lines": True} if (library, suffix) == ("pandas", ".jsonl") else {}
+        options |= _AS_TEXT[library] if as_text and suffix in SEPARATORS else {}
         try:
             return read(str(path), **options)
         except ImportError:  # pandas needs pyarrow for Parquet
@@ -194,6 +203,14 @@ def _unfitting(
     takes = ", ".join(str(spec) for spec in specs.values())
     has = f"the table has the columns {listed(columns.keys)}, and the step takes {takes}"
     targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
+    takes_tokens = any(spec.dtype.startswith("int") and len(spec.shape) > 1 for spec in missing)
+    texts = [name for name in rest if columns.is_text(name)]
+    if takes_tokens and texts:
+        return DataError(
+            f"{has}: texts become numbers by a tokenizer",
+            remedy=f"give gradgraph.text.table(frame, 'tokenizer.json', text={texts[0]!r})",
+            shell=f"add --tokenizer tokenizer.json --text text={texts[0]}",
+        )
     if targets:
         name = shown(targets[0])
         return DataError(
@@ -204,8 +221,8 @@ def _unfitting(
         )
     wide = [spec for spec in missing if len(spec.shape) == 2]
     if len(missing) == 1 and wide:
-        width, text = wide[0].shape[1], [name for name in rest if columns.is_text(name)]
-        holds = f", of which {listed(text)} hold{'s' if len(text) == 1 else ''} text" if text else ""
+        width = wide[0].shape[1]
+        holds = f", of which {listed(texts)} hold{'s' if len(texts) == 1 else ''} text" if texts else ""
         many = f"{len(rest)} are" if len(rest) != 1 else "1 is"
         why = f"'{shown(wide[0].name)}' takes {width}, and {many} left for it{holds}"
     else:

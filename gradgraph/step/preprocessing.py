@@ -1,0 +1,213 @@
+"""The way in which a model wants its images, as files of Hugging Face and timm beside it say, or its metadata.
+
+``preprocessor_config.json`` is that of ``transformers``' image processors; ``config.json`` is timm's where it has a
+``pretrained_cfg``. What they say that :class:`gradgraph.image_folder` cannot do is named, and never approximated.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.augment.augmentation import INTERPOLATIONS
+from gradgraph.errors import ArgumentError, shown
+from gradgraph.files.untrusted.documents import Fields, json_of
+from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
+from gradgraph.step.data_names import DataNames
+
+log = logging.getLogger("gradgraph")
+
+LARGEST = 1 << 20  # bytes
+FILES = ("preprocessor_config.json", "config.json")
+BYTE = 255.0
+# image processors whose size, where it is one number, is that of the shorter side, or of both
+_OF_SHORTER = ("Bit", "CLIP", "ConvNext", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer")
+_OF_BOTH = ("Beit", "DeiT", "Segformer", "Swin", "ViT")
+_CHANNELS = (1, 3, 4)
+
+
+def learn_preprocessing(model: ir.Model, source: Any) -> str:
+    """Write into the metadata of a model how its images are read, where it does not say so yet.
+
+    Args:
+        model: gets the entry of :class:`DataNames`.
+        source: where it comes from; a file beside a path is read.
+
+    Returns:
+        A line on what was found; "" where there is nothing.
+    """
+    names = DataNames.read_from(model.metadata_props)
+    inputs = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
+    if names.images or len(inputs) != 1:
+        return ""
+    for where, content in _documents(model, source):
+        try:
+            found = _read(json_of(content))
+            if found is None:
+                continue
+            given = _fitting(found, inputs[0])
+            learnt = DataNames(images={inputs[0].name or "": given}) if given else DataNames()
+        except (UnreadableError, ArgumentError) as error:
+            log.warning("%s does not say how images are read (%s); say it with image_folder, or --image", where, error)
+            return ""
+        model.metadata_props.update(names.updated(learnt).as_metadata())
+        words = ", ".join(f"{key} {shown(_in_words(value))}" for key, value in given.items())
+        return f"images of '{shown(inputs[0].name)}' are read as {where} says: {words}" if given else ""
+    return ""
+
+
+def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]]:
+    """Documents that may say it, each with what it is called."""
+    for key, value in model.metadata_props.items():
+        if key.removesuffix(".json") in ("preprocessor_config", "pretrained_cfg", "timm_config"):
+            yield f"the metadata '{shown(key)}'", value
+    if not isinstance(source, str | os.PathLike):
+        return
+    folder = Path(source).absolute().parent
+    for place in (folder, folder.parent) if folder.name == "onnx" else (folder,):  # as repositories of the hub have it
+        for name in FILES:
+            try:
+                yield f"'{shown(place / name)}'", regular_bytes(place / name, LARGEST)
+            except MissingFileError:
+                continue
+            except UnreadableError as error:
+                log.warning("'%s' cannot be read (%s)", shown(place / name), error)
+
+
+def _read(document: Any) -> dict[str, Any] | None:
+    """The arguments of ``image_folder`` that a document stands for; None where it is about something else.
+
+    Raises:
+        UnreadableError: it says what cannot be done, or is damaged.
+    """
+    fields = Fields(document, "it")
+    if fields.value("pretrained_cfg") is not None:
+        return _of_timm(fields.table("pretrained_cfg"))
+    if fields.value("input_size") is not None and fields.value("mean") is not None:
+        return _of_timm(fields)
+    known = ("image_mean", "do_resize", "do_rescale", "image_processor_type", "do_normalize")
+    return _of_processor(fields) if any(fields.value(key) is not None for key in known) else None
+
+
+def _of_timm(fields: Fields) -> dict[str, Any]:
+    """As ``timm.data.create_transform`` makes of a ``pretrained_cfg`` for evaluation."""
+    _, height, width = _numbers(fields, "input_size", 3)
+    size = (int(height), int(width))
+    share, mode = fields.number("crop_pct", 0.875), fields.text("crop_mode", "center")
+    if not 0 < share <= 1:
+        raise UnreadableError(f"its crop_pct is {share:g}")
+    given: dict[str, Any] = {"size": size, "resample": _filter(fields.text("interpolation", "bilinear"))}
+    if mode == "center" and size[0] == size[1]:
+        given["shorter"] = math.floor(size[0] / share)
+    elif not (mode == "squash" and share == 1):
+        raise UnreadableError(f"it crops by crop_mode '{shown(mode)}' with crop_pct {share:g} to {list(size)}")
+    return given | {"mean": _numbers(fields, "mean"), "std": _numbers(fields, "std")}
+
+
+def _of_processor(fields: Fields) -> dict[str, Any]:
+    """As an image processor of ``transformers`` does it."""
+    for key in ("do_flip_channel_order", "do_pad", "rescale_offset", "offset", "do_thumbnail", "do_align_long_axis"):
+        if fields.value(key) is True:
+            raise UnreadableError(f"it asks for {key}, which is not done here")
+    given: dict[str, Any] = {}
+    if fields.flag("do_resize", True) and fields.value("size") is not None:
+        given = _size(fields) | {"resample": _filter(fields.value("resample"))}
+    elif fields.flag("do_center_crop", False):
+        raise UnreadableError("it crops images without resizing them, which is not done here")
+    factor = fields.number("rescale_factor", 1 / BYTE) if fields.flag("do_rescale", True) else 1.0
+    if factor <= 0:
+        raise UnreadableError(f"its rescale_factor is {factor:g}")
+    mean, std = None, None
+    if fields.flag("do_normalize", fields.value("image_mean") is not None):
+        mean, std = _numbers(fields, "image_mean"), _numbers(fields, "image_std")
+    scale = factor * BYTE  # pixels are divided by 255 first
+    if not math.isclose(scale, 1.0, rel_tol=1e-6):
+        mean = None if mean is None else tuple(m / scale for m in mean)
+        std = (1 / scale,) * 3 if std is None else tuple(s / scale for s in std)
+    return given | {key: value for key, value in {"mean": mean, "std": std}.items() if value is not None}
+
+
+def _size(fields: Fields) -> dict[str, Any]:
+    """The size, and the shorter side where the middle is cut out."""
+    kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "of no type"))
+    size, crop = fields.value("size"), fields.value("crop_size")
+    crops = fields.flag("do_center_crop", False)
+    if crops and crop is not None:
+        cut = _pair(crop if isinstance(crop, Mapping) else {"height": crop, "width": crop}, "crop_size")
+    if type(size) is int:
+        if kind.startswith(_OF_SHORTER):
+            size = {"shortest_edge": size}
+        elif kind.startswith(_OF_BOTH):
+            size = {"height": size, "width": size}
+        else:
+            raise UnreadableError(f"its size {size} may be that of the shorter side or of both ({shown(kind)})")
+    if not isinstance(size, Mapping):
+        raise UnreadableError("its size is no table")
+    if kind.startswith("ConvNext") and "shortest_edge" in size and not crops:
+        return _of_convnext(size["shortest_edge"], fields)
+    if set(size) == {"shortest_edge"}:
+        if not crops or crop is None:
+            raise UnreadableError("it resizes the shorter side and cuts nothing out, so images have different sizes")
+        return {"size": cut, "shorter": _side(size["shortest_edge"], "shortest_edge")}
+    both = _pair(size, "size")
+    if crops and crop is not None and cut != both:
+        raise UnreadableError(f"it stretches images to {list(both)} and cuts {list(cut)} out, which is not done here")
+    return {"size": both}
+
+
+def _of_convnext(side: Any, fields: Fields) -> dict[str, Any]:
+    side = _side(side, "shortest_edge")
+    if side >= 384:  # where its processor does not crop
+        return {"size": (side, side)}
+    return {"size": (side, side), "shorter": int(side / fields.number("crop_pct", 224 / 256))}
+
+
+def _pair(table: Mapping[str, Any], what: str) -> tuple[int, int]:
+    if set(table) != {"height", "width"}:
+        raise UnreadableError(f"its {what} has {', '.join(map(shown, sorted(table)))}, which is not understood")
+    return _side(table["height"], what), _side(table["width"], what)
+
+
+def _side(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 < value < 1 << 15:
+        raise UnreadableError(f"its {what} is no number of pixels")
+    return value
+
+
+def _numbers(fields: Fields, key: str, count: int | None = None) -> tuple[float, ...]:
+    value = fields.value(key)
+    fits = isinstance(value, list) and all(type(n) in (int, float) and math.isfinite(n) for n in value)
+    if not fits or len(value) not in (_CHANNELS if count is None else (count,)):
+        raise UnreadableError(f"its {key} is no list of numbers")
+    return tuple(map(float, value))
+
+
+def _filter(given: Any) -> str:
+    """The filter that a name of timm or a number of Pillow stands for."""
+    names: dict[Any, str] = {number: name for name, number in INTERPOLATIONS.items()} | {None: "bilinear"}
+    name = given if isinstance(given, str) else names.get(given if type(given) is int else None)
+    if name not in INTERPOLATIONS:
+        raise UnreadableError(f"its filter {shown(given)} is not known")
+    return str(name)
+
+
+def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
+    """The arguments that an input can follow: of bytes, no mean and std; raises UnreadableError for another size."""
+    assert value.shape is not None
+    dims = [dim if isinstance(dim, int) else None for dim in value.shape]
+    height, width = dims[2:] if dims[1] in _CHANNELS or dims[3] not in _CHANNELS else dims[1:3]
+    size = found.get("size")
+    if size is not None and (height not in (None, size[0]) or width not in (None, size[1])):
+        raise UnreadableError(f"its size is {list(size)}, and the model takes {[height, width]}")
+    bytes_alone: Callable[[str], bool] = lambda key: value.dtype == ir.DataType.UINT8 and key in ("mean", "std")  # noqa: E731
+    return {key: given for key, given in found.items() if not bytes_alone(key)}
+
+
+def _in_words(value: Any) -> str:
+    return str([round(v, 6) for v in value]) if isinstance(value, tuple) else str(value)

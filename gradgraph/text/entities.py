@@ -1,0 +1,189 @@
+"""Entities in tagged words, and how well they are found: precision, recall and F1 as the package seqeval has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.text.text_table import TextTable
+
+OUTSIDE = "O"
+BATCH_SIZE = 32
+
+_SAME = {"L": "E", "U": "S"}  # in BILOU, last and unit
+
+Entity = tuple[int, str, int, int]  # the sentence, the kind, its first and its last word
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of entities.
+
+    Attributes:
+        there: that are there.
+        found: that are called so.
+        right: of these, those that are there.
+    """
+
+    there: int
+    found: int
+    right: int
+
+    @property
+    def precision(self) -> float:
+        """The share of those found that are there; 0 where none was found."""
+        return self.right / self.found if self.found else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The share of those there that were found; 0 where there is none."""
+        return self.right / self.there if self.there else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        return 2 * self.right / (self.there + self.found) if self.there + self.found else 0.0
+
+    def as_data(self) -> dict[str, float]:
+        """For JSON."""
+        return {"precision": self.precision, "recall": self.recall, "f1": self.f1, "support": self.there}
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """How well entities are found: all of them, and those of each kind. Printed, it is a table.
+
+    Attributes:
+        all: of every kind (seqeval's "micro" averages).
+        kinds: by the name of the kind.
+    """
+
+    all: Score
+    kinds: Mapping[str, Score]
+
+    @property
+    def precision(self) -> float:
+        """The precision of all kinds together."""
+        return self.all.precision
+
+    @property
+    def recall(self) -> float:
+        """The recall of all kinds together."""
+        return self.all.recall
+
+    @property
+    def f1(self) -> float:
+        """F1 of all kinds together."""
+        return self.all.f1
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"all": self.all.as_data(), **{kind: score.as_data() for kind, score in self.kinds.items()}}
+
+    def __str__(self) -> str:
+        width = max(8, *(len(shown(kind)) for kind in self.kinds)) if self.kinds else 8
+        rows = [f"{'entities':{width}} precision  recall      f1  support"]
+        for kind, score in {**self.kinds, "all": self.all}.items():
+            numbers = f"{score.precision:9.3f} {score.recall:7.3f} {score.f1:7.3f} {score.there:8,}"
+            rows.append(f"{shown(kind):{width}} {numbers}")
+        return "\n".join(rows)
+
+
+def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """The kind, first and last word of each entity among the tags of a sentence.
+
+    Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity and ``I-PER`` goes on with it, or begins one
+    after another kind; ``E-`` and ``L-`` end one, ``S-`` and ``U-`` are whole ones. These are the rules of conlleval,
+    and of seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
+    """
+    before, kind_before, first = OUTSIDE, "", 0
+    for i, tag in enumerate([*tags, OUTSIDE]):
+        prefix, _, kind = tag.partition("-")
+        prefix, kind = _SAME.get(prefix, prefix), kind or "_"
+        if _ends(before, prefix, kind_before, kind):
+            yield kind_before, first, i - 1
+        if _begins(before, prefix, kind_before, kind):
+            first = i
+        before, kind_before = prefix, kind
+
+
+def _ends(before: str, now: str, kind_before: str, kind: str) -> bool:
+    """Does an entity end in front of this word?"""
+    if before in (OUTSIDE, ""):
+        return False
+    return before in ("E", "S") or now in ("B", "S", OUTSIDE, "") or kind_before != kind
+
+
+def _begins(before: str, now: str, kind_before: str, kind: str) -> bool:
+    """Does one begin with it?"""
+    if now in (OUTSIDE, ""):
+        return False
+    return now in ("B", "S") or before in ("E", "S", OUTSIDE, "") or kind_before != kind
+
+
+def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> EntityScores:
+    """Count entities that were found at the same words, with the same kind.
+
+    Args:
+        there: the tags of the words of each sentence.
+        found: those that a model gives them.
+
+    Raises:
+        DataError: a sentence has other numbers of tags.
+    """
+    if [len(tags) for tags in there] != [len(tags) for tags in found]:
+        raise DataError("sentences have other numbers of tags than were found; give one tag for each word in both")
+    sets = [{(i, *entity) for i, tags in enumerate(every) for entity in entities_in(tags)} for every in (there, found)]
+    counts = [Counter(kind for _, kind, _, _ in entities) for entities in (*sets, sets[0] & sets[1])]
+    kinds = sorted({*counts[0], *counts[1]})
+    of_kinds = {kind: Score(counts[0][kind], counts[1][kind], counts[2][kind]) for kind in kinds}
+    return EntityScores(Score(*(sum(count.values()) for count in counts)), of_kinds)
+
+
+def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = True) -> EntityScores:
+    """How well a trainer finds the entities of tagged words; a word that was cut off is outside of all.
+
+    Args:
+        trainer: of a step that labels each token.
+        data: words with their tags.
+        averaged: as for ``Trainer.evaluate``.
+
+    Raises:
+        DataError: the data have no words with tags, or the classes no names.
+    """
+    names = trainer.names
+    if not names.classes or not any("words" in read for read in names.texts.values()):
+        raise DataError(
+            "entities are those of tagged words, and this model was not trained on any; train it on a table of words "
+            "with their tags"
+        )
+    specs = {spec.name: spec for spec in trainer.manifest.inputs}
+    there, found = list[list[str]](), list[list[str]]()
+    tags = data.columns.lists(data.label_of(trainer.manifest.targets[0], names))
+    classes = next(iter(names.classes.values()))
+    for first in range(0, len(data), BATCH_SIZE):
+        rows = range(first, min(first + BATCH_SIZE, len(data)))
+        batch = next(data.load(iter([rows]), specs, (), names))
+        outputs = trainer.predict(batch, averaged=averaged)
+        arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+        scores = next((a for a in arrays if a.ndim == 3 and a.shape[2] == len(classes)), None)
+        if scores is None:
+            raise DataError(
+                "the model gives no scores [texts, tokens, classes], so it tags no words; give one that does"
+            )
+        given = data.tagged(rows, np.asarray(scores).argmax(axis=2), specs, names)
+        found += [[OUTSIDE if tag is None else tag for tag in one] for one in given]
+        there += [[_name(tag, classes) for tag in tags[row]] for row in rows]
+    return entity_scores(there, found)
+
+
+def _name(tag: Any, classes: Sequence[str]) -> str:
+    """The name of a tag, which may be the number of its class."""
+    known = isinstance(tag, int | np.integer) and str(tag) not in classes and 0 <= tag < len(classes)
+    return classes[int(tag)] if known else str(tag)

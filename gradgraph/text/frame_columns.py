@@ -1,0 +1,139 @@
+"""The columns of what anybody has texts in: files, data frames, dicts of lists, datasets of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradgraph.arguments import PATH, described
+from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.runtime.data.tables import is_table_file, read_table
+from gradgraph.text.sentence_files import SUFFIXES, read_sentences
+
+
+def is_text_file(path: Path) -> bool:
+    """Is it a table, or a file of tagged words?"""
+    return is_table_file(path) or (path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+class FrameColumns:
+    """Columns with one value for each sample.
+
+    Args:
+        frame: the path of a table or of a file of tagged words; a data frame of pandas or polars, an Arrow table, a
+            dataset of Hugging Face, or a dict of lists.
+
+    Attributes:
+        names: of the columns, in their order.
+        where: what messages call it.
+        rows: how many samples there are.
+
+    Raises:
+        DataError: it is none of these, cannot be read, or its columns differ in length.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        self.where = f"'{shown(frame)}'" if PATH.fits(frame) else "the table"
+        self._frame = _read(Path(frame)) if PATH.fits(frame) else frame
+        if isinstance(self._frame, Mapping):
+            keys = list(self._frame)
+        else:
+            keys = list(getattr(self._frame, "column_names", getattr(self._frame, "columns", ())))
+        self._keys = {str(key): key for key in keys}
+        self.names, self._held = list(self._keys), dict[str, list[Any]]()
+        if not keys or not hasattr(self._frame, "__getitem__"):
+            raise DataError(
+                f"{described(frame)} is no table of texts; give the path of one, a data frame, or a dict of lists"
+            )
+        self.rows = len(self[self.names[0]])
+        if self.rows == 0:
+            raise DataError(f"{self.where} is empty; give at least one text")
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name not in self._held:
+            if name not in self._keys:
+                raise DataError(f"{self.where} has no column '{shown(name)}'{suggestion(name, self.names)}")
+            column = self._frame[self._keys[name]]
+            how = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
+            values = list(column) if how is None else getattr(column, how)()
+            if self._held and len(values) != len(next(iter(self._held.values()))):
+                raise DataError(f"the columns of {self.where} differ in length; give one value for each text in each")
+            self._held[name] = values
+        return self._held[name]
+
+    def texts(self, name: str) -> list[str]:
+        """A column of texts; raises DataError where one is missing, or is no text."""
+        values = self.whole(name)
+        if odd := next((value for value in values if not isinstance(value, str)), None):
+            raise DataError(f"the column '{shown(name)}' holds {described(odd)}, which is no text; give texts there")
+        return values
+
+    def lists(self, name: str) -> list[list[Any]]:
+        """A column of lists, or of texts whose words blanks part."""
+        return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
+
+    def whole(self, name: str, listed_too: bool = False) -> list[Any]:
+        """A column without a missing value; raises DataError, with how many are missing."""
+        values = self[name]
+        gaps = sum(map(is_missing, values))
+        if gaps:
+            raise DataError(
+                f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''} in "
+                f"{self.rows} rows; fill or drop those rows"
+            )
+        odd = next((value for value in values if not isinstance(value, str) and not hasattr(value, "__len__")), None)
+        if listed_too and odd is not None:
+            raise DataError(
+                f"the column '{shown(name)}' holds {described(odd)}, where a list for each text is expected"
+            )
+        return values
+
+    def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:
+        """Whether all values that are there are of this kind, and of text not all numbers."""
+        values = [value for value in self[name] if not is_missing(value)]
+        if not values or not all(isinstance(value, kind) for value in values):
+            return False
+        return kind is not str or any(number_of(value) is None for value in values)
+
+    def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
+        """The only column of a kind besides those that are something else; None where there is none.
+
+        Raises:
+            DataError: there are several.
+        """
+        found = [name for name in self.names if name not in but and self.holds(name, kind)]
+        if len(found) > 1:
+            raise DataError(
+                f"{self.where} has several columns of {what} ({listed(found)})",
+                remedy=f"say which: {argument}={found[0]!r}",
+                shell=f"say which: --text {argument}={found[0]}",
+            )
+        return found[0] if found else None
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() in SUFFIXES:
+        return read_sentences(path)
+    if not is_table_file(path):
+        raise DataError(
+            f"'{shown(path)}' is no table of texts; give a .csv, .tsv, .jsonl or .parquet, or a file of tagged words "
+            f"({', '.join(SUFFIXES)})"
+        )
+    return read_table(path, as_text=True)
+
+
+def is_missing(value: Any) -> bool:
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")  # of pandas
+
+
+def number_of(value: Any) -> float | int | None:
+    """The number that a cell holds, as such or as text; None if it holds none."""
+    if isinstance(value, bool):
+        return int(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() else number

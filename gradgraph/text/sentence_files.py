@@ -1,0 +1,47 @@
+"""Files of tagged words in the layout of CoNLL: a line for each word, its tag last, an empty line after a sentence."""
+
+from __future__ import annotations
+
+import os
+
+from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+
+SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
+LARGEST = 1 << 30  # bytes
+WORDS, TAGS = "words", "tags"
+
+
+def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
+    """The words and tags of each sentence: the first and the last field of each line, which blanks or tabs part.
+
+    Lines of ``-DOCSTART-`` are left out, and so are those that begin with ``#`` and have another number of fields than
+    the first word. Where words have no second field there are no tags.
+
+    Raises:
+        DataError: it cannot be read, a line has another number of fields, or there is no word.
+    """
+    try:
+        text = regular_bytes(path, LARGEST).decode("utf-8-sig")
+    except (UnreadableError, UnicodeDecodeError) as error:
+        why = error if isinstance(error, UnreadableError) else "it is not UTF-8"
+        raise DataError(f"'{shown(path)}' cannot be read ({why}); check the file") from None
+    sentences: list[list[list[str]]] = [[]]
+    fields = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        parts = line.strip("\r").split("\t" if "\t" in line else None)
+        if not line.strip() or parts[0] == "-DOCSTART-":
+            sentences += [[]] if sentences[-1] else []
+        elif len(parts) == fields or (not fields and not line.startswith("#")):
+            fields = len(parts)
+            sentences[-1].append(parts)
+        elif not line.startswith("#"):
+            raise DataError(
+                f"line {number} of '{shown(path)}' has {len(parts)} fields, and the first word {fields}; give each "
+                "word a line of as many fields, and an empty line after each sentence"
+            )
+    found = [sentence for sentence in sentences if sentence]
+    if not found:
+        raise DataError(f"'{shown(path)}' holds no word; give a line for each, with its tag last")
+    columns = {WORDS: [[parts[0] for parts in sentence] for sentence in found]}
+    return columns if fields == 1 else {**columns, TAGS: [[parts[-1] for parts in sentence] for sentence in found]}

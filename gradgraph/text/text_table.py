@@ -1,0 +1,419 @@
+"""Tables of texts as training data: tokens by a tokenizer, padded batch by batch, with labels of texts or of words."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import FLAG, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.errors import DataError, UnmatchedError, listed, shown
+from gradgraph.runtime.data.batch import LABELS, Array
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.remedies import takes_labels
+from gradgraph.runtime.data.shuffling import permutation
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec
+from gradgraph.text.frame_columns import FrameColumns
+from gradgraph.text.text_labels import labels_of
+from gradgraph.text.token_inputs import TokenInputs
+from gradgraph.text.tokenizer import LONGEST, Encoded, Tokenizer
+
+log = logging.getLogger("gradgraph")
+
+TAGS = ("tags", "ner_tags")  # what others call the labels of words
+POOL = 50  # batches among which texts of similar lengths are found
+LISTS = (list, tuple, np.ndarray)
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """Which columns hold what, and how long a text may be; what is None is open."""
+
+    text: str | None = None
+    pair: str | None = None
+    choices: tuple[str, ...] | None = None
+    words: str | None = None
+    label: str | None = None
+    length: int | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All that is not open, but the label, which stands among the columns of its target."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label"}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """The columns of texts among them."""
+        return {name: value for name, value in self.given.items() if name != "length"}
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of texts."""
+        return [name for name in (self.text, self.pair, *(self.choices or ()), self.words) if name is not None]
+
+    def labels_words(self, target: TargetSpec) -> bool:
+        """Whether each word has a label, rather than each text."""
+        return self.words is not None and len(target.shape) == 2
+
+    def like(self, known: Mapping[str, Any]) -> TextForm:
+        """The form in which what is open is as it is ``known`` from training: columns of texts all or none."""
+        read = {} if self.read else {name: value for name, value in known.items() if name != "tokenizer"}
+        return replace(self, **{**read, "length": self.length or known.get("length")})
+
+
+class TextTable(Loadable):
+    """Texts with their labels, as :func:`table` explains them.
+
+    Attributes:
+        columns: of the table.
+        tokenizer: that reads them.
+        form: which columns hold what, as far as it was given.
+    """
+
+    def __init__(self, columns: FrameColumns, tokenizer: Tokenizer, form: TextForm, classes: Sequence[str] | None,
+                 multiple: int, one_length: bool) -> None:  # fmt: skip
+        self.columns, self.tokenizer, self.form = columns, tokenizer, form
+        self.classes, self.multiple, self.one_length = classes, multiple, one_length
+        self._encoded: dict[str, Encoded] = {}  # by columns and length
+        self._lengths: Array | None = None  # of the samples, as they were encoded last
+        self._told = set[str]()
+
+    def __len__(self) -> int:
+        return self.columns.rows
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {name: self.columns[name][i] for name in self.columns.names}
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """The names of classes and columns, as they are ``known``, where they are; all texts are encoded.
+
+        Raises:
+            UnmatchedError: a class is new, a column is missing, or the tokenizer is another one.
+            DataError: the step takes something else, or a column does not hold what it should.
+        """
+        inputs = TokenInputs.of(specs)
+        form = self._form(inputs, known)
+        encoded = self._tokens(inputs, form)
+        read = {**form.given, "tokenizer": self.tokenizer.digest}
+        _, classes = self._labels(inputs.target, form, encoded, known)
+        names = DataNames(texts={inputs.ids.name: read})
+        if inputs.target is None or form.label is None:
+            return names
+        columns = {} if form.label == inputs.target.name else {inputs.target.name: [form.label]}
+        return replace(names, columns=columns, classes={} if classes is None else {inputs.target.name: classes})
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Batches of texts that are filled up to the longest of each."""
+        inputs = TokenInputs.of(specs)
+        form = self._form(inputs, known)
+        encoded = self._tokens(inputs, form)
+        labels, _ = self._labels(inputs.target, form, encoded, known)
+        for samples in batches:
+            rows = np.asarray(samples)
+            padded = _Padded(encoded, self._texts_of(rows, form), self._width(inputs, form, rows), self.tokenizer)
+            tokens, types, there = (a.reshape(*self._shape(rows, form), -1) for a in padded.of_tokens())
+            batch = inputs.arrays(tokens, types, there)
+            if inputs.target is not None and labels is not None:
+                of_words = form.labels_words(inputs.target)
+                batch[inputs.target.name] = padded.of_words(labels, inputs.target) if of_words else labels[rows]
+            yield {name: batch[name] for name in specs}
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
+        """Texts of similar lengths are in one batch: among those of 50 batches, which are drawn anew each epoch."""
+        shuffled = permutation(seed, epoch, len(self))
+        if self._lengths is None or self.one_length:
+            return shuffled
+        full = len(shuffled) // batch_size * batch_size
+        pools = (shuffled[first : min(first + POOL * batch_size, full)] for first in range(0, full, POOL * batch_size))
+        sorted_ = [pool[np.argsort(self._lengths[pool], kind="stable")] for pool in pools]
+        grouped = np.concatenate([*sorted_, shuffled[:0]]).reshape(-1, batch_size)
+        order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])
+        return order
+
+    # --- words and their tags ---------------------------------------------------------------------------------
+
+    def tagged(
+        self, rows: Sequence[int], numbers: Array, specs: Mapping[str, TensorSpec], names: DataNames
+    ) -> list[list[str | None]]:
+        """The tag of each word of these samples, by the class of each token; None for a word that was cut off.
+
+        Args:
+            rows: the numbers of the samples.
+            numbers: of the class of each token, in a batch of them: [samples, tokens].
+            specs: the inputs of the model that gave them.
+            names: of its classes.
+        """
+        inputs = TokenInputs.of(specs)
+        form = self._form(inputs, names)
+        encoded, texts = self._tokens(inputs, form), self.columns.lists(form.words or "")
+        classes, found = next(iter(names.classes.values()), ()), []
+        for row, of_tokens in zip(rows, numbers, strict=True):
+            words = encoded.words[encoded.starts[row] : encoded.starts[row + 1]]
+            own = of_tokens[-len(words) :] if self.tokenizer.pads_left else of_tokens[: len(words)]
+            tags: list[str | None] = [None] * len(texts[row])
+            for word, number in zip(words[words >= 0], own[words >= 0], strict=True):
+                tags[word] = classes[number] if number < len(classes) else str(number)
+            found.append(tags)
+        return found
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _form(self, inputs: TokenInputs, names: DataNames) -> TextForm:
+        """The form, complete: as it is given, as it is known, or as columns tell it."""
+        known = names.texts.get(inputs.ids.name, {})
+        if known.get("tokenizer", self.tokenizer.digest) != self.tokenizer.digest:
+            raise UnmatchedError(
+                f"the tokenizer is another one than the model was trained with, whose SHA-256 is {known['tokenizer']}; "
+                "give that one"
+            )
+        form = self.form.like(known)
+        if missing := [name for name in form.columns if name not in self.columns.names]:
+            raise UnmatchedError(
+                f"{self.columns.where} lacks {listed(missing)}, which the model reads, and has "
+                f"{listed(self.columns.names)}",
+                remedy=f"rename its columns, or say which they are: {next(iter(form.read))}='…'",
+                shell=f"rename its columns, or say which they are: --text {next(iter(form.read))}=COLUMN",
+            )
+        if inputs.target is not None:
+            form = replace(form, label=self.label_of(inputs.target, names))
+        if not form.read:
+            form = form.like(self._found(form))
+        inputs.check_choices(len(form.choices or ()))
+        return replace(form, length=self._length(inputs, form))
+
+    def label_of(self, target: TargetSpec, known: DataNames) -> str:
+        """The column of labels: that which was given, is known, or is called as they mostly are; raises DataError."""
+        names = self.columns.names
+        usual = [target.name, *(name for name in names if name.lower() in LABELS), *TAGS]
+        of_training = [name for name in known.columns.get(target.name, ()) if name in names]
+        found = self.form.label or next((name for name in (*of_training, *usual) if name in names), None)
+        if found is None:
+            raise DataError(
+                f"no column of {self.columns.where} is called as labels mostly are ({listed(names)})",
+                remedy=f"say which: label={names[-1]!r}",
+                shell=f"say which: --target {names[-1]}",
+            )
+        self.columns[found]  # which raises DataError if there is none
+        return found
+
+    def _found(self, form: TextForm) -> dict[str, str]:
+        """The only column of lists of words, or else the only one of texts."""
+        others = [name for name in self.columns.names if name.lower() in LABELS or name in (form.label, *TAGS)]
+        for kind, what, argument in ((LISTS, "lists", "words"), (str, "texts", "text")):
+            found = self.columns.the_one(kind, what, others, argument)
+            if found is not None:
+                return {argument: found}
+        raise DataError(f"{self.columns.where} has no column of texts, only {listed(self.columns.names)}; add one")
+
+    def _length(self, inputs: TokenInputs, form: TextForm) -> int:
+        fixed = inputs.fixed_length
+        if fixed is not None and form.length is not None and form.length > fixed:
+            raise DataError(
+                f"texts of {form.length} tokens do not fit '{shown(inputs.ids.name)}', which takes {fixed}; give a "
+                "smaller length"
+            )
+        return form.length or fixed or self.tokenizer.longest or LONGEST
+
+    def _tokens(self, inputs: TokenInputs, form: TextForm) -> Encoded:
+        """All texts, encoded once."""
+        length = form.length or LONGEST
+        key = repr((form.read, length))
+        if key not in self._encoded:
+            texts = self._texts(form)
+            self._encoded[key] = encoded = self.tokenizer.encode(texts, length, form.words is not None)
+            if encoded.cut:
+                log.warning("%s of %s texts of %s are longer than %s tokens, and their ends are cut off",
+                            f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}")  # fmt: skip
+        self._tell_of_padding(inputs)
+        self._lengths = self._encoded[key].lengths.reshape(len(self), -1).max(axis=1)
+        return self._encoded[key]
+
+    def _texts(self, form: TextForm) -> list[Any]:
+        """The texts that are encoded: a text, a pair or a list of words for each sample, or one for each choice."""
+        if form.words is not None:
+            return [list(map(str, words)) for words in self.columns.lists(form.words)]
+        first = None if form.text is None else self.columns.texts(form.text)
+        seconds = form.choices or (() if form.pair is None else (form.pair,))
+        each = [self.columns.texts(name) for name in seconds]
+        if first is None:
+            return [choice for choices in zip(*each, strict=True) for choice in choices]
+        pairs = [(text, second) for text, *others in zip(first, *each, strict=True) for second in others]
+        return pairs if each else first
+
+    def _tell_of_padding(self, inputs: TokenInputs) -> None:
+        if inputs.reads_padding and "padding" not in self._told:
+            self._told.add("padding")
+            log.warning("the model takes neither a mask nor lengths, so it reads what fills short texts up, too")
+
+    def _labels(
+        self, target: TargetSpec | None, form: TextForm, encoded: Encoded, known: DataNames
+    ) -> tuple[Array | None, Sequence[str] | None]:
+        """The label of each sample, or of each token: that of its word where it is the first of it, else ignored."""
+        if target is None or form.label is None:
+            return None, None
+        classes = known.classes.get(target.name, self.classes)
+        if len(target.shape) == 2 and takes_labels(target) and form.words is None:
+            raise DataError(
+                f"the model takes a label for each token ({target}), and {self.columns.where} has no column of lists "
+                "of words; give such words and labels, or a model that labels texts"
+            )
+        if not form.labels_words(target) or form.words is None:
+            values = self.columns.whole(form.label)
+            if values and isinstance(values[0], LISTS):
+                raise DataError(
+                    f"the column '{shown(form.label)}' has a list of labels for each text, and the model takes one "
+                    f"({target}); give a model that labels tokens, or one label for each text"
+                )
+            return labels_of(values, target, classes, form.label)
+        words, tags = self.columns.lists(form.words), self.columns.lists(form.label)
+        for i, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
+            if len(of_words) != len(of_tags):
+                raise DataError(
+                    f"row {i} of {self.columns.where} has {len(of_words)} words in '{shown(form.words)}' and "
+                    f"{len(of_tags)} labels in '{shown(form.label)}'; give one for each word"
+                )
+        numbers, names = labels_of([tag for row in tags for tag in row], target, classes, form.label)
+        starts = np.concatenate([[0], np.cumsum([len(row) for row in words])])
+        of_text = np.repeat(starts[:-1], encoded.lengths)
+        ignored = -100 if target.ignore_index is None else target.ignore_index
+        is_first = encoded.words >= 0
+        if lost := int(starts[-1] - is_first.sum()):
+            self._tell_once(
+                f"{lost:,} of {starts[-1]:,} words of {self.columns.where} have no token, and no label then"
+            )
+        return np.where(is_first, numbers[np.where(is_first, of_text + encoded.words, 0)], ignored), names
+
+    def _tell_once(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            log.warning("%s", words)
+
+    def _width(self, inputs: TokenInputs, form: TextForm, rows: Array) -> int:
+        """How wide a batch is: as wide as its longest text, rounded up, or as the model or the table wants it."""
+        assert self._lengths is not None and form.length is not None
+        if inputs.fixed_length is not None:
+            return inputs.fixed_length
+        longest = int((self._lengths if self.one_length else self._lengths[rows]).max())
+        return max(1, longest, min(form.length, -(-longest // self.multiple) * self.multiple))
+
+    def _texts_of(self, rows: Array, form: TextForm) -> Array:
+        """The numbers of the texts of these samples."""
+        each = len(form.choices) if form.choices else 1
+        texts: Array = (rows[:, None] * each + np.arange(each)).ravel()
+        return texts
+
+    def _shape(self, rows: Array, form: TextForm) -> tuple[int, ...]:
+        return (len(rows),) if form.choices is None else (len(rows), len(form.choices))
+
+
+class _Padded:
+    """Some texts, each in a row of one width.
+
+    Args:
+        encoded: all texts.
+        texts: which of them.
+        width: of a row.
+        tokenizer: knows what fills rows up, and on which side.
+    """
+
+    def __init__(self, encoded: Encoded, texts: Array, width: int, tokenizer: Tokenizer) -> None:
+        lengths = encoded.lengths[texts][:, None]
+        places = np.arange(width)[None, :] - (width - lengths if tokenizer.pads_left else 0)
+        self.there: Array = (places >= 0) & (places < lengths)
+        self._sources = (encoded.starts[texts][:, None] + places)[self.there]
+        self._encoded, self._pad = encoded, tokenizer.pad
+
+    def of_tokens(self) -> tuple[Array, Array, Array]:
+        """The tokens, their types, and where there are some: [texts, width] each."""
+        return self._filled(self._encoded.ids, self._pad), self._filled(self._encoded.types, 0), self.there
+
+    def of_words(self, labels: Array, target: TargetSpec) -> Array:
+        """The labels of the tokens."""
+        return self._filled(labels, -100 if target.ignore_index is None else target.ignore_index)
+
+    def _filled(self, values: Array, fill: int) -> Array:
+        made: Array = np.full(self.there.shape, fill, np.int64)
+        made[self.there] = values[self._sources]
+        return made
+
+
+COLUMN = TEXT.or_none()
+COLUMNS = Kind("a list of columns", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value)))
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+TOKENIZER = instance(str | os.PathLike | Tokenizer, "the path of a tokenizer.json, or a gradgraph.text.Tokenizer")
+
+
+@checked(tokenizer=TOKENIZER, text=COLUMN, pair=COLUMN, choices=COLUMNS.or_none(), words=COLUMN, label=COLUMN,
+         length=ABOVE_ZERO.or_none(), classes=COLUMNS.or_none(), multiple=ABOVE_ZERO, one_length=FLAG)  # fmt: skip
+def table(
+    frame: Any,
+    tokenizer: str | os.PathLike[str] | Tokenizer,
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    choices: Sequence[str] | None = None,
+    words: str | None = None,
+    label: str | None = None,
+    length: int | None = None,
+    classes: Sequence[str] | None = None,
+    multiple: int = 8,
+    one_length: bool = False,
+) -> TextTable:
+    """Texts in the columns of a table, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        reviews = gg.text.table("reviews.csv", "tokenizer.json", text="review", label="stars", length=128)
+        trainer.fit(reviews, epochs=3, batch_size=16)
+
+    The model's inputs take what their names say: tokens (``input_ids``), ``attention_mask``, ``token_type_ids``,
+    ``position_ids``, ``lengths``. Texts of similar lengths are in one batch, which is as wide as its longest text; the
+    order follows from the trainer's seed and the epoch alone, so a resumed run goes on at the same text.
+
+    Args:
+        frame: the path of a table (.csv, .tsv, .jsonl, .parquet, …) or of tagged words (.conll, .bio, .iob, .iob2); a
+            data frame of pandas or polars, an Arrow table, a dataset of Hugging Face, or a dict of lists.
+        tokenizer: the path of a ``tokenizer.json``.
+        text: the column of texts; by default the only one.
+        pair: the column of second texts: premise and hypothesis, question and passage.
+        choices: the columns of answers among which the model chooses; each stands behind ``text``, if that is given.
+        words: the column of lists of words, each of which has a label; by default the only column of lists.
+        label: the column of labels: names of classes, their numbers, or quantities; of ``words``, lists of them. By
+            default the one that is called as the step's target, or label.
+        length: texts are cut to so many tokens; by default as the model or the tokenizer says, or 512.
+        classes: the names of the classes that numbers stand for.
+        multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
+            planned anew.
+        one_length: pad all batches to one width, for outputs of each token that ``predict`` joins.
+
+    Raises:
+        DataError: the table or the tokenizer cannot be read, or has no such column.
+    """
+    if sum(given is not None for given in (pair, choices, words)) > 1 or (words is not None and text is not None):
+        raise DataError("text, pair, choices and words exclude each other, but text with a pair or with choices; give "
+                        "one of these")  # fmt: skip
+    if pair is not None and text is None:
+        raise DataError(
+            "pair is the column of second texts, and the first is not named",
+            remedy="give text=…, too",
+            shell="give --text text=…, too",
+        )
+    read = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
+    columns = FrameColumns(frame)
+    for name in (text, pair, *(choices or ()), words, label):
+        if name is not None and name not in columns.names:
+            columns[name]
+    form = TextForm(text, pair, None if choices is None else tuple(choices), words, label, length)
+    return TextTable(columns, read, form, None if classes is None else tuple(classes), multiple, one_length)

@@ -1,0 +1,95 @@
+"""Which input of a model takes what of a text: the numbers of tokens, a mask, types, positions or lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.runtime.data.batch import Array
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
+
+_ROLES = {"mask": "mask", "type": "types", "segment": "types", "position": "positions", "length": "lengths"}
+
+
+def role_of(name: str) -> str:
+    """The part that an input of this name takes: ``attention_mask`` is a mask, ``token_type_ids`` are types."""
+    return next((role for word, role in _ROLES.items() if word in name.lower()), "ids")
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """The inputs and the target of a step on texts.
+
+    Attributes:
+        ids: the input that takes the numbers of tokens: [texts, tokens], or [texts, choices, tokens].
+        inputs: all inputs, with what each takes.
+        target: the only target, if there is one.
+    """
+
+    ids: TensorSpec
+    inputs: Mapping[str, tuple[TensorSpec, str]]
+    target: TargetSpec | None
+
+    @classmethod
+    def of(cls, specs: Mapping[str, TensorSpec]) -> TokenInputs:
+        """Find what ``specs`` take; raises DataError if that is no text."""
+        targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
+        inputs = {name: (spec, role_of(name)) for name, spec in specs.items() if spec not in targets}
+        ids = [spec for spec, role in inputs.values() if role == "ids"]
+        fitting = [spec for spec in ids if len(spec.shape) in (2, 3) and numpy_dtype(spec.dtype).kind in "iu"]
+        if len(ids) != 1 or not fitting or len(targets) > 1:
+            raise DataError(
+                f"a table of texts gives the numbers of their tokens, a mask, types of tokens, positions, lengths and "
+                f"one target, and the step takes {', '.join(map(str, specs.values()))}; name the inputs as a "
+                "transformer's are (input_ids, attention_mask, token_type_ids), or give arrays"
+            )
+        return cls(ids[0], inputs, targets[0] if targets else None)
+
+    @property
+    def has_choices(self) -> bool:
+        return len(self.ids.shape) == 3
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The number of tokens that the model is fixed to, if it is."""
+        size = self.ids.shape[-1]
+        return size if isinstance(size, int) else None
+
+    @property
+    def reads_padding(self) -> bool:
+        """Whether the model takes what fills texts up for text, as nothing tells it otherwise."""
+        return not any(role in ("mask", "lengths") for _, role in self.inputs.values())
+
+    def arrays(self, tokens: Array, types: Array, there: Array) -> dict[str, Array]:
+        """Each input of a batch of texts that are filled up.
+
+        Args:
+            tokens, types: of each place: [texts, width], or [texts, choices, width].
+            there: is there a token of the text? Likewise.
+        """
+        made = {
+            "ids": tokens,
+            "types": types,
+            "mask": there,
+            "positions": np.maximum(np.cumsum(there, axis=-1) - 1, 0),
+            "lengths": there.sum(axis=-1),
+        }
+        return {name: made[role].astype(numpy_dtype(spec.dtype)) for name, (spec, role) in self.inputs.items()}
+
+    def check_choices(self, count: int) -> None:
+        """Raise DataError where the model takes another number of choices; 0 stands for single texts."""
+        wanted = self.ids.shape[1] if self.has_choices else 0
+        if self.has_choices and not count:
+            raise DataError(
+                f"'{shown(self.ids.name)}' takes several choices for each text",
+                remedy="name their columns: choices=['ending0', 'ending1']",
+                shell='name their columns: --text \'choices=["ending0","ending1"]\'',
+            )
+        if count and (not self.has_choices or (isinstance(wanted, int) and wanted != count)):
+            takes = f"takes {wanted}" if self.has_choices else "takes one text for each sample"
+            raise DataError(
+                f"there are {count} columns of choices, and '{shown(self.ids.name)}' {takes}; give as many as it takes"
+            )

@@ -1,0 +1,184 @@
+"""Tokenizers: a ``tokenizer.json``, as Hugging Face's package ``tokenizers`` writes it, read safely, run on texts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+from gradgraph.runtime.data.batch import Array
+from gradgraph.step.data_names import DataNames
+
+NAME = "tokenizer.json"
+LARGEST = 256 << 20  # bytes of a file
+LONGEST = 512  # tokens, where neither the model nor the tokenizer says how many
+CHUNK = 4096  # texts that are encoded at once: what the package returns takes far more memory than the numbers
+PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Texts as tokens, one after the other.
+
+    Attributes:
+        ids: of all tokens: int32 [tokens].
+        types: 1 for those of the second text of a pair: uint8 [tokens].
+        words: of the first token of each word, the number of the word in its text, else −1: int32 [tokens].
+        starts: the first token of each text, and how many tokens there are: int64 [texts + 1].
+        cut: how many texts were longer than they may be.
+    """
+
+    ids: Array
+    types: Array
+    words: Array
+    starts: Array
+    cut: int
+
+    @property
+    def lengths(self) -> Array:
+        """The tokens of each text."""
+        return np.diff(self.starts)
+
+
+class Tokenizer:
+    """A tokenizer from a file that anybody may have written.
+
+    Args:
+        path: of a ``tokenizer.json``.
+
+    Attributes:
+        content: the bytes of the file.
+        digest: their SHA-256.
+        pad: the number that fills a text up, and whether it stands in front of it.
+        longest: how many tokens a text may have, if the file says it.
+
+    Raises:
+        DataError: it cannot be read, or is no tokenizer; the package ``tokenizers`` is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.content = regular_bytes(path, LARGEST)
+        except UnreadableError as error:
+            raise DataError(f"the tokenizer '{shown(path)}' cannot be read ({error}); check the path") from None
+        try:
+            from tokenizers import Tokenizer as Runner
+        except ImportError:
+            install = "pip install 'onnx-gradgraph[texts]'"
+            raise DataError(
+                "texts are read by the package tokenizers, which is not installed", remedy=install, shell=install
+            ) from None
+        try:
+            self._runner = Runner.from_buffer(self.content)
+        except BaseException as error:  # where its Rust panics, what it raises is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise DataError(
+                f"'{shown(path)}' is no tokenizer ({reason_of(error)}); give the tokenizer.json that lies beside the "
+                "model where it comes from"
+            ) from None
+        self.digest = hashlib.sha256(self.content).hexdigest()
+        padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
+        found = (self._runner.token_to_id(name) for name in PADS)
+        known = next((number for number in found if number is not None), 0)
+        self.pad, self.pads_left = int(padding.get("pad_id", known)), padding.get("direction") == "left"
+        self.longest: int | None = truncation.get("max_length")
+        self._runner.no_padding()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a copy of the file, atomically; raises OutputError."""
+        write_atomically(Path(path), self.content)
+        return Path(path)
+
+    def encode(self, texts: Sequence[Any], length: int, words: bool = False) -> Encoded:
+        """Encode texts, pairs of texts, or lists of ``words``, each cut to ``length`` tokens.
+
+        Raises:
+            DataError: the tokenizer fails, or so few tokens hold no text.
+        """
+        parts = list(self._encoded(texts, length, words))
+        lengths = np.array([n for part in parts for n in part[3]], np.int64)
+        ids, types, numbers = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        return Encoded(ids, types, numbers, np.concatenate([[0], np.cumsum(lengths)]), sum(part[4] for part in parts))
+
+    def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
+        try:
+            self._runner.enable_truncation(max_length=length)
+            for first in range(0, max(len(texts), 1), CHUNK):
+                made = self._runner.encode_batch(list(texts[first : first + CHUNK]), is_pretokenized=words)
+                yield (
+                    np.array([n for one in made for n in one.ids], np.int32),
+                    np.array([n for one in made for n in one.type_ids], np.uint8),
+                    np.array([n for one in made for n in _first_tokens(one.word_ids)], np.int32) if words else _NONE,
+                    [len(one) for one in made],
+                    sum(bool(one.overflowing) for one in made),
+                )
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise DataError(
+                f"the tokenizer failed ({reason_of(error)}); give texts that it takes, and a length of more tokens "
+                "than it adds to each"
+            ) from None
+
+
+_NONE = np.zeros(0, np.int32)
+
+
+def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:
+    """The number of its word for the first token of each word, −1 for the others and those that the model adds."""
+    before = None
+    for number in numbers:
+        yield -1 if number is None or number == before else number
+        before = number
+
+
+# --- beside a model -----------------------------------------------------------------------------------------------
+
+
+def digest_for(names: DataNames) -> str | None:
+    """The digest of the tokenizer that a model reads texts with, by the names of its data; None if it reads none."""
+    return next((read["tokenizer"] for read in names.texts.values() if "tokenizer" in read), None)
+
+
+def place_beside(model: Path) -> Path:
+    """The place for a copy of the tokenizer of a model's file or a step folder, where no other model's lies."""
+    return model.with_name(f"{model.stem}.{NAME}")
+
+
+def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokenizer | None:
+    """The tokenizer that a model was trained with, which lies in its folder; None if the model reads no texts.
+
+    Args:
+        model: its file, its step folder, or the folder of its run.
+        names: of the data that it was trained on.
+
+    Raises:
+        DataError: there is none, or only others.
+    """
+    digest, path = digest_for(names), Path(model)
+    if digest is None:
+        return None
+    found = [p for p in (path / NAME, place_beside(path), path.absolute().parent / NAME) if p.is_file()]
+    for file in found:
+        with_digest = Tokenizer(file)
+        if with_digest.digest == digest:
+            return with_digest
+    raise DataError(
+        f"'{shown(path)}' reads texts, and "
+        + (
+            f"'{shown(found[0])}' is another tokenizer than it was trained with"
+            if found
+            else "no tokenizer is beside it"
+        ),
+        remedy="give gg.text.table(…, tokenizer=…) the tokenizer.json that it was trained with",
+        shell="add --tokenizer, the tokenizer.json that it was trained with",
+    )
