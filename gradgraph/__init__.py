@@ -23,7 +23,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradgraph import augment, errors, extend, frontend, losses, metrics, optim, surgery, text, vision
+    from gradgraph import (
+        augment,
+        errors,
+        extend,
+        frontend,
+        losses,
+        metrics,
+        optim,
+        preprocess,
+        surgery,
+        tables,
+        text,
+        vision,
+    )
     from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
@@ -86,7 +99,20 @@ _HOMES = {
     "vjp": "transforms",
 }
 __version__: str  # of the package; "0" in a checkout that is not installed
-_MODULES = ("augment", "errors", "extend", "frontend", "losses", "metrics", "optim", "surgery", "text", "vision")
+_MODULES = (
+    "augment",
+    "errors",
+    "extend",
+    "frontend",
+    "losses",
+    "metrics",
+    "optim",
+    "preprocess",
+    "surgery",
+    "tables",
+    "text",
+    "vision",
+)
 
 __all__ = [
     "CheckpointKeeper",
@@ -120,10 +146,12 @@ __all__ = [
     "new_head",
     "optim",
     "per_sample_gradients",
+    "preprocess",
     "qat",
     "reduce",
     "shards",
     "surgery",
+    "tables",
     "text",
     "value_and_grad",
     "vision",

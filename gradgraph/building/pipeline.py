@@ -50,9 +50,11 @@ from gradgraph.passes.normal.opsets.older import write_at
 from gradgraph.passes.normal.simplifying.cse import merge_equal
 from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
+from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
+from gradgraph.step.placing import placed
 from gradgraph.step.preprocessing import learn_preprocessing
 from gradgraph.step.step import Step
 
@@ -104,6 +106,9 @@ def normal_form(draft: Draft) -> Draft:
     asked = [name for p in parts for name in (*as_names(p.options.train), *as_names(p.options.freeze))]
 
     def look(read: ir.Model) -> None:
+        plan = DataNames.read_from(read.metadata_props).preprocess
+        if plan is not None:
+            cut_off(read, plan)
         for part in parts:
             part.below = frozen_below(read, part.options.freeze_below)
 
@@ -216,10 +221,10 @@ def manifest(draft: Draft) -> Draft:
         backend=draft.options.backend,
         machine=draft.backend.machine(),
         separate=halves.spec if halves else None,
-        data=draft.data.fitting(
-            {s.name: s.shape[1] for s in (*inputs, *targets) if len(s.shape) == 2},
+        data=placed(draft.data.fitting(
+            {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)},
             {t.name: t.classes for t in targets if t.ignore_index is not None},
-        ),
+        ), inputs, targets),
         opset=draft.opset,
     )  # fmt: skip
     return draft

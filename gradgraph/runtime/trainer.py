@@ -41,6 +41,7 @@ from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.served import served
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
@@ -60,6 +61,7 @@ from gradgraph.step.data_names import DataNames
 from gradgraph.step.folder import weight_bytes
 from gradgraph.step.inference import inference_model
 from gradgraph.step.manifest import UPDATE, Manifest
+from gradgraph.step.placing import placed
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -165,7 +167,7 @@ class Trainer(Diagnosis):
     @names.setter
     def names(self, names: DataNames) -> None:
         with self.turns.trained("names"):
-            self._executor.learn(names)
+            self._executor.learn(placed(names, self.manifest.inputs, self.manifest.targets))
 
     @property
     def history(self) -> History:
@@ -549,7 +551,7 @@ class Trainer(Diagnosis):
             )
             self._unread = None
 
-    @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG)
+    @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG, preprocess=FLAG)
     def export(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -557,6 +559,7 @@ class Trainer(Diagnosis):
         outputs: str | Sequence[str] | None = None,
         averaged: bool = True,
         mixed: bool = False,
+        preprocess: bool = True,
     ) -> onnx.ModelProto:
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
@@ -568,6 +571,8 @@ class Trainer(Diagnosis):
             averaged: as for :meth:`evaluate`.
             mixed: of a step in mixed precision, keep what computes in the low one, and store in it the weights that
                 are read in it only. By default the model is float32 throughout, as the one that was built.
+            preprocess: where the data were preprocessed (``gradgraph.preprocess``), let the model take the columns of a
+                table, each [rows], and give the names of classes besides.
 
         Raises:
             BuildError: ``mixed``, and the step is not in mixed precision.
@@ -578,6 +583,8 @@ class Trainer(Diagnosis):
         if path is not None:
             check_suffix(path, ".onnx")
         model = self._exported(outputs, averaged, mixed)
+        if preprocess:
+            model = served(model, self.names, outputs is None)
         if path is not None:
             outside = any(is_external(t) for t in model.graph.initializer)
             save_model(self.definition.opened(model) if outside else model, path)
@@ -587,7 +594,9 @@ class Trainer(Diagnosis):
         return model
 
     def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
-        """Export as :meth:`export` does, to an onnx-ir model whose large frozen weights stay in their files."""
+        """Export as :meth:`export` does without preprocessing, to an onnx-ir model whose large frozen weights stay in
+        their files.
+        """
         return self.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:

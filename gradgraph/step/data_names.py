@@ -16,6 +16,7 @@ from typing import Any
 from gradgraph.augment.augmentation import INTERPOLATIONS
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
+from gradgraph.preprocess.plan import Preprocessing
 
 NAMES_KEY = "gradgraph.data"
 MOST_NAMES = 1_000_000
@@ -113,6 +114,7 @@ class DataNames:
         texts: of an input, how texts became its numbers: arguments of ``gradgraph.text.table``, with the SHA-256 of
             the tokenizer's file in place of its path.
         sounds: of an input, how sounds became its samples: arguments of ``gradgraph.sound.folder``.
+        preprocess: what becomes of the columns of a table before the model reads them.
 
     Raises:
         ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
@@ -124,6 +126,7 @@ class DataNames:
     softmax: Sequence[str] = ()
     texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    preprocess: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         for name in ("columns", "classes"):
@@ -133,9 +136,11 @@ class DataNames:
             read = {name: _as_read(what, name, given) for name, given in _mapping(what, getattr(self, what)).items()}
             object.__setattr__(self, what, read)
         object.__setattr__(self, "softmax", _names("softmax", self.softmax))
+        if not isinstance(self.preprocess, Preprocessing | None):
+            object.__setattr__(self, "preprocess", Preprocessing.from_data(self.preprocess))
 
     def __bool__(self) -> bool:
-        return bool(self.columns or self.classes or self.images or self.texts or self.sounds)
+        return bool(self.columns or self.classes or self.images or self.texts or self.sounds or self.preprocess)
 
     def updated(self, other: DataNames) -> DataNames:
         """These names, with those of ``other`` in place of what it names, too."""
@@ -146,6 +151,7 @@ class DataNames:
             tuple(dict.fromkeys([*self.softmax, *other.softmax])),
             {**self.texts, **other.texts},
             {**self.sounds, **other.sounds},
+            other.preprocess or self.preprocess,
         )
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
@@ -161,13 +167,16 @@ class DataNames:
         if len(held) == 1 and len(classes) == 1:
             held = dict(zip(classes, held.values(), strict=True))
         named = replace(self, columns=_fitting(self.columns, columns), classes=_fitting(held, classes))
-        return replace(named, softmax=())
+        made = {} if self.preprocess is None else {n: len(own) for n, own in self.preprocess.features.items()}
+        fits = all(columns.get(name) == count for name, count in made.items())
+        return replace(named, softmax=(), preprocess=self.preprocess if fits else None)
 
     # --- written and read -----------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON; what names nothing is left out."""
-        return {name: value for name, value in asdict(self).items() if value}
+        plan = {} if self.preprocess is None else {"preprocess": self.preprocess.as_data()}
+        return {name: value for name, value in asdict(replace(self, preprocess=None)).items() if value} | plan
 
     @classmethod
     def from_data(cls, data: Any) -> DataNames:

@@ -11,8 +11,9 @@ import onnxruntime as ort
 
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
+from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.remedies import for_shape, for_type
-from gradgraph.runtime.data.tables import columns_in, columns_of, is_table, matrix_of
+from gradgraph.runtime.data.tables import columns_in, columns_of, matrix_of
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 

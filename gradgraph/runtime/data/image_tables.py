@@ -13,11 +13,12 @@ from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import csv_head
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import LABELS
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of
 from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
-from gradgraph.runtime.data.tables import SEPARATORS, column_of, columns_in, is_table, is_table_file, read_table
+from gradgraph.runtime.data.tables import SEPARATORS, column_of, columns_in, is_table_file, read_table
 from gradgraph.step.data_names import DataNames
 
 HEAD = 1 << 16  # bytes of a file whose first row tells whether it names images

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.tables import is_table
+from gradgraph.preprocess.frames import is_table
 from gradgraph.step.manifest import Manifest
 
 R = TypeVar("R")

@@ -15,6 +15,7 @@ import numpy as np
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.mapped import is_mapped
+from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import (
@@ -37,7 +38,7 @@ from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.shards import is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
-from gradgraph.runtime.data.tables import is_table, is_table_file, read_table
+from gradgraph.runtime.data.tables import is_table_file, read_table
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec
 

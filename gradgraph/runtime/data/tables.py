@@ -14,10 +14,11 @@ import numpy as np
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, csv_columns
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+from gradgraph.preprocess.frames import Frame, text_of
 from gradgraph.runtime.data.matching import class_numbers, classes_for
 from gradgraph.runtime.data.remedies import for_file, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
 
@@ -38,13 +39,6 @@ _AS_TEXT: dict[str, dict[str, Any]] = {
     "polars": {"infer_schema": False, "missing_utf8_is_empty_string": True},
 }
 _MANY_COLUMNS = 10_000
-
-
-def is_table(data: Any) -> bool:
-    """Is it a DataFrame of pandas or polars, or an Arrow table?"""
-    if hasattr(data, "column_names") and hasattr(data, "to_pydict"):
-        return True
-    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
 
 
 def is_table_file(path: Path) -> bool:
@@ -112,22 +106,45 @@ def columns_of(
         DataError: columns are missing, or too many; hold no numbers, or gaps.
     """
     columns = _Columns(table)
+    made = _preprocessed(table, specs, known)
+    every, specs = specs, {name: spec for name, spec in specs.items() if name not in made}
     made_of, new = _made_of(columns, specs, known, unread)
     if new is not None:
         log.info("'%s' is made of the columns %s", shown(new), listed(made_of[new]))
-    used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
-    rest = [name for name in columns.keys if name not in used]
-    found, classes = dict[str, Array](), dict[str, Sequence[str]]()
+    rest = _rest(columns, specs, made_of, known, unread)
+    found, classes = dict[str, Array](made), dict[str, Sequence[str]]()
     for name, each in made_of.items():
         if _takes_one(specs[name]) and len(each) == 1 and each[0] in columns.keys:
-            found[name], labels = columns.labels_or_numbers(specs[name], each[0], known.classes.get(name))
+            found[name], labels = columns.labels_or_numbers(specs[name], each[0], known)
             classes |= {} if labels is None else {name: labels}
             continue
         found[name] = columns.matrix(name, each, rest)
         rest = []  # which is told once
-    return {name: found[name] for name in specs}, DataNames(
-        {name: each for name, each in made_of.items() if each != [name]}, classes
-    )
+    own = {name: each for name, each in made_of.items() if each != [name]}
+    return {name: found[name] for name in every}, DataNames(own, classes, preprocess=known.preprocess)
+
+
+def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> dict[str, Array]:
+    """The tensors that a preprocessing makes of a table, or that it reads, in a model that has it inside.
+
+    Raises:
+        DataError: the model takes another number of columns than it makes.
+    """
+    plan = known.preprocess
+    if plan is None:
+        return {}
+    if plan.read.keys() <= specs.keys():
+        return plan.feeds(table)
+    features = plan.features
+    for name, own in features.items():
+        width = specs[name].shape[1] if name in specs and len(specs[name].shape) == 2 else 0
+        if width not in (len(own), None):
+            takes = f"takes {width}" if width else "is no matrix among its inputs"
+            raise DataError(
+                f"the preprocessing makes {len(own)} numbers of each row ({listed(own)}), and '{shown(name)}' of the "
+                f"model {takes}; choose columns and their kinds, or a model of that size"
+            )
+    return plan.arrays(table)
 
 
 def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:
@@ -162,8 +179,7 @@ def _made_of(
             made_of[name] = [name]
     for name in made_of:
         _check_target(columns, specs[name], made_of[name])
-    used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
-    rest = [name for name in columns.keys if name not in used]
+    rest = _rest(columns, specs, made_of, known, unread)
     match [spec for name, spec in specs.items() if name not in made_of]:
         case []:
             return made_of, None
@@ -172,6 +188,20 @@ def _made_of(
             return {name: made_of[name] for name in specs}, spec.name
         case missing:
             raise _unfitting(columns, specs, missing, rest)
+
+
+def _rest(
+    columns: _Columns,
+    specs: Collection[str],
+    made_of: Mapping[str, Sequence[str]],
+    known: DataNames,
+    unread: Collection[str],
+) -> list[str]:
+    """The columns that nothing is known of."""
+    plan = known.preprocess
+    used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
+    used |= {*plan.columns, *plan.targets} if plan is not None else set()
+    return [name for name in columns if name not in used]
 
 
 def _takes_one(spec: TensorSpec) -> bool:
@@ -255,26 +285,11 @@ def columns_in(table: Any) -> list[str]:
 
 def column_of(table: Any, name: str) -> Array:
     """The values of a column."""
-    return _Columns(table).values(name)
+    return _Columns(table)[name]
 
 
-class _Columns:
-    """The columns of a table.
-
-    Attributes:
-        keys: what the table itself calls each column, which need not be text, by its name.
-
-    Raises:
-        DataError: two have one name.
-    """
-
-    def __init__(self, table: Any) -> None:
-        every = list(table.column_names if hasattr(table, "column_names") else table.columns)
-        self._table, self.keys = table, {str(key): key for key in every}
-        if len(self.keys) < len(every):
-            names = [str(key) for key in every]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"the table has two columns '{shown(twice)}'; give each a name of its own")
+class _Columns(Frame):
+    """The columns of a table, as arrays of tensors."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
         """These columns side by side; the ``rest`` is left out, and who has some is told."""
@@ -291,31 +306,29 @@ class _Columns:
                         "is" if len(rest) == 1 else "are", shown(name), listed(made_of))  # fmt: skip
         return np.column_stack([self._numbers(column, may_have_gaps) for column in made_of])
 
-    def labels_or_numbers(
-        self, spec: TensorSpec, column: str, known: Sequence[str] | None
-    ) -> tuple[Array, Sequence[str] | None]:
+    def labels_or_numbers(self, spec: TensorSpec, column: str, known: DataNames) -> tuple[Array, Sequence[str] | None]:
         """A column in the shape of ``spec``; of labels that are text the numbers of their classes, and the names of
         all of these. Of two classes, numbers may be wanted for the labels, too: 0 and 1.
         """
-        values = self.values(column) if isinstance(spec, TargetSpec) else np.zeros(0)
-        shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
-        if not _is_text(values) or not (takes_labels(spec) or len(known or set(values.tolist())) == 2):
-            return self._numbers(column).reshape(shape), None
-        labels = [str(value) for value in values]
+        values = self[column] if isinstance(spec, TargetSpec) else np.zeros(0)
+        shape, names = (-1,) if len(spec.shape) == 1 else (-1, 1), known.classes.get(spec.name)
+        learnt = None if known.preprocess is None else known.preprocess.targets.get(column)
+        if learnt is not None and learnt.classes and takes_labels(spec):
+            names = learnt.classes
+        elif not _is_text(values) or not (takes_labels(spec) or len(names or set(values.tolist())) == 2):
+            numbers = self._numbers(column).reshape(shape)
+            return (numbers if learnt is None else numbers.astype(numpy_dtype(spec.dtype))), None
+        labels = text_of(values).tolist()
         found, where = sorted(set(labels)), f"the column '{shown(column)}'"
-        names = classes_for(spec, found, known, where)
-        numbers = dict(zip(found, class_numbers(found, names, where), strict=True))
-        return np.array([numbers[label] for label in labels], np.int64).reshape(shape), names
+        names = classes_for(spec, found, names, where)
+        number = dict(zip(found, class_numbers(found, names, where), strict=True))
+        return np.array([number[label] for label in labels], np.int64).reshape(shape), names
 
     def is_text(self, name: str) -> bool:
-        return self.values(name).dtype.kind in "OUT"
-
-    def values(self, name: str) -> Array:
-        column = self._table[self.keys[name]]
-        return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+        return self[name].dtype.kind in "OUT"
 
     def _numbers(self, name: str, may_have_gaps: bool = False) -> Array:
-        array = self.values(name)
+        array = self[name]
         if array.dtype.kind not in "biuf":
             raise DataError(
                 f"the column '{shown(name)}' holds {array.dtype}, not numbers; encode it as numbers, or leave it out"

@@ -31,6 +31,7 @@ from gradgraph.errors import (
 )
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import (
     Array,
     Batch,
@@ -46,7 +47,7 @@ from gradgraph.runtime.data.matching import check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
-from gradgraph.runtime.data.tables import columns_of, is_table
+from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.joining import filled, joined, of_first
 from gradgraph.runtime.execution.means import WeightedMeans

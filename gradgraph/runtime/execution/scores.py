@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,15 +57,17 @@ def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collecti
     """
     found = []
     for target, classes in names.classes.items():
-        output = _output_of(target, len(classes), outputs)
+        fitting = [n for n, array in outputs.items() if array.dtype.kind == "f" and array.shape[1:] == (len(classes),)]
+        output = output_of(target, fitting)
         if output is not None:
             found.append(Scores(target, output, tuple(classes), target in names.softmax, output in probable))
     return found
 
 
-def _output_of(target: str, classes: int, outputs: Mapping[str, Array]) -> str | None:
-    """The output with a score for each class: of several losses, that which the target is called after."""
-    fitting = [name for name, array in outputs.items() if array.dtype.kind == "f" and array.shape[1:] == (classes,)]
+def output_of(target: str, fitting: Sequence[str]) -> str | None:
+    """The output with a score for each class, of those ``fitting``: of several losses, that which the target is called
+    after.
+    """
     own = [name for name in fitting if target == f"{name}_target"]
     return next(iter([*own, *fitting]), None)
 

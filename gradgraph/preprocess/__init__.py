@@ -1,0 +1,14 @@
+"""Preprocessing: columns of a table become the numbers that a model reads, as was learnt from its training data.
+
+It knows tables, and the ONNX nodes that make arrays of them; it must not know steps, losses or training.
+"""
+
+from gradgraph.preprocess.column_kinds import KINDS
+from gradgraph.preprocess.fitting import fit
+from gradgraph.preprocess.plan import Preprocessing
+
+__all__ = ["KINDS", "Preprocessing", "fit"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

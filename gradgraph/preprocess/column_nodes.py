@@ -1,0 +1,134 @@
+"""The preprocessing inside a model: nodes in front of it, which take the columns, and others that call classes by name.
+
+All of them have names that begin with ``preprocess/``, by which :func:`cut_off` knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.prune import prune
+from gradgraph.preprocess.column_kinds import ML
+from gradgraph.preprocess.plan import Preprocessing
+
+SCOPE = "preprocess"
+ML_OPSET = 4  # the first in which LabelEncoder takes numbers of 64 bits
+CLASS, PROBABILITIES = "class", "probabilities"
+
+
+def alone(plan: Preprocessing) -> onnx.ModelProto:
+    """A model of the nodes alone: columns to arrays."""
+    graph = ir.Graph([], [], nodes=[], name=SCOPE, opset_imports={"": 21})
+    graph.outputs.extend(_written(plan, graph, "rows", None).values())
+    return ir.serde.serialize_model(ir.Model(graph, ir_version=10))
+
+
+def put_before(model: ir.Model, plan: Preprocessing) -> None:
+    """Let ``model`` take the columns of a table, each [rows], in place of the arrays that are made of them."""
+    graph = model.graph
+    _make_room(graph, plan)
+    inputs = {value.name: value for value in graph.inputs}
+    shape = next(inputs[name].shape for name in plan.features if name in inputs)
+    rows = "rows" if shape is None else shape[0]
+    made = _written(plan, graph, rows, graph[0] if len(graph) else None)
+    for name, value in made.items():
+        if name in inputs:
+            ir.convenience.replace_all_uses_with(inputs[name], value)
+            graph.inputs.remove(inputs[name])
+
+
+def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], bool, bool]]) -> None:
+    """Give ``model`` the outputs ``class``, text [rows], and ``probabilities``, float32 [rows, classes].
+
+    Args:
+        model: with outputs [rows, classes].
+        scores: of each of these outputs, the names of its classes, and whether probabilities are its Softmax, or it
+            itself; of several, those that are made are called ``<output>.class`` and so on.
+    """
+    graph = model.graph
+    op = Builder(_names(graph), scope=SCOPE)
+    graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
+    for name, (classes, is_softmax, is_probable) in scores.items():
+        value = next(v for v in graph.outputs if v.name == name)
+        of = f"{name}." if len(scores) > 1 else ""
+        best = op.ArgMax(Var(op, value), axis=1, keepdims=0)
+        called = op.emit("LabelEncoder", best, domain=ML, keys_int64s=list(range(len(classes))),
+                         values_strings=list(classes), default_string="")  # fmt: skip
+        _give(op, graph, called, f"{of}{CLASS}", ir.DataType.STRING, value.shape and value.shape[:1])
+        if is_softmax or is_probable:
+            made = op.Softmax(Var(op, value), axis=1) if is_softmax else op.Identity(Var(op, value))
+            _give(op, graph, made, f"{of}{PROBABILITIES}", value.dtype, value.shape)
+    op.finish(graph)
+
+
+def cut_off(model: ir.Model, plan: Preprocessing) -> None:
+    """Undo :func:`put_before` and :func:`call_classes`: the model takes arrays again, and gives its own outputs."""
+    graph = model.graph
+    if not plan.read.keys() <= {value.name for value in graph.inputs}:
+        return
+    outputs = [v for v in graph.outputs if not _is_ours(v)]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    made = {v.name: v for node in graph for v in node.outputs}
+    kept = [v for v in graph.inputs if v.name not in plan.read]
+    graph.inputs.clear()
+    for name, own in plan.features.items():
+        value = made.get(f"{SCOPE}/{name}")
+        if value is not None:
+            dtype = ir.DataType.INT64 if name == plan.indices else ir.DataType.FLOAT
+            given = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", len(own)]))
+            ir.convenience.replace_all_uses_with(value, given)
+            graph.inputs.append(given)
+    graph.inputs.extend(kept)
+    prune(model)
+
+
+def _written(
+    plan: Preprocessing, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
+) -> dict[str, ir.Value]:
+    """Let ``graph`` take the columns, and write the nodes that make the arrays, which are returned by name."""
+    op = Builder([*_names(graph), *plan.read], scope=SCOPE)
+    made: dict[str, list[Var]] = {}
+    for name, kind in plan.read.items():
+        dtype = ir.DataType.STRING if kind.takes_text else ir.DataType.DOUBLE
+        column = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([rows]))
+        graph.inputs.append(column)
+        of = plan.indices if kind.is_index else plan.numbers
+        made.setdefault(of, []).append(kind.write(op, Var(op, column)))
+    whole = {name: op.Concat(*made[name], axis=1, name=f"{SCOPE}/{name}").value for name in plan.features}
+    for name, own in plan.features.items():
+        whole[name].shape = ir.Shape([rows, len(own)])
+    graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
+    op.finish(graph, before)
+    return whole
+
+
+def _make_room(graph: ir.Graph, plan: Preprocessing) -> None:
+    """Give values of the model that are called like a column another name."""
+    op = Builder([*_names(graph), *plan.read])
+    going = {value for value in graph.inputs if value.name in plan.features}
+    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph.all_nodes() for v in node.outputs)]
+    for value in values:
+        if value.name in plan.read and value not in going:
+            value.name = op.fresh(value.name or "")
+
+
+def _give(op: Builder, graph: ir.Graph, made: Var, name: str, dtype: ir.DataType | None, shape: object) -> None:
+    made.value.name = op.fresh(name)
+    made.value.type = None if dtype is None else ir.TensorType(dtype)
+    made.value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape  # type: ignore[assignment]
+    graph.outputs.append(made.value)
+
+
+def _is_ours(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and (node.name or "").startswith(f"{SCOPE}/")
+
+
+def _names(graph: ir.Graph) -> list[str]:
+    nodes = [v.name or "" for node in graph.all_nodes() for v in node.outputs]
+    return [*nodes, *(v.name or "" for v in graph.inputs), *graph.initializers]

@@ -1,0 +1,189 @@
+"""A plan of what becomes of a table: plain data, which step, checkpoint and model keep, and the arrays made by it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradgraph.errors import ArgumentError, UnmatchedError, listed, shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.preprocess.column_kinds import KINDS, Kind
+from gradgraph.preprocess.frames import Array, Frame, numbers_of, text_of
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+MOST_COLUMNS = 100_000
+ROWS_AT_ONCE = 4096  # so that words of texts, [rows, words], take a few megabytes
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A column that is to be predicted.
+
+    Attributes:
+        classes: their names, sorted; none where it holds numbers.
+        mean, std: of the numbers.
+    """
+
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))
+        numbers = all(type(n) in (int, float) and np.isfinite(n) for n in (self.mean, self.std))
+        if not numbers or self.std <= 0 or not all(isinstance(name, str) for name in self.classes):
+            raise ArgumentError("a target of the preprocessing has values that it cannot have")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Says what becomes of each column of a table before a model reads it; :func:`gradgraph.preprocess.fit` learns it.
+
+    Attributes:
+        columns: of each column that was there, its kind with what was learnt, in the order of the table.
+        targets: of each column that is to be predicted, what was learnt.
+        rows: how many the training data have.
+        numbers, indices: the inputs of the model that are made: float32 and int64, [rows, columns].
+
+    Raises:
+        ArgumentError: no table can have given that.
+    """
+
+    columns: Mapping[str, Kind]
+    targets: Mapping[str, Learnt] = field(default_factory=dict)
+    rows: int = 0
+    numbers: str = "x"
+    indices: str = "categories"
+
+    def __post_init__(self) -> None:
+        if len(self.columns) > MOST_COLUMNS or not all(
+            isinstance(name, str) for name in (*self.columns, *self.targets)
+        ):
+            raise ArgumentError("the columns of the preprocessing should be names")
+        if type(self.rows) is not int or self.rows < 0:
+            raise ArgumentError("the rows of the preprocessing should be a number")
+        if not (isinstance(self.numbers, str) and isinstance(self.indices, str) and self.numbers != self.indices):
+            raise ArgumentError("the inputs of the preprocessing should be two names")
+        if not self.read:
+            raise ArgumentError("the preprocessing reads no column; give one that is neither a target nor dropped")
+
+    # --- what it makes --------------------------------------------------------------------------------------
+
+    @property
+    def read(self) -> dict[str, Kind]:
+        """The columns that the model reads."""
+        return {name: kind for name, kind in self.columns.items() if kind.parts}
+
+    @property
+    def features(self) -> dict[str, list[str]]:
+        """The columns of each array that is made, in words, by the input of the model."""
+        made: dict[str, list[str]] = {}
+        for name, kind in self.read.items():
+            own = made.setdefault(self.indices if kind.is_index else self.numbers, [])
+            own += [f"{name}{part}" for part in kind.parts]
+        return {name: made[name] for name in (self.numbers, self.indices) if name in made}
+
+    def feeds(self, table: Any) -> dict[str, Array]:
+        """The columns as the nodes read them: text, or float64.
+
+        Raises:
+            UnmatchedError: columns are missing.
+            DataError: a column of numbers holds something else.
+        """
+        frame = Frame(table)
+        if missing := [name for name in self.read if name not in frame]:
+            new = [name for name in frame if name not in self.columns and name not in self.targets]
+            has = f", and has the new {listed(new)}" if new else ""
+            raise UnmatchedError(
+                f"the table lacks the column{'' if len(missing) == 1 else 's'} {listed(missing)}, which the model "
+                f"reads{has}; give columns the names that they had in training"
+            )
+        return {
+            name: text_of(frame[name]) if kind.takes_text else numbers_of(name, frame[name])
+            for name, kind in self.read.items()
+        }
+
+    def arrays(self, table: Any) -> dict[str, Array]:
+        """The arrays that a model takes, of a table: computed by the nodes that an exported model has, too.
+
+        Raises:
+            UnmatchedError, DataError: as for :meth:`feeds`.
+        """
+        feeds = self.feeds(table)
+        rows = len(next(iter(feeds.values())))
+        session = _session(json.dumps(self.as_data()))
+        parts: dict[str, list[Array]] = {name: [] for name in self.features}
+        for first in range(0, max(rows, 1), ROWS_AT_ONCE):
+            batch = {name: values[first : first + ROWS_AT_ONCE] for name, values in feeds.items()}
+            for name, array in zip(parts, session.run(None, batch), strict=True):
+                parts[name].append(array)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    # --- written and read -----------------------------------------------------------------------------------
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON."""
+        targets = {n: {"classes": list(t.classes), "mean": t.mean, "std": t.std} for n, t in self.targets.items()}
+        columns = {name: kind.as_data() for name, kind in self.columns.items()}
+        return {
+            "columns": columns,
+            "targets": targets,
+            "rows": self.rows,
+            "numbers": self.numbers,
+            "indices": self.indices,
+        }
+
+    @classmethod
+    def from_data(cls, data: Any) -> Preprocessing:
+        """Check plain data that somebody may have written; raises ArgumentError."""
+        try:
+            known = {f.name for f in fields(cls)}
+            if stray := sorted(data.keys() - known):
+                raise ArgumentError(f"the preprocessing has no '{shown(stray[0])}'")
+            columns = {name: _kind(**given) for name, given in data["columns"].items()}
+            targets = {name: Learnt(**given) for name, given in data.get("targets", {}).items()}
+            return cls(**{**data, "columns": columns, "targets": targets})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ArgumentError(f"the preprocessing is none ({shown(error)})") from None
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {kind.name}, {_many(len(kind.parts))}" for name, kind in self.columns.items()]
+        return "\n".join([*lines, *(f"{name}: {_said(learnt)}" for name, learnt in self.targets.items())])
+
+
+def _many(count: int) -> str:
+    return "not read" if not count else f"{count} number{'' if count == 1 else 's'}"
+
+
+def _said(learnt: Learnt) -> str:
+    if not learnt.classes:
+        return f"to be predicted, numbers of mean {learnt.mean:.6g} and standard deviation {learnt.std:.6g}"
+    return f"to be predicted, one of {len(learnt.classes)} classes: {listed(learnt.classes)}"
+
+
+def _kind(kind: str, **given: Any) -> Kind:
+    if kind not in KINDS:
+        raise ArgumentError(f"there is no kind of column '{shown(kind)}'{KINDS.hint(str(kind))}")
+    made: Kind = KINDS[kind](**given)
+    return made
+
+
+@functools.lru_cache(maxsize=8)
+def _session(data: str) -> ort.InferenceSession:
+    """A session for the nodes alone."""
+    import onnxruntime as ort
+
+    from gradgraph.preprocess.column_nodes import alone
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    model = alone(Preprocessing.from_data(json_of(data)))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

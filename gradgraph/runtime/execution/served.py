@@ -1,0 +1,46 @@
+"""The model as it is served: with its preprocessing in front, and classes called by their names."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.graph.shapes import shape_of
+from gradgraph.preprocess.column_nodes import call_classes, put_before
+from gradgraph.runtime.execution.scores import output_of
+from gradgraph.step.data_names import DataNames
+
+
+def served(model: onnx.ModelProto, names: DataNames, own_outputs: bool = True) -> onnx.ModelProto:
+    """A model that takes the columns of a table, if its data were preprocessed; others are given back as they are.
+
+    Args:
+        model: an inference model.
+        names: of the data that it was trained on.
+        own_outputs: it has all its outputs, so others may come to them: the classes by name, and their probabilities.
+    """
+    plan = names.preprocess
+    inputs = {value.name for value in model.graph.input}
+    if plan is None or inputs.isdisjoint(plan.features):
+        return model
+    read = ir.serde.deserialize_model(model)
+    put_before(read, plan)
+    if own_outputs:
+        call_classes(read, _scores(read, names))
+    return ir.serde.serialize_model(read)
+
+
+def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], bool, bool]]:
+    """Of the outputs with a score for each class: the names of these, and whether probabilities are made by Softmax, or
+    are there.
+    """
+    found = {}
+    for target, classes in names.classes.items():
+        shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
+        output = output_of(target, [name for name, shape in shapes.items() if shape[1:] == (len(classes),)])
+        if output is not None:
+            value = next(v for v in model.graph.outputs if v.name == output)
+            is_softmax = probabilities(value) is not None
+            found[output] = (tuple(classes), target in names.softmax and not is_softmax, is_softmax)
+    return found

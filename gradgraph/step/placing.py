@@ -1,0 +1,63 @@
+"""Which inputs and targets of a step the arrays of a preprocessing are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.step.data_names import DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec
+
+
+def placed(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
+    """``names`` whose preprocessing is that of these inputs and targets.
+
+    Its arrays are the inputs of these names, or the only matrices of floating and of whole numbers; each column to be
+    predicted is the target that is called after it, or the next one.
+
+    Raises:
+        DataError: there is no such input, or there are more or fewer targets.
+    """
+    plan = names.preprocess
+    if plan is None:
+        return names
+    wide = [spec for spec in inputs if len(spec.shape) == 2]
+    floats = [spec.name for spec in wide if spec.dtype.startswith(("float", "bfloat"))]
+    whole = [spec.name for spec in wide if spec.name not in floats]
+    numbers = _input(plan.numbers, floats, inputs) if plan.numbers in plan.features else plan.numbers
+    indices = _input(plan.indices, whole, inputs) if plan.indices in plan.features else plan.indices
+    names = replace(names, preprocess=replace(plan, numbers=numbers, indices=indices))
+    return names.updated(_learnt(names, targets))
+
+
+def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> str:
+    if name in fitting or len(fitting) == 1:
+        return name if name in fitting else fitting[0]
+    raise DataError(
+        f"the preprocessing makes a matrix '{shown(name)}', and the model takes {listed([str(s) for s in inputs])}; "
+        "give it one such input"
+    )
+
+
+def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
+    """The columns and classes of the targets of which nothing is known yet."""
+    plan = names.preprocess
+    assert plan is not None
+    columns = list(plan.targets)
+    unknown = [target.name for target in targets if target.name not in names.columns]
+    if not columns or not unknown:
+        return DataNames()
+    if len(targets) == 1:
+        of = {targets[0].name: columns}
+    elif len(targets) == len(columns):
+        by_name = {target.name: [c for c in columns if target.name in (c, f"{c}_target", f"{c}_logits_target")]
+                   for target in targets}  # fmt: skip
+        is_called = all(len(own) == 1 for own in by_name.values())
+        of = by_name if is_called else {t.name: [c] for t, c in zip(targets, columns, strict=True)}
+    else:
+        raise DataError(f"{listed(columns)} are to be predicted, and the step has the targets "
+                        f"{listed([t.name for t in targets])}; build it with one for each, or for all")  # fmt: skip
+    labels = {target.name for target in targets if target.ignore_index is not None}
+    classes = {name: plan.targets[own[0]].classes for name, own in of.items() if name in labels and len(own) == 1}
+    return DataNames(of, {name: own for name, own in classes.items() if own})

@@ -1,0 +1,238 @@
+"""Networks for tables, of what was learnt of the training data: its columns, and what is to be predicted.
+
+Y. Gorishniy, I. Rubachev, V. Khrulkov, A. Babenko: Revisiting Deep Learning Models for Tabular Data (NeurIPS 2021).
+
+An output of numbers is in the unit of its column: the network computes it with mean 0 and standard deviation 1, and the
+last node undoes that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.arguments import WHOLE, Table, checked, instance
+from gradgraph.errors import DataError
+from gradgraph.frontend import Input, export, init, manual_seed, nn
+from gradgraph.frontend import functional as F
+from gradgraph.losses import LOSSES
+from gradgraph.preprocess import Preprocessing
+from gradgraph.preprocess.column_kinds import Category
+from gradgraph.step.data_names import DataNames
+
+LOGITS = "logits"
+MODELS: Table[Callable[..., onnx.ModelProto]] = Table("starting model")
+PREPROCESSING = instance(Preprocessing, "what gradgraph.preprocess.fit gives")
+
+
+@checked(plan=PREPROCESSING)
+def loss(plan: Preprocessing) -> Any:
+    """The losses of a model that was made here, for ``gradgraph.build``.
+
+    Classes have cross_entropy; numbers have mse in units of their variance, which is 1 for a model that knows the mean
+    alone.
+    """
+    if len(plan.targets) == 1 and next(iter(plan.targets.values())).classes:
+        return "cross_entropy"
+    return {
+        output: "cross_entropy" if plan.targets[column].classes
+        else (LOSSES.by_name("mse"), 1 / plan.targets[column].std ** 2)
+        for column, output in _outputs(plan).items()
+    }  # fmt: skip
+
+
+@checked(plan=PREPROCESSING, hidden=instance(Sequence, "a list of numbers, such as [64, 64]").or_none(), seed=WHOLE)
+def mlp(
+    plan: Preprocessing, hidden: Sequence[int] | None = None, *, dropout: float = 0.0, seed: int = 0
+) -> onnx.ModelProto:
+    """Layers of ReLU, one after the other.
+
+    Args:
+        plan: what ``gradgraph.preprocess.fit`` gives, with a target.
+        hidden: the sizes of the layers; by default two, of a size that suits the number of rows.
+        dropout: in front of each layer but the first.
+        seed: of the initial weights.
+    """
+    manual_seed(seed)
+    sizes = [*(hidden or [_width(plan)] * 2)]
+    body: list[nn.Module] = [nn.ReLU()]
+    for a, b in itertools.pairwise(sizes):
+        body += [*([nn.Dropout(dropout)] if dropout else []), nn.Linear(a, b), nn.ReLU()]
+    return _exported(plan, _Net(plan, _Columns(plan, sizes[0]), nn.Sequential(*body), sizes[-1]))
+
+
+@checked(plan=PREPROCESSING, width=WHOLE.or_none(), blocks=WHOLE, seed=WHOLE)
+def resnet(
+    plan: Preprocessing, width: int | None = None, blocks: int = 2, *, dropout: float = 0.1, seed: int = 0
+) -> onnx.ModelProto:
+    """Blocks with a way round each (Gorishniy et al.): ``x + Linear(Dropout(ReLU(Linear(BatchNorm(x)))))``.
+
+    Args:
+        plan: as for :func:`mlp`.
+        width: of what goes from block to block; inside a block it is twice as wide.
+        blocks: their number.
+        dropout: in each block.
+        seed: of the initial weights.
+    """
+    manual_seed(seed)
+    size = width or _width(plan)
+    body = nn.Sequential(*(_Block(size, dropout) for _ in range(blocks)), nn.BatchNorm1d(size), nn.ReLU())
+    return _exported(plan, _Net(plan, _Columns(plan, size), body, size))
+
+
+@checked(plan=PREPROCESSING, width=WHOLE, blocks=WHOLE, heads=WHOLE, seed=WHOLE)
+def ft_transformer(
+    plan: Preprocessing, width: int = 32, blocks: int = 2, heads: int = 4, *, dropout: float = 0.1, seed: int = 0
+) -> onnx.ModelProto:
+    """A token for each number and each category, which attend to each other (FT-Transformer of Gorishniy et al.).
+
+    Args:
+        plan: as for :func:`mlp`; learnt with ``index=True``, so that a category is one token.
+        width: of a token.
+        blocks, heads: of the transformer.
+        dropout: in each block.
+        seed: of the initial weights.
+    """
+    manual_seed(seed)
+    block = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
+    return _exported(plan, _Net(plan, _Tokens(plan, width), nn.Sequential(_Attending(block, blocks, width)), width))
+
+
+for _model in (mlp, resnet, ft_transformer):
+    MODELS.add(_model.__name__, _model)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------
+
+
+class _Columns(nn.Module):
+    """All columns as one vector [rows, size]: a sum of a linear function of the numbers, and a row for each category.
+
+    A category that no training row has begins as nothing.
+    """
+
+    def __init__(self, plan: Preprocessing, size: int) -> None:
+        super().__init__()
+        features = plan.features.get(plan.numbers, [])
+        self.numbers = nn.Linear(len(features), size) if features else None
+        if self.numbers is not None:
+            unseen = [i for i, name in enumerate(features) if name in _unseen(plan)]
+            self.numbers.weight.data[:, unseen] = 0
+        self.categories = _Categories(plan, size) if plan.indices in plan.features else None
+
+    def forward(self, numbers: Any, categories: Any) -> Any:
+        parts = [] if self.numbers is None else [self.numbers(numbers)]
+        return sum([*parts, *([] if self.categories is None else [self.categories(categories).sum(1)])])
+
+
+class _Tokens(nn.Module):
+    """A token for each column, behind one that is of none: [rows, 1 + columns, width]."""
+
+    def __init__(self, plan: Preprocessing, width: int) -> None:
+        super().__init__()
+        count, bound = len(plan.features.get(plan.numbers, [])), width**-0.5
+        self.of_all = init.uniform_(nn.Parameter(np.zeros((1, 1, width))), -bound, bound)
+        self.scale = init.uniform_(nn.Parameter(np.zeros((count, width))), -bound, bound) if count else None
+        self.shift = init.uniform_(nn.Parameter(np.zeros((count, width))), -bound, bound) if count else None
+        self.categories = _Categories(plan, width) if plan.indices in plan.features else None
+
+    def forward(self, numbers: Any, categories: Any) -> Any:
+        given = numbers if numbers is not None else categories
+        tokens = [self.of_all.expand(given.shape[0], -1, -1)]
+        if self.scale is not None:
+            tokens.append(numbers.unsqueeze(2) * self.scale + self.shift)
+        if self.categories is not None:
+            tokens.append(self.categories(categories))
+        return F.cat(tokens, 1)
+
+
+class _Categories(nn.Module):
+    """A row of a table for each category: [rows, columns] to [rows, columns, size]."""
+
+    def __init__(self, plan: Preprocessing, size: int) -> None:
+        super().__init__()
+        slots = [len(kind.slots) for kind in plan.read.values() if isinstance(kind, Category) and kind.is_index]
+        ends = np.cumsum(slots)
+        self.starts = nn.Buffer(ends - slots)
+        self.table = nn.Embedding(int(ends[-1]), size)
+        self.table.weight.data *= size**-0.5
+        self.table.weight.data[ends - 1] = 0
+
+    def forward(self, x: Any) -> Any:
+        return self.table(x + self.starts)
+
+
+class _Block(nn.Module):
+    def __init__(self, size: int, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.BatchNorm1d(size), nn.Linear(size, 2 * size), nn.ReLU(), nn.Dropout(dropout),
+                                   nn.Linear(2 * size, size))  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        return x + self.inner(x)
+
+
+class _Attending(nn.Module):
+    """Tokens attend to each other; the first one is the result."""
+
+    def __init__(self, block: Any, blocks: int, width: int) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.TransformerEncoder(block, blocks), nn.LayerNorm(width)
+
+    def forward(self, tokens: Any) -> Any:
+        return F.relu(self.norm(self.blocks(tokens)[:, 0]))
+
+
+class _Net(nn.Module):
+    """Columns, a body, and a head for each target."""
+
+    def __init__(self, plan: Preprocessing, columns: nn.Module, body: nn.Module, size: int) -> None:
+        super().__init__()
+        self._plan, self._named, self.columns, self.body = plan, _outputs(plan), columns, body
+        self.heads = nn.ModuleList([nn.Linear(size, len(t.classes) or 1) for t in plan.targets.values()])
+
+    def forward(self, *given: Any) -> Any:
+        inputs = dict(zip(self._plan.features, given, strict=True))
+        x = self.body(self.columns(inputs.get(self._plan.numbers), inputs.get(self._plan.indices)))
+        found = {}
+        for (column, learnt), head in zip(self._plan.targets.items(), self.heads, strict=True):
+            y = head(x)
+            found[self._named[column]] = y if learnt.classes else y * learnt.std + learnt.mean
+        return found
+
+
+def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
+    """The network as a model that remembers what its inputs are made of."""
+    types = {plan.numbers: "float32", plan.indices: "int64"}
+    inputs = {name: Input(("batch", len(own)), types[name]) for name, own in plan.features.items()}
+    model = export(net, inputs, name="table")
+    for key, value in DataNames(preprocess=plan).as_metadata().items():
+        model.metadata_props.add(key=key, value=value)
+    return model
+
+
+def _outputs(plan: Preprocessing) -> dict[str, str]:
+    """The output for each target: called like its column, or the scores of its classes."""
+    if not plan.targets:
+        raise DataError(
+            "the preprocessing has nothing to predict",
+            remedy="learn it with a target, as gradgraph.preprocess.fit(table, target='price')",
+            shell="name the column: --target price",
+        )
+    several = len(plan.targets) > 1
+    return {column: (f"{column}_{LOGITS}" if several else LOGITS) if learnt.classes else column
+            for column, learnt in plan.targets.items()}  # fmt: skip
+
+
+def _unseen(plan: Preprocessing) -> set[str]:
+    """The features that are 0 in every row of the training data."""
+    return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
+
+
+def _width(plan: Preprocessing) -> int:
+    """The size of layers that suits the number of rows: a layer of 256 learns a few hundred of them by heart."""
+    return 64 if plan.rows < 2_000 else 128 if plan.rows < 20_000 else 256
