@@ -44,6 +44,17 @@ if TYPE_CHECKING:
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
 @build_option("size")
 @STORE
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8"]),
+    help="Integers in place of floats: of weights alone, or with --calibration of all that has integer kernels.",
+)
+@click.option(
+    "--calibration",
+    type=PATH,
+    metavar="DATA",
+    help="Some hundred samples, as predict takes them, for the ranges of --quantize.",
+)
 @CUSTOM_OPS
 @click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
 @FORCE
@@ -57,6 +68,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
       gradgraph export step/ --checkpoint run.ckpt -o trained.onnx
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
       gradgraph export step/ --weights weights.bin --size batch=1 --store float16 -o trained.onnx
+      gradgraph export runs/one --quantize int8 --calibration some.npz -o int8.onnx
       gradgraph export step/ -o required_operators.config
       gradgraph export step/ --ort -o step-ort/
     """
@@ -74,13 +86,15 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     if out.suffix in (".onnx", ".ort") and not export.ort:
         carry_tokenizer(step, out)
     if as_json:
-        output.emit_json(facts)
+        output.emit_json({name: value for name, value in facts.items() if name != "checked"})
         return
-    if remark := facts.get("stored"):
+    for remark in filter(None, (facts.get("stored"), facts.get("quantized"))):
         output.say(remark)
     settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
     remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
     output.say(f"wrote {out}: {kind.words.format(**facts)}{remark}")
+    if checked := facts.get("checked"):
+        output.say(checked)
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,8 @@ class _Export:
     mixed: bool
     size: dict[str, Any]
     store: str
+    quantize: str | None
+    calibration: Path | None
     types: bool
 
     def check(self, kind: _Kind) -> None:
@@ -104,8 +120,13 @@ class _Export:
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
-            "store": self.store != "float32", "types": self.types,
+            "store": self.store != "float32", "quantize": self.quantize, "calibration": self.calibration,
+            "types": self.types,
         }  # fmt: skip
+        if self.calibration and not self.quantize:
+            raise click.UsageError("--calibration is for --quantize int8; give both")
+        if self.quantize and (self.mixed or self.store != "float32"):
+            raise click.UsageError("--quantize makes integers of float32 weights; leave --mixed and --store out")
         for name, value in options.items():
             if value and name not in kind.takes:
                 raise click.UsageError(f"{kind.what} has nothing that --{name} could change; leave it out")
@@ -142,18 +163,28 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
         stored = float16_storage(model)
         model = stored.result
         facts |= {"stored": str(stored), "largest_error": stored.largest_error, "relative_error": stored.relative_error}
+    if export.quantize:
+        from gradgraph.surgery import quantize
+
+        small = quantize(model, export.calibration)
+        model = small.result
+        facts |= {"quantized": str(small), "nodes": len(model.graph.node), "samples": small.samples,
+                  "quantized_outputs": {name: vars(one) for name, one in small.outputs.items()}}  # fmt: skip
     return model, facts
 
 
 def _onnx(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import inference_model, save_inference
+    from gradgraph.export import export_report, inference_model, save_inference
     from gradgraph.files.models import save_model
 
-    if export.store == "float32":
-        return _model(export, partial(save_inference, path=export.out))[1]
-    model, facts = _model(export, inference_model)
-    save_model(model, export.out)
-    return facts
+    if export.store == "float32" and not export.quantize:
+        model, facts = _model(export, partial(save_inference, path=export.out))
+    else:
+        model, facts = _model(export, inference_model)
+        save_model(model, export.out)
+    report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
+                           weights=export.other_weights())  # fmt: skip
+    return facts | report.as_data | {"checked": str(report)}
 
 
 def _ort(export: _Export) -> dict[str, Any]:
@@ -197,7 +228,7 @@ def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
 
 
 _WEIGHTS = ("checkpoint", "not-averaged", "weights")
-_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store")
+_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store", "quantize", "calibration")
 _KINDS = {
     ".onnx": _Kind("a model", _onnx, "{nodes} nodes", _MODEL),
     ".ort": _Kind("an .ort file", _ort, "{nodes} nodes, as onnxruntime optimises them", _MODEL),

@@ -6,14 +6,20 @@ It knows nothing of how a step is built.
 
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights
 from gradgraph.export.flat import FlatWeights, Place, flat_models, flat_weights
+from gradgraph.export.held_against import Compared, ExportReport, compared, drawn, export_report
 from gradgraph.export.ort_format import ort_model, required_operators, save_ort, save_required_operators
 from gradgraph.export.step_page import save_page
 from gradgraph.export.storage import Float16Storage, float16_storage
 
 __all__ = [
+    "Compared",
+    "ExportReport",
     "FlatWeights",
     "Float16Storage",
     "Place",
+    "compared",
+    "drawn",
+    "export_report",
     "fixed_sizes",
     "flat_models",
     "flat_weights",

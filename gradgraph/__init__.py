@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from gradgraph.step.step import Step
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
+    from gradgraph.surgery.integer_model import quantize
     from gradgraph.surgery.quantised_training import qat
     from gradgraph.surgery.teachers import distill
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
@@ -93,6 +94,7 @@ _HOMES = {
     "new_head": "surgery.heads",
     "per_sample_gradients": "transforms",
     "qat": "surgery.quantised_training",
+    "quantize": "surgery.integer_model",
     "reduce": "reduction.reduced",
     "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
@@ -148,6 +150,7 @@ __all__ = [
     "per_sample_gradients",
     "preprocess",
     "qat",
+    "quantize",
     "reduce",
     "shards",
     "surgery",

@@ -15,6 +15,7 @@ from gradgraph.surgery.embeddings import resize_embedding
 from gradgraph.surgery.floats import in_float32
 from gradgraph.surgery.forgotten import forget_sizes
 from gradgraph.surgery.heads import new_head
+from gradgraph.surgery.integer_model import Quantized, quantize
 from gradgraph.surgery.language_models import language_model, next_tokens
 from gradgraph.surgery.merged import merge_adapters
 from gradgraph.surgery.naming import name_weights
@@ -25,6 +26,7 @@ from gradgraph.surgery.untied import untie_weights
 from gradgraph.surgery.weights import load_weights, reset_weights, tie_weights
 
 __all__ = [
+    "Quantized",
     "below",
     "cut",
     "distill",
@@ -40,6 +42,7 @@ __all__ = [
     "next_tokens",
     "open_axes",
     "qat",
+    "quantize",
     "reset_weights",
     "resize_embedding",
     "save_adapter",

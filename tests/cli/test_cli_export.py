@@ -1,0 +1,59 @@
+"""``gradgraph export`` says how near the file is to the step that it comes from, and writes int8 in one go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import Cli, arrays
+
+
+@pytest.fixture
+def run(cli: Cli, folder: Path) -> Path:
+    np.savez("some.npz", **arrays(64))
+    for words in (("build", "model.onnx"), ("train", "step", "--data", "some.npz", "--checkpoint", "run.ckpt")):
+        assert cli(*words).code == 0
+    return folder
+
+
+def test_what_was_written_is_held_against_the_step(cli: Cli, run: Path) -> None:
+    ran = cli("export", "step", "--checkpoint", "run.ckpt", "-o", "plain.onnx")
+    assert "opset 21" in ran.err
+    assert "3 nodes of the" in ran.err
+    assert "'logits' is equal up to rounding" in ran.err
+    told = json.loads(cli("export", "step", "--checkpoint", "run.ckpt", "-o", "plain.onnx", "--json").out)
+    assert told["operators_after"] == {"Gemm": 2, "Relu": 1}
+    assert told["operators_before"]["Gemm"] == 2
+    assert told["input_shapes"] == {"x": ["N", 4]}
+    assert told["output_shapes"] == {"logits": ["N", 3]}
+    assert told["bytes"] == Path("plain.onnx").stat().st_size
+    assert told["compared"]["logits"]["relative"] < 1e-5
+
+
+@pytest.mark.parametrize("calibration", [("--calibration", "some.npz"), ()])
+def test_int8_in_one_go(cli: Cli, run: Path, calibration: tuple[str, ...]) -> None:
+    given = ("--checkpoint", "run.ckpt", "-o", "int8.onnx", "--quantize", "int8", *calibration)
+    told = json.loads(cli("export", "step", *given, "--json").out)
+    assert told["samples"] == (64 if calibration else 0)
+    assert ("QuantizeLinear" in told["operators_after"]) == bool(calibration)
+    assert 0 < told["quantized_outputs"]["logits"]["relative"] < 0.1
+    assert 0 < told["compared"]["logits"]["relative"] < 0.1
+    assert onnx.TensorProto.INT8 in {t.data_type for t in onnx.load("int8.onnx").graph.initializer}
+    assert "are int8: " in cli("export", "step", *given).err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--calibration", "some.npz"), "--calibration is for --quantize int8; give both"),
+        (("--quantize", "int8", "--store", "float16"), "leave --mixed and --store out"),
+        (("--quantize", "int8", "-o", "w.safetensors"), "has nothing that --quantize could change"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(cli: Cli, run: Path, words: tuple[str, ...], said: str) -> None:
+    ran = cli("export", "step", "--checkpoint", "run.ckpt", *words)
+    assert ran.code == 2
+    assert said in ran.err

@@ -1,0 +1,105 @@
+"""A trained model written with int8, calibrated or weights alone: as near as its report says, in onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from running import run
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.errors import BuildError, DataError
+from gradgraph.frontend import nn
+
+ROWS = 96
+
+
+def images(batch: str | int) -> onnx.ModelProto:
+    layers = (nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 64), nn.Linear(64, 5))
+    return frontend.export(nn.Sequential(*layers), {"x": (batch, 2, 8, 8)})
+
+
+def rows(batch: str | int) -> onnx.ModelProto:
+    return frontend.export(
+        nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 64), nn.Linear(64, 5)), {"x": (batch, 8)}
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[str | int], onnx.ModelProto], tuple[int, ...]]] = {
+    "images": (images, (2, 8, 8)),
+    "rows": (rows, (8,)),
+}
+
+
+def data(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=(ROWS, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("batch", ["batch", 7])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_calibrated_models_are_as_near_as_they_say(name: str, batch: str | int, tmp_path: Path) -> None:
+    network, shape = NETWORKS[name]
+    model, x = network(batch), data(shape)
+    before = model.SerializeToString()
+    small = gg.quantize(model, {"x": x})
+    assert model.SerializeToString() == before
+    assert small.samples == ROWS
+    pairs = [n for n in small.result.graph.node if n.op_type == "QuantizeLinear"]
+    assert len(pairs) >= 2
+    assert onnx.TensorProto.INT8 in {t.data_type for t in small.result.graph.initializer}
+    first = x[:7] if batch == 7 else x
+    exact, found = (run(m, {"x": first})["output"] for m in (model, small.result))
+    told = small.outputs["output"]
+    assert 0 < np.abs(exact - found).max() <= told.largest * (1 + 1e-4)
+    assert told.relative < 0.1
+    assert told.same_class is not None
+    assert told.same_class > 0.8
+    np.savez(tmp_path / "some.npz", x=x)
+    again = gg.quantize(model, tmp_path / "some.npz")
+    assert again.outputs == small.outputs
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_alone_are_integers_without_data(name: str) -> None:
+    network, shape = NETWORKS[name]
+    model = network("batch")
+    small = gg.quantize(model)
+    assert small.samples == 0
+    assert not any(n.op_type == "QuantizeLinear" for n in small.result.graph.node)
+    assert small.bytes_after < 0.6 * small.bytes_before
+    exact, found = (run(m, {"x": data(shape)})["output"] for m in (model, small.result))
+    assert 0 < np.abs(exact - found).max() < 0.02 * np.abs(exact).max()
+    assert "weights are int8" in str(small)
+
+
+def test_names_of_classes_stay() -> None:
+    model = rows("batch")
+    model.metadata_props.add(key="gradgraph.example", value="kept")
+    for calibration in ({"x": data((8,))}, None):
+        found = gg.quantize(model, calibration).result
+        assert ("gradgraph.example", "kept") in {(p.key, p.value) for p in found.metadata_props}
+
+
+@pytest.mark.parametrize(
+    ("calibration", "words"),
+    [
+        ({"y": np.zeros((3, 8), np.float32)}, "the calibration data have no 'x', which the model takes"),
+        ({"x": np.zeros((0, 8), np.float32)}, "the calibration data are empty"),
+        ({"x": np.zeros((3, 7), np.float32)}, r"\[3, 7\]"),
+        ("none.npz", "none.npz"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(calibration: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        gg.quantize(rows("batch"), calibration)
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    model = frontend.export(nn.ReLU(), {"x": ("batch", 3)})
+    with pytest.raises((BuildError, gg.GradgraphError), match="weight"):
+        gg.quantize(model)
