@@ -83,6 +83,26 @@ class Quantiser:
             points = np.full(scales.shape, middle)
         return replace(self, scales=scales, points=points.astype(np.int64))
 
+    def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
+        """As ``fitted``; but a group that this quantiser stores as well keeps its scale and zero point.
+
+        So numbers that have not changed stay as they are stored, to the last bit.
+        """
+        new = self.fitted(floats, middle, signed)
+        assert new.points is not None
+        sizes = new.scales.shape
+        old = np.zeros(sizes) if self.points is None else self.points.reshape(sizes)
+        kept = (self._errors(floats) <= new._errors(floats)) & (old == np.rint(old))
+        return replace(
+            new,
+            scales=np.where(kept, self.scales.reshape(sizes), new.scales),
+            points=np.where(kept, old, new.points).astype(np.int64),
+        )
+
+    def _errors(self, floats: Array) -> Array:
+        """The largest error of each group."""
+        return np.asarray(np.abs(self._groups(self.dequantised(self.quantised(floats)) - floats)).max(-1))
+
     def _spread(self, v: Array, shape: Sequence[int]) -> Array:
         """Scales or zero points, to be broadcast against numbers of this shape."""
         if v.ndim == 0:

@@ -57,7 +57,8 @@ def merge_adapters(
             trained (a head, biases) is taken, too.
         names: of the adapters to merge, where the model has several; all by default.
         requantise: store weights that were quantised as they were, with the same type, blocks, channels and kind of
-            zero points, and scales of the new numbers. That rounds them: ``errors`` tells how far.
+            zero points, and scales of the new numbers. That rounds them: ``errors`` tells how far. What an adapter
+            does not change stays as it is stored, to the last bit.
         errors: with ``requantise``, gets ``‖stored − W‖/‖W‖`` by module.
         out: write the result to this path.
 

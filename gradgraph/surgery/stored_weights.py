@@ -119,11 +119,14 @@ def is_quantised(layer: Layer) -> bool:
 def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
     """Store another weight (outputs first) as the old one is: of its type, blocks, channels and kind of zero points.
 
-    Scales are those of the new numbers. Returns how far what is stored is from them, as ``‖stored - W‖/‖W‖``.
+    Scales are those of the new numbers, or the old ones where these store them as well; a weight that has not changed
+    stays as it is stored. Returns how far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``.
 
     Raises:
         BuildError: the weight is quantised in a way that cannot be written again.
     """
+    if np.array_equal(weight, canonical(layer)):
+        return 0.0
     if layer.kind == "MatMulNBits":
         _write_packed(work, layer.node, weight)
     else:
@@ -136,7 +139,7 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
     packing, quantiser = Packing.of(node), quantiser_of(node)
     assert packed is not None and scales is not None
     padded = np.pad(weight, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
-    fitted = quantiser.fitted(padded, quantiser.middle if points is None else None, signed=True)
+    fitted = quantiser.refitted(padded, quantiser.middle if points is None else None, signed=True)
     _store(work, node, 1, packing.packed_weight(fitted.quantised(padded), packed))
     _store(work, node, 2, fitted.scales.reshape(scales.shape))
     if points is not None and fitted.points is not None:
@@ -158,7 +161,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     if stored is None or stored.dtype not in INTEGER_RANGES:
         raise BuildError(f"'{shown(node.name)}' has computed numbers or a type of its own; merge it as floats")
     before = quantiser_of(node)
-    fitted = before.fitted(weight, before.middle)
+    fitted = before.refitted(weight, before.middle)
     _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()))
     _store(work, node, 1, fitted.scales.reshape(before.scales.shape))
     if points is not None and fitted.points is not None:

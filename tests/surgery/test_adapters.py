@@ -282,3 +282,26 @@ def test_a_weight_on_its_own_grid_comes_back_to_the_last_bit() -> None:
     assert {n: a.tobytes() for n, a in weights(merged).items()} == {
         n: a.tobytes() for n, a in weights(onnx_base).items()
     }
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3"])
+@pytest.mark.parametrize("name", QUANTISED_LAYERS)
+def test_an_adapter_that_changes_nothing_leaves_integers_to_the_last_bit(name: str, kind: str) -> None:
+    base = QUANTISED_LAYERS[name][0]
+    errors: dict[str, float] = {}
+    merged = surgery.merge_adapters(gg.lora(base, "w", kind=kind), requantise=True, errors=errors)
+    assert {n: a.tobytes() for n, a in weights(merged).items()} == {n: a.tobytes() for n, a in weights(base).items()}
+    assert max(errors.values()) < 1e-6
+
+
+@pytest.mark.parametrize("name", QUANTISED_LAYERS.keys() - {"int8, one scale"})
+def test_channels_that_do_not_change_keep_their_integers(name: str) -> None:
+    base = QUANTISED_LAYERS[name][0]
+    model, x = gg.lora(base, "w", rank=2), feed(base, 16)
+    changed = trained(model)
+    for n, a in changed.items():
+        if "lora_B" in n:
+            a[:, 1:] = 0.0
+    merged = surgery.merge_adapters(model, changed, requantise=True)
+    differ = np.abs(run(merged, x) - run(base, x)).max(0) > 0
+    assert differ.tolist() == [True, False, False, False, False]
