@@ -44,6 +44,13 @@ WRITTEN_OUT = {
     "Sigmoid by halves": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n q = Div (most, a)\n f = Exp (z)\n"
     "b = Add (f, most)\n r = Div (f, b)\n c = GreaterOrEqual (z, least)\n p = Where (c, q, r)",
 }
+NEGATED = {  # Sigmoids of −z
+    "Sigmoid by a quotient, of −z": "e = Exp (z)\n a = Add (e, most)\n p = Div (most, a)",
+    "Sigmoid by a reciprocal, of −z": "e = Exp (z)\n a = Add (most, e)\n p = Reciprocal (a)",
+    "Sigmoid by Softplus, of −z": "s = Softplus (z)\n m = Neg (s)\n p = Exp (m)",
+    "Sigmoid by halves, of −z": "e = Exp (z)\n a = Add (e, most)\n q = Div (most, a)\n b = Add (most, e)\n"
+    "r = Reciprocal (b)\n c = GreaterOrEqual (z, least)\n p = Where (c, q, r)",
+}
 ENDS |= WRITTEN_OUT | {
     "Softmax written out, cut": "e = Exp (z)\n t = ReduceSum (e, last)\n q = Div (e, t)\n p = Clip (q, least, most)",
     "Sigmoid written out, reshaped": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n q = Div (most, a)\n"
@@ -53,6 +60,8 @@ ENDS |= WRITTEN_OUT | {
 }
 # what looks like one of them
 OTHER_ENDS = {
+    "halves of two signs": "e = Exp (z)\n a = Add (e, most)\n q = Div (most, a)\n r = Div (e, a)\n"
+    "c = GreaterOrEqual (z, least)\n p = Where (c, q, r)",
     "over the other axis than the sum": "e = Exp (z)\n t = ReduceSum (e, first)\n q = Mul (e, half)\n p = Div (q, t)",
     "of another base": "e = Exp (z)\n f = Exp (e)\n t = ReduceSum (f, last)\n p = Div (e, t)",
     "over both axes": "e = Exp (z)\n t = ReduceSum (e)\n p = Div (e, t)",
@@ -130,6 +139,21 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) if own == "Softmax" else 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(trainer.predict(X), p, rtol=1e-5)
     assert [o.name for o in trainer.export().graph.output] == ["p"]
+
+
+@pytest.mark.parametrize("loss", ["bce_with_logits", "sigmoid_focal"])
+@pytest.mark.parametrize("end", NEGATED)
+def test_the_negative_of_what_a_sigmoid_is_written_out_of_is_read(end: str, loss: str) -> None:
+    step, plain = gg.build(network(NEGATED[end]), loss), gg.build(network("p = Neg (z)"), loss)
+    assert "reads the logits behind it, the negative of 'z'" in words(step)
+    assert "ends in a Sigmoid" in words(gg.build(network(NEGATED[end]), loss, output="p"))
+    given, trainers = batch(step), [gg.Trainer(s, device="cpu") for s in (step, plain)]
+    for _ in range(3):
+        found, wanted = (t.step(given) for t in trainers)
+        np.testing.assert_allclose([found[n] for n in wanted], [wanted[n] for n in wanted], rtol=1e-6)
+    assert trainers[0].evaluate(given) == pytest.approx(trainers[1].evaluate(given), rel=1e-6)
+    np.testing.assert_allclose(trainers[0].predict(X), 1 / (1 + np.exp(-trainers[1].predict(X))), rtol=1e-5)
+    assert [o.name for o in trainers[0].export().graph.output] == ["p"]
 
 
 @pytest.mark.parametrize("loss", sorted(LOGITS | OF_LOGS | OF_VALUES))

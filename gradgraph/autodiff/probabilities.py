@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -23,11 +23,13 @@ class Probabilities:
         kind: which of both.
         axis: of a Softmax that lies in the same places, from the front where its rank is known.
         logits: what it was computed from; None if that lies in other places, or has another type.
+        negated: it was computed from the negative of ``logits``, as 1/(1 + exp(logits)) is.
     """
 
     kind: Literal["Softmax", "Sigmoid"]
     axis: int | None = None
     logits: ir.Value | None = None
+    negated: bool = False
 
 
 def probabilities(value: ir.Value) -> Probabilities | None:
@@ -58,8 +60,8 @@ def _made_here(value: ir.Value) -> Probabilities | None:
         return Probabilities("Softmax", -1 if given is None else given.as_int(), node.inputs[0])
     if (softmax := softmax_of(value)) is not None:
         return Probabilities("Softmax", softmax[1], softmax[0])
-    logits = sigmoid_of(value)
-    return None if logits is None else Probabilities("Sigmoid", None, logits)
+    sigmoid = sigmoid_of(value)
+    return None if sigmoid is None else Probabilities("Sigmoid", None, *sigmoid)
 
 
 def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
@@ -69,4 +71,4 @@ def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
         axis %= len(value.shape)
     if logits is None or not logits.name or logits.dtype != value.dtype or logits.producer() is None:
         logits = None
-    return Probabilities(found.kind, axis, logits)
+    return replace(found, axis=axis, logits=logits)

@@ -12,6 +12,9 @@ from gradgraph.rules.patterns import MismatchError, need, some
 _BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # how a sum over an axis gets that axis back
 
 
+Signed = tuple[ir.Value, bool]  # a value, and whether its negative is meant
+
+
 def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
     """The logits and the axis of which ``value`` is the Softmax; None if it is none that is written out."""
     try:
@@ -20,7 +23,7 @@ def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
         return None
 
 
-def sigmoid_of(value: ir.Value) -> ir.Value | None:
+def sigmoid_of(value: ir.Value) -> Signed | None:
     """The logits of which ``value`` is the Sigmoid; None if it is none that is written out."""
     for form in (_logistic, _odds, _by_tanh, _by_softplus, _by_halves):
         try:
@@ -80,37 +83,45 @@ def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
 # --- Sigmoid: 1 / (1 + exp(−z)), exp(z) / (1 + exp(z)), (1 + tanh(z/2)) / 2, exp(−softplus(−z)) -------------------
 
 
-def _logistic(value: ir.Value) -> ir.Value:
+def _logistic(value: ir.Value) -> Signed:
     one, below = _quotient(value)
     need(_is(one, 1.0))
-    return _minus(_power(_beside(below, "Add", 1.0)))
+    return _negative(_power(_beside(below, "Add", 1.0)))
 
 
-def _odds(value: ir.Value) -> ir.Value:
+def _odds(value: ir.Value) -> Signed:
     above, below = _quotient(value)
     z = _power(above)
     need(_power(_beside(below, "Add", 1.0)) is z)
-    return z
+    return z, False
 
 
-def _by_tanh(value: ir.Value) -> ir.Value:
+def _by_tanh(value: ir.Value) -> Signed:
     try:
         inner = _beside(_beside(value, "Mul", 0.5), "Add", 1.0)
     except MismatchError:
         inner = _beside(_beside(value, "Add", 0.5), "Mul", 0.5)
-    return _beside(some(some(made_by(inner, "Tanh")).inputs[0]), "Mul", 0.5)
+    return _beside(some(some(made_by(inner, "Tanh")).inputs[0]), "Mul", 0.5), False
 
 
-def _by_softplus(value: ir.Value) -> ir.Value:
-    return _minus(some(some(made_by(_minus(_power(value)), "Softplus")).inputs[0]))
+def _by_softplus(value: ir.Value) -> Signed:
+    return _negative(some(some(made_by(_minus(_power(value)), "Softplus")).inputs[0]))
 
 
-def _by_halves(value: ir.Value) -> ir.Value:
+def _by_halves(value: ir.Value) -> Signed:
     """``Where(z ≥ 0, …, …)``: one form for each sign, so that no exponential overflows."""
     node = some(made_by(value, "Where"))
     first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
-    need(first is second)
+    need(first == second)
     return first
+
+
+def _negative(value: ir.Value) -> Signed:
+    """The negative of ``value``: what ``value`` negates, where it does."""
+    try:
+        return _minus(value), False
+    except MismatchError:
+        return value, True
 
 
 # --- words of the forms ---------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import Probabilities, probabilities
-from gradgraph.building.outputs import output_of
+from gradgraph.building.outputs import output_of, value_names
 from gradgraph.building.terms import Term
 from gradgraph.errors import Finding, shown
+from gradgraph.graph.builder import Builder
 from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import class_axis
 
@@ -30,14 +31,25 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
             continue
         doubt = _doubt(term, name, found)
         logits = found.logits if found.kind == term.loss.activation and _over_classes(graph, term, found) else None
-        if logits is None or not logits.name:
+        if logits is None or not logits.name or (named and found.negated):
             findings.append(doubt)
         elif named:
             findings.append(replace(doubt, remedy=f"name the logits behind it, '{shown(logits.name)}'"))
         else:
-            taken[name] = logits.name
-            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, '{shown(logits.name)}'"))
+            read = f"'{shown(logits.name)}'"
+            taken[name] = _negative(graph, logits) if found.negated else logits.name
+            of = f"the negative of {read}" if found.negated else read
+            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, {of}"))
     return taken, findings
+
+
+def _negative(graph: ir.Graph, value: ir.Value) -> str:
+    """The name of ``-value``, which is added to the graph."""
+    op = Builder(value_names(graph))
+    negative = op.like(-op.wrap(value), op.wrap(value)).value
+    name = op.nodes[-1].name = negative.name = op.fresh(f"{value.name}.negative")
+    op.finish(graph)
+    return name
 
 
 def reading(terms: Sequence[Term], taken: Mapping[str, str]) -> tuple[Term, ...]:
