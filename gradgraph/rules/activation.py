@@ -241,7 +241,7 @@ def normal_cdf(op: Builder, x: Var) -> Var:
 
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     """The slope of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
-    if x.dtype == ir.DataType.FLOAT16:
+    if x.dtype != ir.DataType.DOUBLE:
         x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 long before
     k = 2.0 * math.sqrt(2.0 / math.pi)
     square = x * x

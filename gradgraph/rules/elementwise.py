@@ -189,7 +189,8 @@ def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None)
         return dz * (x if c == 2.0 else x ** (c - 1.0)) * c
     down = e - 1.0
     if known is None or not known.all():
-        down += op.cast(op.Equal(x, 0.0) & op.Equal(e, 0.0), x.dtype)  # 0 * 0**-1 is NaN, 0 * 0**0 is not
+        tiny = op.Abs(x) < float(np.finfo(x.dtype.numpy()).tiny)  # where 1/x overflows
+        down += op.cast(tiny & op.Equal(e, 0.0), x.dtype)  # 0 * 0**-1 is NaN, 0 * 0**0 is not
     return dz * e * x**down
 
 

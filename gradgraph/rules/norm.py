@@ -369,12 +369,13 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
     ),
 )
 def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
-    given = x
+    given, affine = x, (scale, b)
+    dy, x, scale = all_wide(op, dy, x, scale)
     dy, x = _by_channel(op, scale, dy, x)
     space = list(range(2, x.rank))
     xhat, inv = _standardized(op, x, space, epsilon)
-    dx = _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space, epsilon)
-    return _as_given(op, dx, given), channel_sums(op, dy * xhat), channel_sums(op, dy)
+    dx = _as_given(op, _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space, epsilon), given)
+    return back(op, [dx, channel_sums(op, dy * xhat), channel_sums(op, dy)], (given, *affine))
 
 
 @vjp(

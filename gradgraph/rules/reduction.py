@@ -114,11 +114,14 @@ def reduce_log_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None
     ),
     point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
     point([[math.inf, 0.0]], [-1], gives=[[[math.nan, 0.0]], None]),
+    point([[1e17, 1e17, 1e17]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]),  # which is all that is left of y
 )
 def reduce_log_sum_exp(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     level = wide(op, y)
     finite = op.cast(op.Where(op.IsInf(level, detect_positive=0), 0.0, level), x.dtype)  # -inf - -inf is NaN
-    return (op.Exp(x - _kept(op, finite, axes, **how)) * _kept(op, dy, axes, **how),)
+    shares = op.Exp(x - _kept(op, finite, axes, **how))
+    total = _total(op, shares, axes, how["noop_with_empty_axes"])  # 1, but for what the rounding of a large y adds
+    return (shares * (_kept(op, dy, axes, **how) / op.Where(total > 0.0, total, 1.0)),)
 
 
 # --- norms -----------------------------------------------------------------------------------------------

@@ -119,12 +119,11 @@ class Targets:
         return None if self.counted is None else op.cast(self.counted, dtype)
 
 
-def _shared(op: Builder, dloss: Var, targets: Targets, weights: Var | None, reduction: str) -> Var:
-    """The cotangent of the weighted sum: ``dloss``, for a mean divided by the sum of the weights."""
+def _total(op: Builder, targets: Targets, weights: Var | None, dtype: ir.DataType, reduction: str) -> Var | None:
+    """The divisor of a mean, which is the sum of the weights; None for a sum."""
     if reduction != "mean":
-        return dloss
-    total = _count(op, targets.labels, dloss.dtype) if weights is None else op.ReduceSum(weights, keepdims=0)
-    return dloss / total
+        return None
+    return _count(op, targets.labels, dtype) if weights is None else op.ReduceSum(weights, keepdims=0)
 
 
 def _count(op: Builder, x: Var, dtype: ir.DataType) -> Var:
@@ -133,23 +132,28 @@ def _count(op: Builder, x: Var, dtype: ir.DataType) -> Var:
     return op.cast(size, dtype) if size.const is None else op.const(size.const, dtype)
 
 
-def _weight_gradient(op: Builder, shared: Var, loss: Var, log_p: Var, targets: Targets, w: Var, reduction: str) -> Var:
+def _weight_gradient(
+    op: Builder, dloss: Var, total: Var | None, loss: Var, log_p: Var, targets: Targets, w: Var
+) -> Var:
     # L = Σ w nll / Σ w  gives  ∂L/∂w = (nll − L) / Σ w; without the division only nll remains
     nll = -op.Squeeze(op.GatherElements(log_p, targets.places, axis=1), [1])
-    terms = targets.where_counted(op, shared * (nll - loss if reduction == "mean" else nll))
+    terms = targets.where_counted(op, dloss * nll if total is None else dloss / total * (nll - loss))
     labels, terms = op.Reshape(targets.labels, [-1]), op.Reshape(terms, [-1])
     return scattered(op, op.zeros_like(w), labels, terms, axis=0, reduction="add")
 
 
-def _sample_cotangents(op: Builder, shared: Var, weights: Var | None, targets: Targets, reduction: str) -> Var:
+def _sample_cotangents(
+    op: Builder, dloss: Var, total: Var | None, weights: Var | None, targets: Targets, reduction: str
+) -> Var:
     """∂loss/∂nll, with the class axis kept: [N, 1, d1, …].
 
     Ignored samples get 0 also where all are ignored and a mean is 0/0 (as in PyTorch).
     """
-    if weights is None and reduction != "none":
-        return op.Expand(shared, op.shape(targets.places))
-    weighed = shared if weights is None else targets.where_counted(op, shared * weights)
-    return op.Unsqueeze(weighed, [1])
+    if weights is None:
+        shared = dloss if total is None else dloss / total
+        return op.Unsqueeze(shared, [1]) if reduction == "none" else op.Expand(shared, op.shape(targets.places))
+    shares = weights if total is None else weights / total  # of tiny weights, their inverse overflows
+    return op.Unsqueeze(targets.where_counted(op, dloss * shares), [1])
 
 
 _LOSS_CASES = [
@@ -192,10 +196,10 @@ def negative_log_likelihood_loss(
 ) -> Gradients:
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, x.dtype)
-    shared = _shared(op, dloss, targets, weights, reduction)
-    dnll = _sample_cotangents(op, shared, weights, targets, reduction)
+    total = _total(op, targets, weights, dloss.dtype, reduction)
+    dnll = _sample_cotangents(op, dloss, total, weights, targets, reduction)
     dx = scattered(op, op.zeros_like(x), targets.places, -dnll, axis=1, reduction="add")
-    return dx, None, None if w is None else _weight_gradient(op, shared, loss, x, targets, w, reduction)
+    return dx, None, None if w is None else _weight_gradient(op, dloss, total, loss, x, targets, w)
 
 
 @vjp(
@@ -243,7 +247,7 @@ def labels_gradient(
     """The gradients of the scores behind ``log_p``, and of the weights of classes."""
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)
-    shared = _shared(op, dloss, targets, weights, reduction)
-    dnll = _sample_cotangents(op, shared, weights, targets, reduction)
+    total = _total(op, targets, weights, dloss.dtype, reduction)
+    dnll = _sample_cotangents(op, dloss, total, weights, targets, reduction)
     dx = cross_entropy_gradient(op, log_p, targets.places, -dnll, axis=1)
-    return dx, None, None if w is None else _weight_gradient(op, shared, loss, log_p, targets, w, reduction)
+    return dx, None, None if w is None else _weight_gradient(op, dloss, total, loss, log_p, targets, w)
