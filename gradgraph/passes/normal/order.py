@@ -13,6 +13,7 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.normal.simplifying.fold import fold_constants, remove_unused
+from gradgraph.passes.normal.sizes.false_entries import forget_false_entries
 from gradgraph.passes.normal.sizes.false_names import forget_false_names
 from gradgraph.passes.normal.sizes.infer import forget_lies, infer_shapes
 from gradgraph.passes.normal.sizes.loop_states import settle_states
@@ -50,6 +51,9 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),
         Rewrite(infer_shapes, "the checks compare sizes, and forms of operators ask for them"),
         Rewrite(forget_lies, "a size that the file declares wrongly would be reported as the fault of a node"),
+        Rewrite(
+            forget_false_entries, "what enters bodies is known without lies", then=(infer_shapes, forget_lies)
+        ),
         Rewrite(check_consistent, "a finding names what the author of the file wrote, not what we write for it"),
         Rewrite(undo_machine_blocks, "operators on blocks of channels mean standard ones on plain channels"),
         Rewrite(_write_standard_operators, "all that follows knows one opset only", then=(infer_shapes,)),
@@ -99,6 +103,7 @@ ROUND = (
     Rewrite(settle_states, "a loop keeps shapes that it is given"),
 )
 AFTER_A_ROUND = (
+    Rewrite(forget_false_entries, "it may be known now what enters a body"),
     Rewrite(take_known_branches, "a condition may have become known"),
     Rewrite(_gather_kept, "so that branches bring no Constant nodes and the next round finds all numbers"),
     Rewrite(infer_shapes, "what is known of some sizes tells others"),

@@ -171,7 +171,7 @@ def _with_names(before: Shape | None, inside: Shape | None, name: str) -> Shape 
         before = inside = before or inside
     if before is None or inside is None:
         return None
-    dims = [b if isinstance(b, int) else a for a, b in zip(before, inside, strict=True)]
+    dims = [b if isinstance(b, int) and not isinstance(a, int) else a for a, b in zip(before, inside, strict=True)]
     return tuple(f"{name}.{i}" if _is_open(d) else d for i, d in enumerate(dims))
 
 

@@ -1,0 +1,64 @@
+"""Pass: shapes that the body of a Loop or Scan declares of what enters it, though something else does, are forgotten.
+
+Runtimes only warn of them, and compute with what enters. Rules ask shapes what to sum over: a state that is declared a
+scalar, and is none, would give a weight that it multiplies a gradient of the wrong shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from gradgraph.graph.shapes import Shape, clash, recorded_shape
+from gradgraph.passes.normal.edit import calls_of, nodes_of
+
+_TOLD = "gradgraph.told_false"  # of an entry: what is recorded from now on was inferred
+_Entry = tuple[ir.Value, list[Shape | None]]  # an input of a body, and the shapes of what enters there
+
+
+def forget_false_entries(model: ir.Model) -> bool:
+    """Forget the declared shapes that are false, and all that may have been inferred from them; True if any was.
+
+    A state must have the shape that it begins with as well as the one that an iteration gives it.
+    """
+    entries = itertools.chain.from_iterable(map(_entries, calls_of(model, "Loop", "Scan")))
+    false = [v for v, shapes in entries if _TOLD not in v.meta and any(_contradicts(v, shape) for shape in shapes)]
+    for value in false:
+        value.shape = None
+        value.meta[_TOLD] = True
+    own = {*model.graph.outputs}
+    for value in (v for node in nodes_of(model) for v in node.outputs if false and v not in own):
+        value.shape = None
+    return bool(false)
+
+
+def _contradicts(value: ir.Value, entering: Shape | None) -> bool:
+    declared = recorded_shape(value)
+    if declared is None or entering is None:
+        return False
+    return len(declared) != len(entering) or clash(declared, entering)
+
+
+def _entries(node: ir.Node) -> Iterator[_Entry]:
+    """The states and, of a Scan, the slices."""
+    body = node.attributes["body"].as_graph()
+    if node.op_type == "Loop":
+        yield from _states(node.inputs[2:], body.inputs[2:], body.outputs[1:])
+        return
+    count = len(body.inputs) - node.attributes["num_scan_inputs"].as_int()
+    yield from _states(node.inputs[:count], body.inputs[:count], body.outputs)
+    axes = node.attributes.get_ints("scan_input_axes", [0] * len(node.inputs))
+    for outside, value, axis in zip(node.inputs[count:], body.inputs[count:], axes, strict=False):
+        whole = recorded_shape(outside)
+        if whole:
+            at = axis % len(whole)
+            yield value, [(*whole[:at], *whole[at + 1 :])]
+
+
+def _states(
+    begin: tuple[ir.Value | None, ...] | list[ir.Value], inside: list[ir.Value], results: list[ir.Value]
+) -> Iterator[_Entry]:
+    for first, value, result in zip(begin, inside, results, strict=False):
+        yield value, [recorded_shape(first), recorded_shape(result)]
