@@ -75,13 +75,23 @@ def runs(name: str, shape: str) -> bool:
 
 
 TRUE = {name: "[]" if name == "a state that grows" else "[3, 4]" for name in bodies("")}
-LIES = {"nothing": "[]", "a scalar": "", "fewer axes": "[4]", "more axes": "[1, 3, 4]", "one number": "[1]", "other sizes": "[1, 1]",
-        "one other size": "[3, 1]", "another first size": "[1, 4]", "sizes that do not go with the weight": "[4, 3]",
-        "a name": "[batch, 4]"}  # fmt: skip
-
-
-REFUSED = {("Loop in a Loop", "[4, 3]"), ("Loop behind a Loop", "[4, 3]"),
-           ("Scan in a Loop", "[4, 3]")}  # before it is known what enters
+LIES = {
+    "nothing": "[]",
+    "a scalar": "",
+    "fewer axes": "[4]",
+    "more axes": "[1, 3, 4]",
+    "one number": "[1]",
+    "other sizes": "[1, 1]",
+    "one other size": "[3, 1]",
+    "another first size": "[1, 4]",
+    "sizes that do not go with the weight": "[4, 3]",
+    "a name": "[batch, 4]",
+}
+REFUSED = {
+    ("Loop in a Loop", "[4, 3]"),
+    ("Loop behind a Loop", "[4, 3]"),
+    ("Scan in a Loop", "[4, 3]"),
+}  # before it is known what enters
 
 
 @pytest.mark.parametrize("shape", LIES.values(), ids=list(LIES))

@@ -51,9 +51,7 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),
         Rewrite(infer_shapes, "the checks compare sizes, and forms of operators ask for them"),
         Rewrite(forget_lies, "a size that the file declares wrongly would be reported as the fault of a node"),
-        Rewrite(
-            forget_false_entries, "what enters bodies is known without lies", then=(infer_shapes, forget_lies)
-        ),
+        Rewrite(forget_false_entries, "what enters bodies is known without lies", then=(infer_shapes, forget_lies)),
         Rewrite(check_consistent, "a finding names what the author of the file wrote, not what we write for it"),
         Rewrite(undo_machine_blocks, "operators on blocks of channels mean standard ones on plain channels"),
         Rewrite(_write_standard_operators, "all that follows knows one opset only", then=(infer_shapes,)),
