@@ -7,7 +7,7 @@ scalar, and is none, would give a weight that it multiplies a gradient of the wr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -58,7 +58,7 @@ def _entries(node: ir.Node) -> Iterator[_Entry]:
 
 
 def _states(
-    begin: tuple[ir.Value | None, ...] | list[ir.Value], inside: list[ir.Value], results: list[ir.Value]
+    begin: Sequence[ir.Value | None], inside: Sequence[ir.Value], results: Sequence[ir.Value]
 ) -> Iterator[_Entry]:
     for first, value, result in zip(begin, inside, results, strict=False):
         yield value, [recorded_shape(first), recorded_shape(result)]
