@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,7 +14,10 @@ from gradgraph.cli.data import Reading, reading_options
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import from_stdin
-from gradgraph.errors import shown
+from gradgraph.errors import DataError, shown
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
 
 
 @click.command("evaluate", cls=Command)
@@ -77,6 +80,7 @@ def command(
         read = Reading(image, tokenizer, text, step).data(path, trainer.names)
         averaged = not not_averaged
         found = trainer.evaluate(read, batch_size, averaged=averaged)
+        found |= _average_precision(trainer, read, batch_size, averaged)
         tables: dict[str, Any] = entities(trainer, read, averaged)
         if per_class or classes:
             tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
@@ -92,6 +96,24 @@ def command(
         output.emit(_printed(name, value, [shown(one) for one in classes or named]))
     for table in tables.values():
         output.emit(f"\n{table}")
+
+
+def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, averaged: bool) -> dict[str, Any]:
+    """COCO's average precision, where a detector looks at pictures with boxes."""
+    import numpy as np
+
+    from gradgraph.vision import Annotated, evaluate
+    from gradgraph.vision.decoding import DECODERS
+
+    if not isinstance(data, Annotated) or trainer.manifest.loss.get("name") not in DECODERS:
+        return {}
+    try:
+        found = evaluate(trainer, data, batch_size=batch_size, averaged=averaged)
+    except DataError as error:  # the loss reads outputs in an order of its own
+        output.say(f"no average precision: {error}")
+        return {}
+    each = np.array(list(found["per_class"].values()))
+    return {**{name: found[name] for name in ("ap", "ap50", "ap75")}, "ap_per_class": each}
 
 
 def _printed(name: str, value: Any, classes: list[str]) -> str:

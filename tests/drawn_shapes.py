@@ -56,3 +56,21 @@ def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int =
     path = folder / "annotations.json"
     path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
     return path
+
+
+def masks(folder: Path, mode: str = "P") -> Path:
+    """Three pictures with masks of classes 0 to 2, and a row of 255, in ``folder/images`` and ``folder/masks``."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        numbers = np.zeros((24, 48), np.uint8)
+        numbers[6:18, 6 * i : 6 * i + 12] = i % 2 + 1
+        numbers[0] = 255
+        image = np.where(numbers[..., None] % 255, 250, 20) + rng.integers(0, 5, (24, 48, 3))
+        Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{i}.png")
+        mask = Image.fromarray(numbers)
+        if mode == "P":
+            mask.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * 744 + [255, 255, 255])
+        (mask if mode in ("P", "L") else mask.convert(mode)).save(folder / "masks" / f"{i}.png")
+    return folder

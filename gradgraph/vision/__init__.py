@@ -6,7 +6,7 @@ It imports the public faces of training; nothing imports it but the command line
 
 from gradgraph.frontend.anchors import anchors, points
 from gradgraph.vision.annotated import Annotated, Found, Truth
-from gradgraph.vision.average_precision import mean_average_precision
+from gradgraph.vision.average_precision import evaluate, mean_average_precision
 from gradgraph.vision.coco_files import coco
 from gradgraph.vision.decoding import Detections, detect, detections, nms
 from gradgraph.vision.mask_folders import MaskFolder, masks
@@ -23,6 +23,7 @@ __all__ = [
     "coco",
     "detect",
     "detections",
+    "evaluate",
     "is_annotated",
     "masks",
     "mean_average_precision",

@@ -9,8 +9,9 @@ import numpy as np
 
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.trainer import Trainer
 from gradgraph.vision.annotated import Annotated, Truth
-from gradgraph.vision.decoding import Detections, iou
+from gradgraph.vision.decoding import Detections, detect, iou
 
 OVERLAPS = tuple(np.linspace(0.5, 0.95, 10))
 RECALLS = np.linspace(0, 1, 101)
@@ -52,6 +53,23 @@ def mean_average_precision(
         means |= {key: _mean(table[:, at])} if at else {}
     called = {n: names[n] if n < len(names) else n for n in numbers}
     return {**means, "per_class": {called[n]: _mean(row) for n, row in zip(numbers, table, strict=True)}}
+
+
+def evaluate(
+    trainer: Trainer, pictures: Annotated, outputs: Sequence[str] | None = None, **options: Any
+) -> dict[str, Any]:
+    """COCO's average precision of what a model finds in these pictures.
+
+    Args:
+        trainer, pictures, outputs, options: as for :func:`gradgraph.vision.detect`.
+
+    Returns:
+        As :func:`mean_average_precision`.
+
+    Raises:
+        DataError: as for :func:`gradgraph.vision.detect`.
+    """
+    return mean_average_precision(detect(trainer, pictures, outputs, **options), pictures)
 
 
 def _mean(table: Array) -> float:

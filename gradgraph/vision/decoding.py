@@ -121,8 +121,13 @@ def detections(
     if loss not in DECODERS:
         raise DataError(f"no objects can be made of what '{shown(loss)}' reads; give {listed(DECODERS)}")
     made = LOSSES.by_name(loss, **arguments)
-    if len(outputs) != len(made.reads):
-        raise DataError(f"{loss} reads {listed(made.reads)}, and {len(outputs)} outputs are given")
+    shapes = [np.shape(x) for x in outputs]
+    same = len({shape[:2] for shape in shapes}) == 1 and all(len(shape) == 3 for shape in shapes)
+    if len(outputs) != len(made.reads) or not same or shapes[1][2] != 4:
+        raise DataError(
+            f"{loss} reads {listed(made.reads)}, each [pictures, predictions, …], and outputs of the shapes "
+            f"{listed([str(list(shape)) for shape in shapes])} are given; name those that it reads, in this order"
+        )
     scores, boxes = DECODERS[loss]([np.asarray(x, np.float64) for x in outputs], made.arguments)
     boxes = np.clip(boxes, 0, 1)
     each = loss != "detr"
@@ -152,7 +157,8 @@ def detect(
     pictures: Annotated,
     outputs: Sequence[str] | None = None,
     *,
-    batch_size: int = 8,
+    batch_size: int | None = None,
+    averaged: bool = True,
     score: float = 0.05,
     overlap: float = 0.5,
     most: int = 100,
@@ -163,16 +169,21 @@ def detect(
         trainer: of a step with the loss "detr", "retinanet" or "fcos".
         pictures: as :func:`gradgraph.vision.coco` reads them.
         outputs: those that the loss reads, in its order; by default the model's first ones.
-        batch_size: pictures per run.
+        batch_size: pictures per run; 32 by default.
+        averaged: as for ``Trainer.evaluate``.
         score, overlap, most: as for :func:`gradgraph.vision.detections`.
 
     Raises:
-        DataError: the step has another loss.
+        DataError: the step has another loss, or the outputs are others than it reads.
     """
     loss = trainer.manifest.loss
+    if loss.get("name") not in DECODERS:
+        raise DataError(
+            f"no objects can be made of what the loss '{shown(loss.get('name'))}' reads; give {listed(DECODERS)}"
+        )
     seen = pictures.size_for(trainer.manifest.inputs, trainer.names)
     found: list[Detections] = []
-    for given in trainer.predict(pictures, batch_size, per_batch=True):
+    for given in trainer.predict(pictures, batch_size, averaged=averaged, per_batch=True):
         named = given if isinstance(given, Mapping) else {"": given}
         names = outputs or list(named)[: len(LOSSES.by_name(loss["name"], **loss["arguments"]).reads)]
         if missing := [name for name in names if name not in named]:

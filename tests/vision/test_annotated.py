@@ -384,26 +384,9 @@ def test_yaml_that_is_not_read(tmp_path: Path, text: str) -> None:
 # --- masks ---------------------------------------------------------------------------------------------------
 
 
-def masks_in(folder: Path, mode: str = "P") -> Path:
-    for name in ("images", "masks"):
-        (folder / name).mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(3):
-        numbers = np.zeros((24, 48), np.uint8)
-        numbers[6:18, 6 * i : 6 * i + 12] = i % 2 + 1
-        numbers[0] = 255
-        image = np.where(numbers[..., None] % 255, 250, 20) + rng.integers(0, 5, (24, 48, 3))
-        Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{i}.png")
-        mask = Image.fromarray(numbers)
-        if mode == "P":
-            mask.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * 744 + [255, 255, 255])
-        (mask if mode in ("P", "L") else mask.convert(mode)).save(folder / "masks" / f"{i}.png")
-    return folder
-
-
 @pytest.mark.parametrize("mode", ["P", "L"])
 def test_masks_are_class_numbers(tmp_path: Path, mode: str) -> None:
-    data = gg.vision.masks(masks_in(tmp_path, mode), classes=["none", "low", "high"])
+    data = gg.vision.masks(drawn_shapes.masks(tmp_path, mode), classes=["none", "low", "high"])
     batch = loaded(data, IMAGE, MAP)
     assert data.names_for(specs(IMAGE, MAP), NO_NAMES).classes == {"target": ("none", "low", "high")}
     assert set(np.unique(batch["target"])) == {-100, 0, 1, 2}  # the loss's word for 255
@@ -414,7 +397,7 @@ def test_masks_are_class_numbers(tmp_path: Path, mode: str) -> None:
 
 
 def test_masks_move_with_their_picture(tmp_path: Path) -> None:
-    data = gg.vision.masks(masks_in(tmp_path), augment=["flip", "zoom"], letterbox=True)
+    data = gg.vision.masks(drawn_shapes.masks(tmp_path), augment=["flip", "zoom"], letterbox=True)
     for epoch in range(5):
         batch = loaded(data, IMAGE, MAP, seed=(0, epoch))
         bright = batch["image"].mean(1) > 0.75
@@ -424,7 +407,7 @@ def test_masks_move_with_their_picture(tmp_path: Path) -> None:
 
 
 def test_masks_that_are_refused(tmp_path: Path) -> None:
-    data = gg.vision.masks(masks_in(tmp_path, "RGB"))
+    data = gg.vision.masks(drawn_shapes.masks(tmp_path, "RGB"))
     with pytest.raises(DataError, match=r"has colours \(RGB\), and no class numbers"):
         loaded(data, IMAGE, MAP)
     with pytest.raises(DataError, match="has no folders 'images' and 'masks'"):
