@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     "--class", "classes", multiple=True, metavar="NAME", help="The name of a class, in their order; repeatable."
 )
 @click.option("--worst", type=click.IntRange(min=1), metavar="K", help="The K samples with the largest losses.")
+@click.option("--page", type=PATH, help="Write a page (.html) of what a classifier gets wrong, with pictures.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples per run.")
 @NOT_AVERAGED
 @device_option("run")
@@ -53,6 +54,7 @@ def command(
     per_class: bool,
     classes: tuple[str, ...],
     worst: int | None,
+    page: Path | None,
     batch_size: int | None,
     not_averaged: bool,
     device: Literal["auto", "cpu", "cuda"],
@@ -64,6 +66,7 @@ def command(
       gradgraph evaluate runs/one --data test.npz
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz --per-class --worst 10
+      gradgraph evaluate runs/one --data photos/ --page mistakes.html
 
     --per-class needs a step that counts classes: build it with --metric f1, or --metric confusion_matrix. --worst looks
     at one sample at a time: where labels are wrong, or something is not learnt yet.
@@ -86,6 +89,14 @@ def command(
             tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
         if worst is not None:
             tables["worst"] = trainer.worst(read, worst, averaged=averaged)
+        if page is not None:
+            from gradgraph.export import save_mistakes
+
+            figures = {name: value for name, value in found.items() if isinstance(value, float)}
+            save_mistakes(
+                trainer, read, page, title=str(data), scores=figures, batch_size=batch_size, averaged=averaged
+            )
+            output.say(f"wrote {page}")
     named = next(iter(trainer.names.classes.values()), ())
     if as_json:
         scores = {name: value if isinstance(value, float) else value.tolist() for name, value in found.items()}

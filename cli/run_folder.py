@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.cli import output, toml
-from gradgraph.errors import OutputError, RuntimeUnavailableError, escaped, shown
+from gradgraph.errors import DataError, OutputError, RuntimeUnavailableError, escaped, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.path_kinds import BEST, LAST, RECIPE, STEP
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PAGE, COMMANDS = "README.md", "commands.txt"
 PLOT, DRAWING = "plot.png", "plot.svg"  # by matplotlib, or else by hand
+MISTAKES = "mistakes.html"
 _TRAINED = "Trained by gradgraph"  # what a page begins with, after its title
 FILES = {  # options that name a file: the file in the folder, and what it holds
     "export_to": ("trained.onnx", "the trained model, for any runtime"),
@@ -40,6 +41,7 @@ FILES = {  # options that name a file: the file in the folder, and what it holds
 OTHERS = {
     BEST: "the state of the best epoch, where `--patience` looks for one",
     **dict.fromkeys((PLOT, DRAWING), "the curves of the history"),
+    MISTAKES: "the held-out images that it gets wrong, and which classes it takes for which",
     COMMANDS: "the commands that trained it, each with the time (UTC) and the steps done before it",
     RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
 }
@@ -108,7 +110,7 @@ class RunFolder:
             OutputError: they cannot be written.
         """
         if not self.resume:
-            for name in (BEST, PLOT, DRAWING, COMMANDS):  # of a run that this one replaces
+            for name in (BEST, PLOT, DRAWING, MISTAKES, COMMANDS):  # of a run that this one replaces
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
@@ -118,6 +120,14 @@ class RunFolder:
         with (self.path / COMMANDS).open("a", encoding="utf-8") as file:
             file.write(f"# {_now()}, after {trainer.progress.steps:,} steps\n{escaped(command)}\n")
         self._write(trainer, ["It is not done: it runs, or was stopped."])
+
+    def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:
+        """Write a page of the images that a classifier gets wrong; nothing where it is none, or has no images."""
+        from gradgraph.export import save_mistakes
+
+        if held_out is not None and any(len(spec.shape) == 4 for spec in trainer.manifest.inputs):
+            with contextlib.suppress(DataError):
+                save_mistakes(trainer, held_out, self.path / MISTAKES, title=self.path.name)
 
     def finish(self, trainer: Trainer, history: History) -> None:
         """Draw the curves, and write the page anew, with the results."""

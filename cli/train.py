@@ -271,6 +271,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.history is not None:
         history.to_csv(run.history)
     if folder is not None:
+        folder.show_mistakes(trainer, held_out)
         folder.finish(trainer, history)
     _report(trainer, history, run, model if is_step else out, as_json)
 

@@ -11,6 +11,7 @@ from gradgraph.errors import BuildError, listed
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.class_table import ClassTable
+from gradgraph.runtime.execution.confusions import Confusions, confusions_of
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.profiler import Profile
@@ -210,6 +211,36 @@ class Diagnosis:
             known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
             names = [*known[: len(counts)], *range(len(known), len(counts))]
         return ClassTable.of(counts, names)
+
+    @checked(pairs=WHOLE, examples=WHOLE, k=WHOLE, averaged=FLAG)
+    @in_turn
+    def confusions(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        pairs: int = 10,
+        examples: int = 6,
+        k: int = 24,
+        averaged: bool = True,
+    ) -> Confusions:
+        """Which samples of held-out data a classifier takes for which class, and of which it is least sure.
+
+        One pass over the data, for any step with class numbers, or shares of classes, as its target. In a notebook,
+        and on the page of :func:`gradgraph.export.save_mistakes`, with the pictures.
+
+        Args:
+            data, batch_size, averaged: as for :meth:`evaluate`.
+            pairs: how many pairs of classes, those that are confused most often.
+            examples: samples of each of them.
+            k: samples with the largest losses of all.
+
+        Raises:
+            DataError: the data do not fit, or the step is no classifier.
+        """
+        check_counts(pairs=pairs, examples=examples, k=k)
+        source = self._executor.one_after_another(data, batch_size)
+        return confusions_of(self._executor, source, pairs, examples, k, averaged)
 
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
     @in_turn

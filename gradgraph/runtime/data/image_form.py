@@ -216,14 +216,44 @@ def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
     return np.stack(arrays)
 
 
+def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
+    """A small PNG of the array of an image, [channels, height, width] or [height, width, channels]; raises DataError.
+
+    Args:
+        array: bytes, or numbers that ``known`` tells how to take back to [0, 1]; those beyond are cut off. Where
+            nobody knows, the smallest is black and the largest white.
+        known: arguments of ``image_folder``.
+        side: the longest that the picture may have.
+    """
+    last = known.get("layout") == "NHWC" or (array.shape[0] not in MODES and array.shape[2] in MODES)
+    pixels = array if last else array.transpose(1, 2, 0)
+    if pixels.shape[2] not in MODES:
+        raise DataError(f"an array of shape {list(array.shape)} is no image; give one of 1, 3 or 4 channels")
+    if pixels.dtype != np.uint8:
+        pixels = pixels.astype(np.float64)
+        if "mean" in known or "std" in known:
+            pixels = pixels * np.array(known.get("std", 1.0)) + np.array(known.get("mean", 0.0))
+        elif not known:
+            low, high = pixels.min(), pixels.max()
+            pixels = (pixels - low) / (high - low) if high > low else np.zeros_like(pixels)
+        pixels = np.rint(np.nan_to_num(np.clip(pixels, 0, 1)) * 255).astype(np.uint8)
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+    return _small_png(image, side)
+
+
 def thumbnail(path: str, side: int = 96) -> bytes:
     """An image file as a small PNG; raises DataError if it cannot be read."""
     try:
         content = regular_bytes(path)
     except UnreadableError as error:
         raise DataError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
-    small = opened(content, path).convert("RGB")
-    small.thumbnail((side, side))
+    return _small_png(opened(content, path).convert("RGB"), side)
+
+
+def _small_png(image: Any, side: int) -> bytes:
+    image.thumbnail((side, side))
     made = io.BytesIO()
-    small.save(made, "PNG")
+    image.save(made, "PNG")
     return made.getvalue()

@@ -90,10 +90,11 @@ def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequen
 
 def with_softmax(names: DataNames, manifest: Manifest) -> DataNames:
     """``names``, with those targets of the step whose loss takes the model's scores for logits of a Softmax."""
-    return replace(names, softmax=[name for name in names.classes if _is_of_softmax(name, manifest)])
+    return replace(names, softmax=[name for name in names.classes if is_of_softmax(name, manifest)])
 
 
-def _is_of_softmax(target: str, manifest: Manifest) -> bool:
+def is_of_softmax(target: str, manifest: Manifest) -> bool:
+    """Does the loss of a target take the model's scores for logits of a Softmax, or their logarithms?"""
     from gradgraph.losses import LOSSES
 
     for part in manifest.parts.values():

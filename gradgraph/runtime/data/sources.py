@@ -40,7 +40,7 @@ from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import is_table_file, read_table
 from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 log = logging.getLogger("gradgraph")
 
@@ -269,7 +269,7 @@ def read_file(path: str | os.PathLike[str]) -> Any:
 
 
 def read_data(data: Any) -> Any:
-    """What a path stands for, and the images that a table names; any other data as they are."""
+    """The data at a path, and the images that a table names; any other data as they are."""
     if isinstance(data, str | os.PathLike):
         return read_file(data)
     return image_table(data) if is_table(data) and column_of_images(data) is not None else data
@@ -316,6 +316,16 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
         f"{described(data)} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
         "or an iterable of batches"
     )
+
+
+def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
+    """The arrays of some samples, without their axis, where they can be read again."""
+    if isinstance(source, Columns):
+        return {n: {name: np.asarray(array[n : n + 1])[0] for name, array in source.arrays.items()} for n in numbers}
+    if not isinstance(source, Samples) or not isinstance(source.dataset, Loadable):
+        return {}
+    batches = source.dataset.load(iter([[n] for n in numbers]), specs, (), source.names)
+    return {n: {name: array[0] for name, array in batch.items()} for n, batch in zip(numbers, batches, strict=True)}
 
 
 # --- checks before the first step ---------------------------------------------------------------------------

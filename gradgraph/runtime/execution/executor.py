@@ -159,9 +159,9 @@ class Executor:
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False)
         return self.source(data, order if isinstance(data, Columns) else replace(order, augments=False))
 
-    def one_after_another(self, data: Any) -> Source:
+    def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
         """Data for evaluation in their own order, whatever they were prepared for."""
-        source = self.held_out(data, None)
+        source = self.held_out(data, batch_size)
         if isinstance(source, Columns | Samples) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))
         return source

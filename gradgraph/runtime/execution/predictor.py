@@ -46,7 +46,7 @@ class Predictor:
         self.outputs = list(dict.fromkeys(outputs)) or known
         self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
         self.names = DataNames.read_from(model.metadata_props)
-        self.probable = {o.name or "" for o in model.graph.outputs if _is_softmax(o)}
+        self.probable = {o.name or "" for o in model.graph.outputs if is_softmax(o)}
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
@@ -78,7 +78,7 @@ class Predictor:
             yield rows, found
 
 
-def _is_softmax(value: ir.Value) -> bool:
+def is_softmax(value: ir.Value) -> bool:
     """Is ``value`` a Softmax, over the second axis where one can see it?"""
     found = probabilities(value)
     return found is not None and found.kind == "Softmax" and found.axis in (None, -1, 1)

@@ -1,0 +1,120 @@
+"""A page of what a classifier gets wrong: confusion matrix, what is confused most, the worst samples, with pictures."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradgraph.errors import shown
+from gradgraph.export.pages import text_of, whole_page
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.suffixes import check_suffix
+from gradgraph.runtime.execution.class_table import ClassTable
+from gradgraph.runtime.execution.confusions import Called, Confusions
+from gradgraph.runtime.trainer import Trainer
+
+MOST_CLASSES = 40  # of a matrix that is drawn
+
+
+def save_mistakes(
+    trainer: Trainer,
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    scores: Mapping[str, float] | None = None,
+    batch_size: int | None = None,
+    averaged: bool = True,
+) -> Confusions:
+    """Write a page of what a classifier gets wrong on held-out data; it is one file and needs no network.
+
+    Args:
+        trainer: of the classifier.
+        data: as for ``Trainer.evaluate``: of images, the page shows these.
+        path: of the page.
+        title: by default the name of the file.
+        scores: figures to show on top, such as ``Trainer.evaluate`` gives.
+        batch_size, averaged: as for ``Trainer.evaluate``.
+
+    Returns:
+        All that the page shows.
+
+    Raises:
+        DataError: the data do not fit, or the step is no classifier.
+        OutputError: ``path`` cannot be written.
+    """
+    check_suffix(path, ".html")
+    found = trainer.confusions(data, batch_size, averaged=averaged)
+    write_atomically(path, page(title or Path(path).stem, found, scores or {}).encode())
+    return found
+
+
+def page(title: str, found: Confusions, scores: Mapping[str, float]) -> str:
+    """The page that shows ``found``."""
+    facts = {"accuracy": f"{found.table.accuracy:.4f}", "samples": f"{int(found.table.samples.sum()):,}",
+             **{name: f"{value:.4g}" for name, value in scores.items() if name != "accuracy"}}  # fmt: skip
+    told = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
+    parts = [f'<h1>{_text(title)}</h1><dl class="facts">{told}</dl>', _matrix(found.table)]
+    if found.pairs:
+        parts.append("<h2>Confused most often</h2>")
+    for pair in found.pairs:
+        words = f"<b>{_text(pair.label)}</b> called <b>{_text(pair.called)}</b>: {pair.count:,}"
+        parts.append(f"<h3>{words}</h3>{_gallery(pair.samples)}")
+    parts += ["<h2>Largest losses</h2>", _gallery(found.worst), _classes(found.table)]
+    return whole_page(title, "\n".join(parts), text_of("mistakes.css"))
+
+
+def _text(value: object) -> str:
+    return html.escape(shown(str(value)))
+
+
+def _gallery(samples: Iterable[Called]) -> str:
+    return f'<div class="gallery">{"".join(map(_figure, samples))}</div>'
+
+
+def _figure(one: Called) -> str:
+    name = Path(one.file).name if one.file else f"sample {one.index:,}"
+    alone = f'<span class="none">{_text(name)}</span>'
+    picture = one.markup.replace('alt=""', f'alt="{_text(name)}"', 1) if one.picture else alone
+    sure = "" if one.probability != one.probability else f" {one.probability:.0%}"
+    kind = "right" if one.label == one.called else "wrong"
+    caption = f"{_text(one.label)} → <b>{_text(one.called)}</b>{sure}, loss {one.loss:.3g}"
+    return (
+        f'<figure class="{kind}" title="{_text(one.file or name)}">{picture}<figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _matrix(table: ClassTable) -> str:
+    """The confusion matrix, a row for each class; nothing where there are too many."""
+    if len(table.names) > MOST_CLASSES:
+        return ""
+    head = "".join(f'<th class="number" scope="col">{_text(name)}</th>' for name in table.names)
+    rows = [
+        f'<tr><th scope="row">{_text(name)}</th>{"".join(_cells(row, i))}</tr>'
+        for i, (name, row) in enumerate(zip(table.names, table.matrix.tolist(), strict=True))
+    ]
+    return (f'<h2>What is called what</h2><p class="hint">A row for each class, a column for what it is called.</p>'
+            f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}'
+            "</tbody></table></div>")  # fmt: skip
+
+
+def _cells(row: Sequence[int], own: int) -> Iterable[str]:
+    whole = sum(row) or 1
+    for j, count in enumerate(row):
+        kind = "right" if j == own else "wrong"
+        yield f'<td class="number {kind}" style="--share: {count / whole:.3f}">{count or "·":}</td>'
+
+
+def _classes(table: ClassTable) -> str:
+    rows = "".join(
+        f"<tr><td>{_text(row['class'])}</td>"
+        + "".join(f'<td class="number">{float(row[key]):.4f}</td>' for key in ("precision", "recall", "f1"))
+        + f'<td class="number">{int(row["samples"]):,}</td></tr>'
+        for row in table.rows()
+    )
+    head = "".join(f'<th class="number" scope="col">{name}</th>' for name in ("precision", "recall", "F1", "samples"))
+    whole = f'<thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody>'
+    return f'<h2>Classes</h2><div class="wide"><table>{whole}</table></div>'

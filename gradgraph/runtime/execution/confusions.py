@@ -1,0 +1,221 @@
+"""Which samples a classifier takes for which class, and of which it is least sure: with their pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import DataError, shown
+from gradgraph.runtime.data.batch import Array, on_host
+from gradgraph.runtime.data.image_form import picture_of, thumbnail
+from gradgraph.runtime.data.matching import with_softmax
+from gradgraph.runtime.data.sources import Samples, Source, rows_at
+from gradgraph.runtime.execution.binding import released
+from gradgraph.runtime.execution.class_table import ClassTable
+from gradgraph.runtime.execution.predictor import is_softmax
+from gradgraph.runtime.execution.scores import Scores, scores_in
+from gradgraph.runtime.saved.printed import Markup, html_table
+from gradgraph.step.data_names import DataNames
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.execution.executor import Executor
+
+TINY = 1e-12  # a probability below it is none
+
+
+@dataclass(frozen=True, eq=False)
+class Called:
+    """A sample, and the class that a model takes it for.
+
+    Attributes:
+        index: its place in the data, counted from 0.
+        label, called: the names of its class, and of the class with the highest score.
+        probability: of the class that it is called; NaN where scores stand for none.
+        loss: −log of the probability of its class; or, where scores stand for none, by how much the score of the class
+            that it is called is higher.
+        file: where it comes from, if it has a file of its own.
+        picture: a small PNG; empty where it is no picture.
+    """
+
+    index: int
+    label: str
+    called: str
+    probability: float
+    loss: float
+    file: str = ""
+    picture: bytes = b""
+
+    @property
+    def markup(self) -> Markup:
+        """The picture in HTML."""
+        content = base64.b64encode(self.picture).decode()
+        return Markup(f'<img alt="" src="data:image/png;base64,{content}">' if content else "")
+
+    def __str__(self) -> str:
+        file = f" ({shown(self.file)})" if self.file else ""
+        sure = "" if np.isnan(self.probability) else f", probability {self.probability:.3f}"
+        return f"sample {self.index:,}{file}: is '{shown(self.label)}', called '{shown(self.called)}'{sure}"
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """Two classes that are taken for one another: how often, and the samples of which the model is most wrong."""
+
+    label: str
+    called: str
+    count: int
+    samples: tuple[Called, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Confusions:
+    """What a classifier gets wrong. Printed, it is the most frequent pairs; in a notebook, with pictures.
+
+    Attributes:
+        table: the confusion matrix, with precision, recall and F1 of each class.
+        pairs: the classes that are confused most often.
+        worst: the samples with the largest losses.
+    """
+
+    table: ClassTable
+    pairs: tuple[Confusion, ...]
+    worst: tuple[Called, ...]
+
+    def __str__(self) -> str:
+        lines = [f"accuracy {self.table.accuracy:.4f}"]
+        for pair in self.pairs:
+            lines.append(f"called '{shown(pair.called)}', and is '{shown(pair.label)}': {pair.count:,}")
+            lines += [f"  {one}" for one in pair.samples]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [p.label, p.called, f"{p.count:,}", Markup("".join(one.markup for one in p.samples))] for p in self.pairs
+        ]
+        return html_table(["is", "called", "how often", "samples"], rows)
+
+
+@dataclass
+class Judged:
+    """Each sample of some data: numbers of its class and of what it is called, and how wrong that is."""
+
+    classes: tuple[str, ...]
+    labels: Array
+    called: Array
+    probability: Array
+    loss: Array
+
+    @property
+    def counted(self) -> Array:
+        """Whether each sample has a label that is a class."""
+        return (self.labels >= 0) & (self.labels < len(self.classes))
+
+    def table(self) -> ClassTable:
+        size, there = len(self.classes), self.counted
+        matrix = np.zeros((size, size), np.int64)
+        np.add.at(matrix, (self.labels[there], self.called[there]), 1)
+        return ClassTable.of(matrix, self.classes)
+
+    def worst(self, count: int, label: int | None = None, called: int | None = None) -> list[int]:
+        """The samples with the largest losses: of all, or of one class that are called another one."""
+        of_pair = self.counted if label is None else (self.labels == label) & (self.called == called)
+        there = np.flatnonzero(of_pair)
+        return [int(i) for i in there[np.argsort(-self.loss[there], kind="stable")][:count]]
+
+    def sample(self, i: int, file: str, picture: bytes) -> Called:
+        names = self.classes
+        label, called = names[int(self.labels[i])], names[int(self.called[i])]
+        return Called(i, label, called, float(self.probability[i]), float(self.loss[i]), file, picture)
+
+
+def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, Array, Array]:
+    if labels.ndim == 2:
+        labels = labels.argmax(1)
+    rows, called = np.arange(len(array)), array.argmax(1)
+    own = np.clip(labels, 0, array.shape[1] - 1)
+    if not scores.has_probabilities:
+        return labels, called, np.full(len(array), np.nan), array[rows, called] - array[rows, own]
+    shares = scores.probabilities(array)
+    return labels, called, shares[rows, called], -np.log(np.maximum(shares[rows, own], TINY))
+
+
+def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """A small PNG of a sample: of its file, or of that array of it which is an image.
+
+    Args:
+        file: where it comes from; "" where it has no file.
+        row: its arrays by name, without the axis of samples.
+        images: how images became arrays, by name.
+    """
+    try:
+        if file:
+            return thumbnail(file)
+        found = next((name for name, array in row.items() if array.ndim == 3), None)
+        return b"" if found is None else picture_of(row[found], images.get(found, {}))
+    except (DataError, OSError):  # it is there no more, or is no image
+        return b""
+
+
+def confusions_of(executor: Executor, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:
+    """Which samples are taken for which class, as ``Trainer.confusions`` explains it; raises DataError."""
+    target, names = _target_of(executor, source)
+    judged = _judge(executor, source, target, names, averaged)
+    table = judged.table()
+    numbers = {name: i for i, name in enumerate(table.names)}
+    confused = table.confused(most)
+    of_pairs = [judged.worst(examples, numbers[label], numbers[called]) for label, called, _ in confused]
+    worst = judged.worst(k)
+    wanted = sorted({n for of_pair in (*of_pairs, worst) for n in of_pair})
+    files = source.files if isinstance(source, Samples) else []
+    rows = {} if files else rows_at(source, wanted, executor.checker.specs)
+    samples = {}
+    for n in wanted:
+        file = str(files[n]) if files else ""
+        samples[n] = judged.sample(n, file, pictured(file, rows.get(n, {}), names.images))
+    pairs = [
+        Confusion(*pair, tuple(samples[n] for n in of_pair)) for pair, of_pair in zip(confused, of_pairs, strict=True)
+    ]
+    return Confusions(table, tuple(pairs), tuple(samples[n] for n in worst))
+
+
+def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
+    """Run the model on all samples, batch by batch."""
+    bound, checker = executor.opened.prediction(averaged), executor.checker
+    outputs_of = ir.from_proto(executor.definition.eval).graph.outputs
+    probable = {output.name or "" for output in outputs_of if is_softmax(output)}
+    found: list[Scores] = []
+
+    def batches() -> Iterator[tuple[Array, Array]]:
+        with released(bound, checker):
+            for i, batch in enumerate(source.batches(0)):
+                try:
+                    feeds = {name: on_host(feed) for name, feed in checker(batch).items()}
+                except DataError as error:
+                    raise error.at(f"batch {i}") from None
+                outputs = bound.compute({name: feed for name, feed in feeds.items() if name in bound.inputs})
+                found[:] = found or [one for one in scores_in(names, outputs, probable) if one.target == target]
+                if not found or feeds[target].ndim > 2:
+                    raise DataError(f"no output has a score for each class of '{shown(target)}'; confusions are those "
+                                    "of a classifier")  # fmt: skip
+                yield feeds[target], np.array(outputs[found[0].output])
+
+    parts = [_judged(labels, scores, found[0]) for labels, scores in batches()]
+    if not parts:
+        raise DataError("there is nothing to look at; the data hold no batch")
+    return Judged(found[0].classes, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
+    """The target whose classes are looked at, and their names: numbers, where they have none."""
+    names, targets = executor.names.updated(source.names), executor.manifest.targets
+    spec = next((spec for spec in targets if spec.name in names.classes), None)
+    spec = spec or next((spec for spec in targets if spec.classes is not None), None)
+    if spec is None:
+        raise DataError("the step has no target of classes; confusions are those of a classifier")
+    classes = names.classes.get(spec.name) or [str(i) for i in range(spec.classes or 0)]
+    return spec.name, with_softmax(replace(names, classes={spec.name: classes}), executor.manifest)
