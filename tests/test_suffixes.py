@@ -32,6 +32,10 @@ def history(path: Path) -> None:
     gg.Trainer(STEP, device="cpu").fit(arrays(32), progress=False).to_csv(path)
 
 
+def mistakes(path: Path) -> None:
+    export.save_mistakes(gg.Trainer(STEP, device="cpu"), arrays(32), path)
+
+
 # by callable and argument: a call with a path, and the extensions that are its own; none of a folder
 WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     **{f"gg.{f.__name__}(out)": (lambda path, f=f: f(SCALAR, wrt="x", out=path), (".onnx",))
@@ -42,6 +46,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "export.save_inference(path), sizes": (lambda path: export.save_inference(STEP, path, sizes={"N": 2}), (".onnx",)),
     "export.save_weights(path)": (lambda path: export.save_weights(STEP, path), (".safetensors",)),
     "export.save_page(path)": (lambda path: export.save_page(STEP, path), (".html",)),
+    "export.save_mistakes(path)": (mistakes, (".html",)),
     "export.save_required_operators(path)": (lambda path: export.save_required_operators(MODEL, path), (".config",)),
     "export.save_ort(folder)": (lambda path: export.save_ort(STEP, path), ()),
     "FlatWeights.save(path)": (lambda path: export.flat_weights(STEP).save(path), (".bin",)),

@@ -74,7 +74,7 @@ class Confusion:
 
 @dataclass(frozen=True, eq=False)
 class Confusions:
-    """What a classifier gets wrong. Printed, it is the most frequent pairs; in a notebook, with pictures.
+    """The mistakes of a classifier. Printed, they are the most frequent pairs; in a notebook, with pictures.
 
     Attributes:
         table: the confusion matrix, with precision, recall and F1 of each class.
