@@ -118,7 +118,12 @@ def export_report(
         found = trainer.predict(feeds, averaged=averaged)
         return found if isinstance(found, Mapping) else {name: found for name in after.outputs if name in names}
 
-    feeds = drawn(exported, after)
+    def run(feeds: Feeds) -> None:
+        after(feeds)
+        before(feeds)
+
+    same = set(after.specs) == {spec.name for spec in trainer.manifest.inputs}  # no columns of a table in their place
+    feeds = drawn(exported, run) if same else None
     held = {} if feeds is None else compared(before, after, [feeds])
     graph = trainer.definition.eval.graph
     return ExportReport(

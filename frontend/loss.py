@@ -140,6 +140,8 @@ class Loss:
 
 LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries.LOSSES)
 
+REMEDIES: dict[str, Mapping[str, str]] = {}  # by loss: the way out of a value that is not finite, "inf" or "nan"
+
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 # by annotation; a tensor is given as numbers
 _KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "str | None": TEXT.or_none(),
@@ -161,6 +163,7 @@ def named(
     soft: bool = False,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
+    remedies: Mapping[str, str] = {},
 ) -> None:
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
@@ -171,6 +174,7 @@ def named(
         targets: as for ``Loss``, or what gives them for the options.
         check: raises BuildError for options that make no sense.
         reductions: those that it has.
+        remedies: the way out where its value is ``"inf"`` or ``"nan"``, if that says something about the data.
     """
 
     def make(arguments: dict[str, Any]) -> Loss:
@@ -185,6 +189,8 @@ def named(
         made = Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle, computed, of_logs)
         return replace(made, soft=soft)
 
+    if remedies:
+        REMEDIES[name] = remedies
     LOSSES.add(name, recipe(name, function, options, make))
 
 

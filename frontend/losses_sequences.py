@@ -162,4 +162,9 @@ _ctc.__doc__ = """``−log Σ p(path)`` over all paths that spell the labels, di
 
 The model gives scores or log-probabilities ``[T, N, C]``; ``batch_first`` takes ``[N, T, C]``.
 """
-named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", check=_check_blank)
+_LENGTHS = {
+    "inf": "a row has more labels than the times of the model's output can spell: give it fewer, or zero_infinity",
+    "nan": "look whether an input length is above the number of times of the model's output, or lower the rate",
+}
+named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", check=_check_blank,
+      remedies=_LENGTHS)  # fmt: skip

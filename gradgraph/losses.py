@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gradgraph.frontend import functional
-from gradgraph.frontend.loss import LOSSES, Loss
+from gradgraph.frontend.loss import LOSSES, REMEDIES, Loss
 from gradgraph.frontend.losses_classes import class_axis
 
-__all__ = ["LOSSES", "Loss", "by_name", "class_axis"]
+__all__ = ["LOSSES", "REMEDIES", "Loss", "by_name", "class_axis"]
 assert functional  # importing it fills the table
 
 if TYPE_CHECKING:

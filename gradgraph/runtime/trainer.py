@@ -7,9 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-import onnx
-import onnx_ir as ir
-
 from gradgraph.arguments import (
     FINITE,
     FLAG,
@@ -20,32 +17,25 @@ from gradgraph.arguments import (
     TEXT,
     WHOLE,
     Kind,
-    as_names,
     checked,
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError, CheckpointError, shown
-from gradgraph.files.external import is_external
-from gradgraph.files.models import INLINE_LIMIT, save_model
+from gradgraph.errors import ArgumentError, BuildError, CheckpointError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
-from gradgraph.files.suffixes import check_suffix
 from gradgraph.optim.plateau import Plateau
-from gradgraph.passes.full_precision import in_float32, with_low_weights
-from gradgraph.passes.stored_integers import store_integers, stores_integers
 from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
-from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
-from gradgraph.runtime.execution.served import served
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
+from gradgraph.runtime.exports import Exports
 from gradgraph.runtime.loop.fit import Fit, FitOptions
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.moving import Rate
@@ -58,8 +48,6 @@ from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import DataNames
-from gradgraph.step.folder import weight_bytes
-from gradgraph.step.inference import inference_model
 from gradgraph.step.manifest import UPDATE, Manifest
 from gradgraph.step.placing import placed
 from gradgraph.step.step import Step
@@ -73,7 +61,7 @@ RATE = Kind(
 EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
-class Trainer(Diagnosis):
+class Trainer(Exports):
     """Runs a step on stock onnxruntime.
 
     Several threads may use one trainer: their calls wait for each other. While ``fit`` runs in one of them, the others
@@ -541,85 +529,3 @@ class Trainer(Diagnosis):
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
             self._unread = None
-
-    def _warn_if_untrained(self) -> None:
-        """Say once that the weights are those before training, where a run has trained others."""
-        if self._unread is not None and self.progress.steps == 0:
-            log.warning(
-                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') takes those of the run",
-                shown(self._unread),
-            )
-            self._unread = None
-
-    @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG, preprocess=FLAG)
-    def export(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        outputs: str | Sequence[str] | None = None,
-        averaged: bool = True,
-        mixed: bool = False,
-        preprocess: bool = True,
-    ) -> onnx.ModelProto:
-        """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
-
-        Args:
-            path: a file to write it to; weights of more than 1.5 GB, and of 64 MiB and more that lay in a file, go to
-                ``<name>.data`` beside it. What is returned refers to them there if they are more than 1.5 GB.
-            outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
-                default all of them, but for a loss that the model computes from labels.
-            averaged: as for :meth:`evaluate`.
-            mixed: of a step in mixed precision, keep what computes in the low one, and store in it the weights that
-                are read in it only. By default the model is float32 throughout, as the one that was built.
-            preprocess: where the data were preprocessed (``gradgraph.preprocess``), let the model take the columns of a
-                table, each [rows], and give the names of classes besides.
-
-        Raises:
-            BuildError: ``mixed``, and the step is not in mixed precision.
-            ModelError: the step keeps no output of the model; or its weights exceed 2 GB, and no ``path`` is given.
-            UnknownNameError: the model has no such output.
-            OutputError: ``path`` cannot be written, or has the extension of another format.
-        """
-        if path is not None:
-            check_suffix(path, ".onnx")
-        model = self._exported(outputs, averaged, mixed)
-        if preprocess:
-            model = served(model, self.names, outputs is None)
-        if path is not None:
-            outside = any(is_external(t) for t in model.graph.initializer)
-            save_model(self.definition.opened(model) if outside else model, path)
-            if outside and weight_bytes(model) > INLINE_LIMIT:
-                return onnx.load(path, load_external_data=False)
-        self.definition.put_inside(model)
-        return model
-
-    def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
-        """Export as :meth:`export` does without preprocessing, to an onnx-ir model whose large frozen weights stay in
-        their files.
-        """
-        return self.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
-
-    def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:
-        """The inference model; large weights lie where those of the step do."""
-        self._warn_if_untrained()
-        needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
-        with self.turns.taken():
-            values = self._executor.state.read_for_use(needed, self.manifest.averages if averaged else {})
-        chosen = None if outputs is None else as_names(outputs)
-        if mixed and not self.manifest.precision:
-            raise BuildError(
-                "this step is in float32 and has no mixed precision to export",
-                remedy="leave mixed out",
-                shell="leave --mixed out",
-            )
-        model = inference_model(self.definition.eval, self.manifest, values, chosen)
-        for key, value in self.names.as_metadata().items():
-            model.metadata_props.add(key=key, value=value)
-        if mixed or stores_integers(model):
-            self.definition.put_inside(model)  # the numbers of weights are read
-        store_integers(model)
-        if mixed:
-            with_low_weights(model)
-        elif self.manifest.precision:
-            in_float32(model)
-        return model

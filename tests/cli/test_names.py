@@ -140,7 +140,6 @@ ELSEWHERE = {
     "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 prefix rslora",
     "backends that docstrings recommend": "openvino ort-cpu ort-cpu-native ort-cuda web",
     "a rule that fit follows": "reduce_on_plateau",
-    "a loss whose NaN has a meaning": "ctc",
 }
 
 

@@ -70,11 +70,6 @@ from gradgraph.step.manifest import column
 log = logging.getLogger("gradgraph")
 
 DEFAULT_BATCH_SIZE = 32
-# of ctc, by its loss
-_LENGTHS = {
-    "inf": "a row has more labels than the times of the model's output can spell: give it fewer, or zero_infinity",
-    "nan": "look whether an input length is above the number of times of the model's output, or lower the rate",
-}
 
 
 class Executor:
@@ -239,12 +234,14 @@ class Executor:
     def _diverged(
         self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> DivergedError:
+        from gradgraph.losses import REMEDIES  # which trace: not needed while all goes well
+
         fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
         whose = f"loss of '{part.name}'" if part.name else "loss"
         arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
         # copies of arrays, whose memory may be a buffer that is filled again
         batch = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
-        hint = _LENGTHS.get(str(loss)) if self.manifest.parts[part.name].loss.get("name") == "ctc" else None
+        hint = REMEDIES.get(self.manifest.parts[part.name].loss.get("name", ""), {}).get(str(loss))
         return DivergedError(
             f"the {whose} became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
             batch,

@@ -1,0 +1,113 @@
+"""Exports of a trainer: the model that it has trained, as plain ONNX."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NAMES, as_names, checked
+from gradgraph.errors import BuildError, shown
+from gradgraph.files.external import is_external
+from gradgraph.files.models import INLINE_LIMIT, save_model
+from gradgraph.files.suffixes import check_suffix
+from gradgraph.passes.full_precision import in_float32, with_low_weights
+from gradgraph.passes.stored_integers import store_integers, stores_integers
+from gradgraph.runtime.diagnosis import Diagnosis
+from gradgraph.runtime.execution.served import served
+from gradgraph.step.folder import weight_bytes
+from gradgraph.step.inference import inference_model
+
+log = logging.getLogger("gradgraph")
+
+
+class Exports(Diagnosis):
+    """The part of a Trainer that hands on what it has trained. Nothing here changes what a run comes to."""
+
+    _unread: str | os.PathLike[str] | None  # the checkpoint of the run that the step belongs to, while nobody took it
+
+    @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG, preprocess=FLAG)
+    def export(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        outputs: str | Sequence[str] | None = None,
+        averaged: bool = True,
+        mixed: bool = False,
+        preprocess: bool = True,
+    ) -> onnx.ModelProto:
+        """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
+
+        Args:
+            path: a file to write it to; weights of more than 1.5 GB, and of 64 MiB and more that lay in a file, go to
+                ``<name>.data`` beside it. What is returned refers to them there if they are more than 1.5 GB.
+            outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
+                default all of them, but for a loss that the model computes from labels.
+            averaged: as for :meth:`evaluate`.
+            mixed: of a step in mixed precision, keep what computes in the low one, and store in it the weights that
+                are read in it only. By default the model is float32 throughout, as the one that was built.
+            preprocess: where the data were preprocessed (``gradgraph.preprocess``), let the model take the columns of a
+                table, each [rows], and give the names of classes besides.
+
+        Raises:
+            BuildError: ``mixed``, and the step is not in mixed precision.
+            ModelError: the step keeps no output of the model; or its weights exceed 2 GB, and no ``path`` is given.
+            UnknownNameError: the model has no such output.
+            OutputError: ``path`` cannot be written, or has the extension of another format.
+        """
+        if path is not None:
+            check_suffix(path, ".onnx")
+        model = self._exported(outputs, averaged, mixed)
+        if preprocess:
+            model = served(model, self._executor.names, outputs is None)
+        if path is not None:
+            outside = any(is_external(t) for t in model.graph.initializer)
+            save_model(self._executor.definition.opened(model) if outside else model, path)
+            if outside and weight_bytes(model) > INLINE_LIMIT:
+                return onnx.load(path, load_external_data=False)
+        self._executor.definition.put_inside(model)
+        return model
+
+    def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
+        """Export as :meth:`export` does without preprocessing, to an onnx-ir model whose large frozen weights stay in
+        their files.
+        """
+        return self._executor.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
+
+    def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:
+        """The inference model; large weights lie where those of the step do."""
+        self._warn_if_untrained()
+        executor, definition, manifest = self._executor, self._executor.definition, self._executor.manifest
+        needed = {s.name for s in manifest.state} & {i.name for i in definition.eval.graph.input}
+        with executor.turns.taken():
+            values = executor.state.read_for_use(needed, manifest.averages if averaged else {})
+        chosen = None if outputs is None else as_names(outputs)
+        if mixed and not manifest.precision:
+            raise BuildError(
+                "this step is in float32 and has no mixed precision to export",
+                remedy="leave mixed out",
+                shell="leave --mixed out",
+            )
+        model = inference_model(definition.eval, manifest, values, chosen)
+        for key, value in executor.names.as_metadata().items():
+            model.metadata_props.add(key=key, value=value)
+        if mixed or stores_integers(model):
+            definition.put_inside(model)  # the numbers of weights are read
+        store_integers(model)
+        if mixed:
+            with_low_weights(model)
+        elif manifest.precision:
+            in_float32(model)
+        return model
+
+    def _warn_if_untrained(self) -> None:
+        """Say once that the weights are those before training, where a run has trained others."""
+        if self._unread is not None and self._executor.progress.steps == 0:
+            log.warning(
+                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') takes those of the run",
+                shown(self._unread),
+            )
+            self._unread = None
