@@ -58,7 +58,7 @@ SUBJECTS = {
     "Export": ("export/",),
     "Files that are written": ("gradgraph/files/atomic", "gradgraph/files/paths", "cli/output_paths", "cli/run_folder"),
     "The command line and recipes": ("cli/", "gradgraph/errors.py"),
-    "scikit-learn, and drop-ins for other packages": ("gradgraph/sklearn.py", "gradgraph/compat/"),
+    "scikit-learn, and drop-ins for other packages": ("gradgraph/sklearn/", "gradgraph/compat/"),
 }  # fmt: skip
 HEAD = """# Messages
 

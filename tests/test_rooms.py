@@ -9,7 +9,7 @@ import rooms_page
 from rooms_page import ROOT
 
 # doors that users open, and what all rooms stand on; anything else belongs into a room
-AT_THE_ROOT = {"__init__", "__main__", "arguments", "errors", "extend", "losses", "metrics", "sklearn", "transforms"}
+AT_THE_ROOT = {"__init__", "__main__", "arguments", "errors", "extend", "losses", "metrics", "transforms"}
 ROOMS = [room for floor in rooms_page.floors() for room in floor]
 
 

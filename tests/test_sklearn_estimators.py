@@ -33,7 +33,9 @@ NAMES = np.array(["setosa", "versicolor", "virginica"])[Y]
 
 
 # as of scikit-learn's own SGD: whose samples come twice has other batches than who gives them a weight of 2
-REPEATED = {"check_sample_weight_equivalence_on_dense_data": "training goes in batches"}
+REPEATED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "training goes in batches" for kind in ("dense", "sparse")
+}
 
 
 # all others pass; scikit-learn itself skips those that need pandas or SCIPY_ARRAY_API where these are not there
@@ -133,7 +135,8 @@ def test_a_regressor_has_one_value_or_several() -> None:
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gradgraph.sklearn")
+    for name in [name for name in sys.modules if name.startswith("gradgraph.sklearn")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(gg.GradgraphError, match=r"pip install 'onnx-gradgraph\[sklearn\]'"):
         importlib.import_module("gradgraph.sklearn")
@@ -179,3 +182,115 @@ def test_names_of_columns_and_classes_are_exported_and_kept_in_a_pickle(tmp_path
     with pytest.raises(ValueError, match=r"trained on 'sepal length', .*; give them in the order of the model"):
         Classifier(tmp_path / "trained.onnx", epochs=1).fit(mixed, NAMES)
     assert gg.build(Regressor(epochs=1).fit(X, X[:, 0]).export(), loss="mse").manifest.data == gg.DataNames()
+
+
+def test_classes_have_weights() -> None:
+    """A weight of a class is one of each of its samples, and multiplies those that are given."""
+    of_class, own = np.array([1.0, 3.0, 0.5]), np.random.default_rng(0).random(len(X))
+    options = {"epochs": 5, "random_state": 0}
+    weights = dict(zip(np.unique(NAMES), of_class, strict=True))
+    found = Classifier(class_weight=weights, **options).fit(X, NAMES, own).predict_proba(X)
+    wanted = Classifier(**options).fit(X, NAMES, own * of_class[Y]).predict_proba(X)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    few = np.r_[0:50, 50:55, 100:102]
+    balanced = Classifier(class_weight="balanced", **options).fit(X[few], Y[few]).predict_proba(X)
+    inverse = len(few) / (3 * np.bincount(Y[few])[Y[few]])
+    np.testing.assert_allclose(balanced, Classifier(**options).fit(X[few], Y[few], inverse).predict_proba(X), rtol=1e-6)
+    parts = Classifier(class_weight=weights, **options).partial_fit(X, NAMES)
+    one = Classifier(epochs=1, random_state=0).fit(X, NAMES, of_class[Y])
+    np.testing.assert_allclose(parts.predict_proba(X), one.predict_proba(X), rtol=1e-6)
+    with pytest.raises(ValueError, match="cannot know how often a class occurs"):
+        Classifier(class_weight="balanced").partial_fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [Classifier, Regressor, "labels"])
+def test_training_stops_early_and_goes_back_to_the_best(kind: Any) -> None:
+    y = {Classifier: NAMES, Regressor: X[:, 3] - X[:, 0]}.get(kind, np.stack([Y == 0, X[:, 1] > 3], 1).astype(int))
+    kind = Classifier if kind == "labels" else kind
+    options = {"early_stopping": True, "n_iter_no_change": 3, "validation_fraction": 0.2, "random_state": 0}
+    trained = kind(epochs=200, learning_rate=0.03, **options).fit(X, y)
+    assert trained.n_iter_ == len(trained.loss_curve_) == len(trained.validation_scores_) < 200
+    scores = trained.validation_scores_
+    assert trained.best_validation_score_ == max(scores) and trained.best_loss_ is None
+    best = max(i for i, score in enumerate(scores) if score > max(scores[:i], default=-9) + 1e-4)
+    assert trained.n_iter_ == best + 1 + 3
+    held_out = trained._held_out({"x": X, "y": y}, None if y.ndim > 1 or kind is Regressor else Y)[1]
+    assert trained.score(held_out["x"], held_out["y"]) == pytest.approx(scores[best], abs=1e-5)
+    if kind is Classifier and y.ndim == 1:  # of each class the same share
+        assert set(np.unique(held_out["y"], return_counts=True)[1]) == {10}
+    with pytest.raises(ValueError, match="cannot stop early"):
+        trained.partial_fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_a_warm_start_goes_on(kind: Any) -> None:
+    y = NAMES if kind is Classifier else X[:, 0]
+    warm = kind(epochs=3, warm_start=True, random_state=0).fit(X, y)
+    first = list(warm.loss_curve_)
+    warm.fit(X, y)
+    whole = kind(epochs=6, random_state=0).fit(X, y)
+    assert warm.n_iter_ == 6 and warm.loss_curve_[:3] == first and warm.loss_ == warm.loss_curve_[-1]
+    np.testing.assert_allclose(warm.loss_curve_, whole.loss_curve_, rtol=1e-6)
+    np.testing.assert_allclose(warm.predict(X) == whole.predict(X), True)
+    cold = kind(epochs=3, random_state=0).fit(X, y).fit(X, y)
+    assert cold.loss_curve_ == first and cold.n_iter_ == 3
+    if kind is Classifier:
+        with pytest.raises(ValueError, match="not among the classes"):
+            warm.fit(X, np.where(Y == 0, "rose", NAMES))
+
+
+def test_several_labels_of_a_sample() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    y = np.stack([Y == 0, X[:, 1] > 3, X[:, 2] > 4], 1).astype(int)
+    trained = Classifier(epochs=60, random_state=0).fit(X, y)
+    found, p = trained.predict(X), trained.predict_proba(X)
+    assert found.shape == p.shape == y.shape and trained.score(X, y) > 0.8  # all three of a sample
+    np.testing.assert_array_equal(found, p > 0.5)
+    again = Classifier(epochs=60, random_state=0).fit(X, sparse.csr_matrix(y))
+    np.testing.assert_array_equal(again.predict_proba(X), p)
+    assert again.partial_fit(X, y).n_iter_ == 61
+    with pytest.raises(ValueError, match="another form"):
+        again.partial_fit(X, y[:, :2])
+    with pytest.raises(gg.GradgraphError, match="several labels for a sample, and the loss takes one"):
+        Classifier(loss="cross_entropy").fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+@pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array"])
+def test_a_sparse_matrix_trains_as_a_dense_one(kind: Any, form: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    x = np.where(np.random.default_rng(0).random((300, 6)) < 0.6, 0, X[:, [0, 1, 2, 3, 0, 1]].repeat(2, 0))
+    y = Y.repeat(2) if kind is Classifier else x[:, 0] - x[:, 1]
+    weights = np.random.default_rng(1).random(300)
+    options = {"epochs": 4, "random_state": 0, "early_stopping": True}
+    found, wanted = (kind(**options).fit(matrix, y, weights) for matrix in (getattr(sparse, form)(x), x))
+    np.testing.assert_allclose(found.loss_curve_, wanted.loss_curve_, rtol=1e-6)
+    np.testing.assert_allclose(found.validation_scores_, wanted.validation_scores_, rtol=1e-6)
+    predict = "predict_proba" if kind is Classifier else "predict"
+    np.testing.assert_allclose(
+        getattr(found, predict)(getattr(sparse, form)(x)), getattr(wanted, predict)(x), rtol=1e-5
+    )
+    parts = [kind(random_state=0).partial_fit(matrix, y) for matrix in (getattr(sparse, form)(x), x)]
+    np.testing.assert_allclose(parts[0].loss_curve_, parts[1].loss_curve_, rtol=1e-6)
+
+
+def network(outputs: int, end: str = "") -> onnx.ModelProto:
+    weights = ", ".join(["0.1"] * 4 * outputs)
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, {outputs}] y) <float[4, {outputs}] w = {{{weights}}}> {{
+        {"s" if end else "y"} = MatMul (x, w)
+        {f"y = {end} (s)" if end else ""}
+    }}"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize(("end", "loss"), [("", "bce_with_logits"), ("Sigmoid", "bce"), ("Sigmoid", "bce_with_logits")])
+def test_two_classes_may_have_one_score(end: str, loss: str) -> None:
+    yes = np.where(Y == 0, "yes", "no")
+    trained = Classifier(network(1, end), loss=loss, epochs=20, random_state=0).fit(X, yes)
+    p = trained.predict_proba(X)
+    assert p.shape == (150, 2) and trained.score(X, yes) > 0.95
+    np.testing.assert_allclose(p.sum(1), 1)
+    np.testing.assert_array_equal(trained.predict(X), np.where(p[:, 1] > 0.5, "yes", "no"))
+    with pytest.raises(gg.GradgraphError, match="the model has 1 classes, and y has 3"):
+        Classifier(network(1, end), loss=loss).fit(X, Y)

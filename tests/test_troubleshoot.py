@@ -19,7 +19,7 @@ ONLY_PYTHON = (
     "gradgraph/extend.py",
     "gradgraph/arguments.py",
     "gradgraph/building/loss_function.py",
-    "gradgraph/sklearn.py",
+    "gradgraph/sklearn/",
     "gradgraph/compat/",
     "gradgraph/runtime/data/padded.py",
 )

@@ -1,0 +1,198 @@
+"""The classifier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from scipy.sparse import issparse
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+
+from gradgraph.errors import BuildError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.sklearn.estimator import Estimator, present
+from gradgraph.step.step import Step
+
+
+class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """A classifier of scikit-learn: of two classes or more, or of several labels that are each there or not.
+
+    Args:
+        model: an ONNX model with one input, whose first output has a score for each class or label; its weights are
+            where training begins. By default a perceptron with ReLU.
+        hidden: the sizes of its hidden layers.
+        loss, optimizer: names of ``gg.losses`` and ``gg.optim``; the loss is cross-entropy by default, of several
+            labels ``bce_with_logits``. With such a loss of yes or no, two classes may have one score.
+        learning_rate, optimizer_options: arguments of the optimizer.
+        epochs, batch_size: as for ``Trainer.fit``.
+        class_weight: a weight for each label in a dict, or "balanced": the inverse of how often it occurs.
+        early_stopping: stop after ``n_iter_no_change`` epochs in which the score of a share of the data
+            (``validation_fraction``, of each class the same) has not grown by more than ``tol``, and go back to the
+            best weights.
+        validation_fraction, n_iter_no_change, tol: of ``early_stopping``.
+        warm_start: a second ``fit`` goes on where the first one ended.
+        train: which weights of ``model`` are trained: names or globs.
+        fit_options: further arguments of ``Trainer.fit``.
+        device: as for ``Trainer``.
+        threads: within one operator; 1 is best where a search has processes of its own (``n_jobs``).
+        random_state: of weights, the order of samples, and random operators.
+
+    Attributes:
+        classes_: the labels, sorted; of several labels, their numbers.
+        n_iter_: the epochs so far.
+        loss_curve_, loss_, best_loss_: the loss of each epoch, of the last one, and the lowest.
+        validation_scores_, best_validation_score_: the accuracy of each epoch with ``early_stopping``, and the highest.
+        history_: the history of the last fit.
+        trained_: the step (``trained_.step``) and its trainer (``trained_.trainer``).
+    """
+
+    _are_labels = True
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | onnx.ModelProto | None = None,
+        *,
+        hidden: Sequence[int] = (64,),
+        loss: str | None = None,
+        optimizer: str = "adamw",
+        learning_rate: float = 1e-2,
+        optimizer_options: Mapping[str, Any] | None = None,
+        epochs: int = 50,
+        batch_size: int = 32,
+        class_weight: Any = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        train: str | Sequence[str] = "*",
+        fit_options: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            model, hidden=hidden, loss=loss, optimizer=optimizer, learning_rate=learning_rate,
+            optimizer_options=optimizer_options, epochs=epochs, batch_size=batch_size, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, tol=tol, warm_start=warm_start,
+            train=train, fit_options=fit_options, device=device, threads=threads, random_state=random_state,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+        """Train anew on X [samples, features] and labels y [samples] of any kind, which may have weights [samples].
+
+        y may be a matrix [samples, labels] of 0 and 1 instead, dense or sparse.
+        """
+        anew = not self._goes_on
+        X, labels = self._labelled(X, y, reset=anew)
+        weights = self._weights(X, labels, sample_weight)
+        return self._fit(X, labels, weights, self.epochs, anew, self._metric)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
+        """Train on for one epoch; the first call says which ``classes`` there are, if y does not have all."""
+        self._refuse_early_stopping()
+        if self.class_weight == "balanced":
+            raise ValueError("partial_fit cannot know how often a class occurs; give class_weight as a dict, such as "
+                             "sklearn.utils.class_weight.compute_class_weight finds it of all data")  # fmt: skip
+        first = not hasattr(self, "trained_")
+        X, labels = self._labelled(X, y, first, classes)
+        if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError("classes are not those of the first call of partial_fit")
+        return self._fit(X, labels, self._weights(X, labels, sample_weight), 1, first)
+
+    def _labelled(self, X: Any, y: Any, reset: bool, classes: Any = None) -> tuple[Any, Array]:
+        """X, and the labels as they were given: [samples], or [samples, labels] of 0 and 1."""
+        X, y = self._checked(X, _dense(present(y)), reset)
+        check_classification_targets(y)
+        is_multilabel = type_of_target(y) == "multilabel-indicator"
+        labels: Array = np.asarray(y) if is_multilabel else column_or_1d(y, warn=True)
+        if reset:
+            self._is_multilabel = is_multilabel
+            self.classes_ = (
+                np.arange(y.shape[1]) if is_multilabel else np.unique(labels if classes is None else classes)
+            )
+        if is_multilabel != self._is_multilabel or (is_multilabel and labels.shape[1] != len(self.classes_)):
+            raise ValueError("y has another form than in the first call; give as many labels")
+        if not is_multilabel and len(unknown := np.setdiff1d(labels, self.classes_)):
+            raise ValueError(f"y has labels that are not among the classes: {list(unknown[:9])}")
+        if not is_multilabel and len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[0]!r}; a classifier needs two")
+        return X, labels
+
+    def _weights(self, X: Any, labels: Array, weights: Any) -> Any:
+        """The weights of samples, with those of their classes."""
+        if self.class_weight is None:
+            return weights
+        of_classes = compute_sample_weight(self.class_weight, labels)
+        return of_classes * _check_sample_weight(weights, X)
+
+    @property
+    def _metric(self) -> str:
+        return "exact_match" if self._is_multilabel else "accuracy"
+
+    def _fit(self, X: Any, labels: Array, weights: Any, epochs: int, anew: bool, metric: str = "") -> Classifier:
+        if anew:
+            loss = "bce_with_logits" if self._is_multilabel else "cross_entropy"
+            self._begin(X, len(self.classes_), weights is not None, loss, metric)
+        target = self.trained_.step.manifest.targets[0]
+        numbers = labels if self._is_multilabel else np.searchsorted(self.classes_, labels)
+        y = numbers.astype(target.dtype)
+        if y.ndim < len(target.shape):
+            y = y[:, None]
+        self._train(X, y, weights, epochs, metric, None if self._is_multilabel else numbers)
+        return self
+
+    def _check_head(self, step: Step, outputs: int) -> None:
+        target = step.manifest.targets[0]
+        by_class = target.dtype == "int64"
+        self._has_one_score = not by_class and not self._is_multilabel
+        width = target.classes if by_class else target.shape[-1] if len(target.shape) == 2 else 1
+        if by_class and self._is_multilabel:
+            raise BuildError("y has several labels for a sample, and the loss takes one; choose bce_with_logits")
+        if self._has_one_score and outputs == 2 and width == 1:
+            return
+        if (width is not None and width != outputs) or self._has_one_score:
+            raise BuildError(f"the model has {width} classes, and y has {outputs}; give it a head with as many")
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities [samples, classes]: the Softmax of the model's scores, or of several labels their Sigmoid.
+
+        Where the model ends in a Softmax or a Sigmoid itself, its outputs.
+        """
+        scores = self._outputs(X).astype(np.float64)
+        if self._is_multilabel or self._has_one_score:
+            yes = scores if self._probable == "Sigmoid" else expit(scores)
+            return yes if self._is_multilabel else np.stack([1.0 - yes.ravel(), yes.ravel()], 1)
+        if self._probable == "Softmax":
+            return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(scores, axis=1))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of :meth:`predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> Array:
+        """The label of each sample, of the highest score; of several labels 1 where there is more than even chance."""
+        check_is_fitted(self)
+        if self._is_multilabel:
+            return (self.predict_proba(X) > 0.5).astype(np.int64)
+        if self._has_one_score:
+            return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+        return np.asarray(self.classes_[self._outputs(X).argmax(axis=1)])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _dense(y: Any) -> Any:
+    return y.toarray() if issparse(y) else y

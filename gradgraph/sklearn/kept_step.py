@@ -1,0 +1,40 @@
+"""A step and where its training stands, which can be pickled and copied as a Trainer cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.data_names import DataNames
+from gradgraph.step.step import Step
+
+
+class KeptStep:
+    """A step with its trainer, which is opened when it is first needed, and anew in a copy.
+
+    Args:
+        step: the step.
+        seed, device, options: as for ``Trainer``.
+        names: of the data.
+    """
+
+    def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions, names: DataNames) -> None:
+        self.step, self._seed, self._device, self._options, self._names = step, seed, device, options, names
+        self._values: dict[str, Array] | None = None
+        self._trainer: Trainer | None = None
+
+    @property
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            self._trainer = Trainer(self.step, device=self._device, seed=self._seed, options=self._options)
+            self._trainer.names = self._names
+            if self._values is not None:
+                self._trainer.load_state_dict(self._values)
+                self._values = None
+        return self._trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        values = self._values if self._trainer is None else self._trainer.state_dict()
+        return {**vars(self), "_values": values, "_trainer": None}

@@ -1,0 +1,343 @@
+"""A pipeline of scikit-learn that ends in one of our estimators, as one ONNX file: skl2onnx writes the steps before."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
+
+from gradgraph.arguments import described
+from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError, shown
+from gradgraph.files.models import save_model
+from gradgraph.files.suffixes import check_suffix
+from gradgraph.runtime.execution.session import Placement, create_session, explained
+from gradgraph.sklearn.classifier import Classifier
+from gradgraph.sklearn.estimator import Estimator
+from gradgraph.step.data_names import DataNames
+
+LARGEST_DIFFERENCE = 1e-4  # of outputs from those of predict, of a largest of 1; float32 has 1e-7
+
+
+def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = None) -> onnx.ModelProto:
+    """A fitted estimator, or a pipeline that ends in one, as plain ONNX: the user's columns in, labels out.
+
+    Args:
+        estimator: a ``Classifier`` or ``Regressor``, a ``Pipeline`` whose last step is one, a search that has found
+            such a one, or a ``TransformedTargetRegressor`` round one.
+        path: a file to write it to.
+        X: some rows of what ``predict`` takes. The inputs have their columns and types, and the file is held against
+            ``predict`` on them before it is written. Without it, columns that an encoder has seen as text are text, and
+            all others float64. Where skl2onnx or onnxruntime cannot take such numbers, they are float32.
+
+    Returns:
+        A model that takes a matrix ``X`` [rows, features], or of a pipeline that was fitted on a table an input
+        [rows, 1] for each column that is read, under its name. It gives what ``predict`` and ``predict_proba`` do:
+        ``label`` [rows] and ``probabilities`` [rows, classes] (of several labels, both [rows, labels]), or of a
+        regressor ``variable``; where a column has such a name, ``label_1`` and so on.
+
+    Raises:
+        ArgumentError: ``estimator`` ends in none of ours, or a target is transformed in a way that is not known.
+        ModelError: skl2onnx cannot write a step, or the file differs from ``predict`` on ``X``.
+        RuntimeUnavailableError: there are steps before, and skl2onnx is not installed.
+        OutputError: ``path`` cannot be written, or has the extension of another format.
+    """
+    if path is not None:
+        check_suffix(path, ".onnx")
+    parts = _parts(estimator)
+    kinds = _kinds(parts.steps[0], X) if parts.steps else {"X": np.dtype(np.float32)}
+    model = _with_results(parts, _scores(parts.last), kinds)
+    if parts.steps:
+        model = _with_steps(parts, model, estimator, X, kinds)
+    elif X is not None:
+        _check_equal(model, estimator, np.asarray(X), kinds)
+    if path is not None:
+        save_model(model, path)
+    return model
+
+
+_Kinds: TypeAlias = Mapping[str, "np.dtype[Any]"]
+
+
+class _Parts(NamedTuple):
+    """Steps before, the estimator itself, and how targets were transformed, the outermost first."""
+
+    steps: list[Any]
+    last: Estimator
+    targets: list[Any]
+
+
+def _parts(estimator: Any) -> _Parts:
+    steps, targets = list[Any](), list[Any]()
+    while not isinstance(estimator, Estimator):
+        check_is_fitted(estimator)
+        if hasattr(estimator, "best_estimator_"):
+            estimator = estimator.best_estimator_
+        elif isinstance(estimator, Pipeline):
+            *before, estimator = [step for _, step in estimator.steps]
+            steps += [step for step in before if step is not None and not isinstance(step, str)]
+        elif isinstance(estimator, TransformedTargetRegressor):
+            targets.append(estimator.transformer_)
+            estimator = estimator.regressor_
+        else:
+            raise ArgumentError(f"export takes an estimator of gradgraph.sklearn, or a pipeline that ends in one, and "
+                                f"this ends in {described(estimator)}; skl2onnx exports others")  # fmt: skip
+    check_is_fitted(estimator)
+    return _Parts(steps, estimator, targets)
+
+
+# --- behind the model ------------------------------------------------------------------------------------
+
+
+def _scores(estimator: Estimator) -> onnx.ModelProto:
+    """The model with its first output alone, the one that ``predict`` reads."""
+    trainer = estimator.trained_.trainer
+    return trainer.export(outputs=[trainer.manifest.outputs[0]])
+
+
+class _Nodes:
+    """Nodes and constants that are appended to a graph, whose outputs have none of the names of ``columns``."""
+
+    def __init__(self, model: onnx.ModelProto, columns: Collection[str]) -> None:
+        self._graph, self._columns = model.graph, columns
+        self._taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
+
+    def __call__(self, op_type: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        out = name or self._fresh(op_type)
+        self._graph.node.append(helper.make_node(op_type, inputs, [out], **attributes))
+        return out
+
+    def output(self, name: str, op_type: str, *inputs: str, shape: Sequence[Any], kind: int, **attributes: Any) -> None:
+        """Append a node whose output is one of the graph, of this shape and element type."""
+        taken = {*self._columns, *(o.name for o in self._graph.output)}
+        others = (f"{name}_{i}" for i in range(1, len(taken) + 2))
+        free = next(n for n in itertools.chain([name], others) if n not in taken)
+        self(op_type, *inputs, name=free, **attributes)
+        self._graph.output.append(helper.make_tensor_value_info(free, kind, shape))
+
+    def constant(self, array: Any) -> str:
+        name = self._fresh("constant")
+        array = np.asarray(array)
+        texts = array.dtype.kind == "U"
+        self._graph.initializer.append(numpy_helper.from_array(array.astype(object) if texts else array, name))
+        return name
+
+    def _fresh(self, base: str) -> str:
+        name = next(n for n in (f"result/{base}_{i}" for i in range(len(self._taken) + 1)) if n not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
+    """``model`` with outputs that are what ``predict`` and ``predict_proba`` give."""
+    op, out, last = _Nodes(model, columns), model.graph.output[0].name, parts.last
+    del model.graph.output[:], model.metadata_props[:]
+    if isinstance(last, Classifier):
+        _labels(op, last, out)
+        classes = last.trained_.trainer.names.classes
+        helper.set_model_props(model, DataNames(classes=classes, softmax=tuple(classes)).as_metadata())
+    else:
+        for transformer in reversed(parts.targets):
+            out = _inverse(op, transformer, out)
+        shape = [-1] if last._is_flat else [0, -1]
+        value = op("Cast", out, to=TensorProto.FLOAT)
+        op.output("variable", "Reshape", value, op.constant(np.array(shape)), shape=[None] * len(shape),
+                  kind=TensorProto.FLOAT)  # fmt: skip
+    renamed(model.graph, {model.graph.input[0].name: "X"})
+    return model
+
+
+def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Give inputs of a graph other names, in place; a value that has such a name gets another one."""
+    taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
+    every = {name: f"{name}/inner" for name in names.values() if name in taken} | dict(names)
+    for value in graph.input:
+        value.name = every.get(value.name, value.name)
+    for tensor in graph.initializer:
+        tensor.name = every.get(tensor.name, tensor.name)
+    for node in graph.node:
+        node.input[:] = [every.get(name, name) for name in node.input]
+        node.output[:] = [every.get(name, name) for name in node.output]
+
+
+def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
+    """Write the label and the probabilities of each class, or several labels and theirs."""
+    scores, width = op("Cast", scores, to=TensorProto.FLOAT), len(last.classes_)
+    if last._is_multilabel or last._has_one_score:
+        flat = op("Reshape", scores, op.constant(np.array([-1, width if last._is_multilabel else 1])))
+        p = flat if last._probable == "Sigmoid" else op("Sigmoid", flat)
+        if last._has_one_score:
+            p = op("Concat", op("Sub", op.constant(np.float32(1)), p), p, axis=1)
+    elif last._probable == "Softmax":
+        p = op("Div", scores, op("ReduceSum", scores, op.constant(np.array([1])), keepdims=1))
+    else:
+        p = op("Softmax", scores, axis=1)
+    if last._is_multilabel:
+        above = op("Greater", p, op.constant(np.float32(0.5)))
+        op.output("label", "Cast", above, to=TensorProto.INT64, shape=[None, width], kind=TensorProto.INT64)
+    else:
+        best = op("ArgMax", p if last._has_one_score else scores, axis=1, keepdims=0)
+        of = last.classes_.dtype
+        kind = TensorProto.STRING if of.kind in "OU" else helper.np_dtype_to_tensor_dtype(of)
+        op.output("label", "Gather", op.constant(last.classes_), best, shape=[None], kind=kind)
+    op.output("probabilities", "Identity", p, shape=[None, width], kind=TensorProto.FLOAT)
+
+
+def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
+    """The inverse of what a target was transformed by; raises ArgumentError."""
+    kind, f = type(transformer).__name__, getattr(transformer, "inverse_func", None)
+
+    def of(array: Any) -> str:
+        return op.constant(np.asarray(array, np.float32))
+
+    if kind == "StandardScaler":
+        scaled = value if transformer.scale_ is None else op("Mul", value, of(transformer.scale_))
+        return scaled if transformer.mean_ is None else op("Add", scaled, of(transformer.mean_))
+    if kind == "MinMaxScaler":
+        return op("Div", op("Sub", value, of(transformer.min_)), of(transformer.scale_))
+    if f in (np.exp, np.expm1):
+        return op("Sub", op("Exp", value), of(float(f is np.expm1)))
+    raise ArgumentError(f"targets that were transformed by {shown(f'{transformer!r:.99}')} cannot be exported; use "
+                        "StandardScaler, MinMaxScaler, or inverse_func=numpy.exp or numpy.expm1")  # fmt: skip
+
+
+# --- before the model ------------------------------------------------------------------------------------
+
+
+def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
+    """``model`` behind the steps before it, equal to ``estimator`` on ``X``."""
+    words: dict[str, str] = {}
+    for name in kinds:
+        if (other := words.setdefault(re.sub(r"\W", "_", name, flags=re.ASCII), name)) != name:
+            raise ArgumentError(f"the columns '{shown(other)}' and '{shown(name)}' differ in signs alone, which "
+                                "skl2onnx takes for one; rename one of them")  # fmt: skip
+    try:
+        return _tried(parts, model, estimator, X, kinds)
+    except ModelError:
+        narrow = {name: np.dtype(np.float32) if kind.kind in "fiu" else kind for name, kind in kinds.items()}
+        return _tried(parts, model, estimator, X, narrow)
+
+
+def _tried(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
+    """The file with inputs of these types, or ModelError where it does not run, or not as it should."""
+    found = _behind(_before(parts, kinds), model)
+    _check_equal(found, estimator, X, kinds)
+    return found
+
+
+def _kinds(first: Any, X: Any) -> _Kinds:
+    """The inputs of the file, each with its element type: the columns of a table, or a matrix."""
+    if hasattr(X, "columns"):
+        return {str(name): np.asarray(X[name][:1]).dtype for name in X.columns}
+    if X is not None:
+        return {"X": X.dtype}
+    columns = list(getattr(first, "feature_names_in_", ()))
+    texts = _texts(first, columns)
+    return {str(name): np.dtype(object if name in texts else np.float64) for name in columns or ["X"]}
+
+
+def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
+    """The steps before as a model with these inputs."""
+    try:
+        from skl2onnx import to_onnx
+    except ImportError:
+        raise RuntimeUnavailableError(
+            "the steps of a pipeline are exported by skl2onnx; pip install 'onnx-gradgraph[sklearn-export]'"
+        ) from None
+    steps = Pipeline([(f"step{i}", step) for i, step in enumerate(parts.steps)])
+    opset = next(o.version for o in parts.last.trained_.step.eval.opset_import if not o.domain)
+    try:
+        model = to_onnx(steps, initial_types=_types(kinds, parts.steps[0].n_features_in_),
+                        target_opset={"": opset, "ai.onnx.ml": 3})  # fmt: skip
+    except Exception as error:  # of many classes of its own
+        raise ModelError(f"skl2onnx cannot write the steps before the estimator ({shown(_first_line(error))}); export "
+                         "the estimator alone, or choose other steps") from None  # fmt: skip
+    if [i.name for i in model.graph.input] != list(kinds):  # it writes _ for what is no word
+        renamed(model.graph, dict(zip([i.name for i in model.graph.input], kinds, strict=True)))
+    read = {name for node in model.graph.node for name in node.input}
+    for unread in [i for i in model.graph.input if i.name not in read]:
+        model.graph.input.remove(unread)
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
+    """These inputs in the words of skl2onnx; of a matrix, the number of columns."""
+    from skl2onnx.common import data_types as of
+
+    known = {"f": of.FloatTensorType, "i": of.Int64TensorType, "u": of.Int64TensorType, "b": of.BooleanTensorType}
+    types = [of.DoubleTensorType if kind == np.float64 else known.get(kind.kind, of.StringTensorType)
+             for kind in kinds.values()]  # fmt: skip
+    return [(name, kind([None, features if name == "X" and len(kinds) == 1 else 1]))
+            for name, kind in zip(kinds, types, strict=True)]  # fmt: skip
+
+
+def _texts(step: Any, columns: Sequence[Any]) -> list[Any]:
+    """The columns of a fitted step that it has seen as text."""
+    if hasattr(step, "transformers_"):
+        found = list[Any]()
+        for name, inner, _ in step.transformers_:
+            if not isinstance(inner, str):  # which drops them, or lets them through
+                found += _texts(inner, [columns[i] for i in step._transformer_to_input_indices[name]])
+        return found
+    if isinstance(step, Pipeline):
+        return _texts(step.steps[0][1], columns)
+    seen = getattr(step, "categories_", getattr(step, "statistics_", ()))
+    return [name for name, values in zip(columns, seen, strict=False)
+            if any(isinstance(value, str) for value in np.atleast_1d(values))]  # fmt: skip
+
+
+def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Both as one, the first output of ``before`` as the input of ``model``."""
+    first = onnx.compose.add_prefix(before, "before/", rename_inputs=False)
+    second = onnx.compose.add_prefix(model, "model/", rename_outputs=False)
+    out, features = first.graph.output[0], "before/features"
+    while any(features == column.name for column in first.graph.input):
+        features += "_"
+    cast = helper.make_node("Cast", [out.name], [features], to=TensorProto.FLOAT)
+    out.name, out.type.tensor_type.elem_type = features, TensorProto.FLOAT
+    first.graph.node.append(cast)
+    # skl2onnx writes for the opset that it is told, and declares the lowest that would do
+    opsets = {o.domain: o.version for o in (*first.opset_import, *second.opset_import)}
+    for part in (first, second):
+        part.ir_version = model.ir_version
+        del part.opset_import[:]
+        part.opset_import.extend(helper.make_opsetid(*pair) for pair in opsets.items())
+    merged = onnx.compose.merge_models(first, second, [(features, second.graph.input[0].name)])
+    merged.producer_name = "gradgraph"
+    return merged
+
+
+def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> None:
+    """Raise ModelError unless onnxruntime runs it, and gives for ``X``, if there is one, what the estimator does."""
+    with explained("the file does not run in onnxruntime"):
+        session = create_session(model, Placement.choose("cpu"))
+        if X is None:
+            return
+        read = {i.name: kinds[i.name] for i in session.get_inputs()}
+        given = session.run(None, _feeds(X, read))[-1]
+    wanted = estimator.predict_proba(X) if hasattr(estimator, "predict_proba") else estimator.predict(X)
+    scale = max(1.0, float(np.abs(wanted).max(initial=0)))
+    if not np.allclose(given, wanted, rtol=0, atol=LARGEST_DIFFERENCE * scale):
+        worst = float(np.abs(given - wanted).max())
+        raise ModelError(f"the file would differ from the pipeline by {worst:.2g}, since skl2onnx writes a step in "
+                         "another way; leave that step out, or choose another one")  # fmt: skip
+
+
+def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
+    """The columns of a table, or a matrix, for a session of the file."""
+    wide = {"i": np.int64, "u": np.int64, "O": object, "U": object, "T": object}
+    columns = {str(name): X[name] for name in X.columns} if hasattr(X, "columns") else {"X": X}
+    arrays = {name: np.asarray(columns[name]).astype(wide.get(kind.kind, kind)) for name, kind in kinds.items()}
+    return {name: array[:, None] if array.ndim == 1 else array for name, array in arrays.items()}

@@ -1,0 +1,51 @@
+"""The regressor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import RegressorMixin
+
+from gradgraph.runtime.data.batch import Array
+from gradgraph.sklearn.estimator import Estimator, present
+
+
+class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
+    """A regressor of scikit-learn, of one value or several.
+
+    The arguments are those of :class:`Classifier` but for ``class_weight``. The loss is the mean squared error by
+    default, and training stops early by R². Scale y, as with ``TransformedTargetRegressor``, if it is large.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train anew on X [samples, features] and y [samples] or [samples, values]; samples may have weights."""
+        anew = not self._goes_on
+        X, y = self._checked(X, present(y), reset=anew)
+        return self._fit(X, y, sample_weight, self.epochs, anew, "r2")
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train on for one epoch."""
+        self._refuse_early_stopping()
+        first = not hasattr(self, "trained_")
+        X, y = self._checked(X, present(y), reset=first)
+        return self._fit(X, y, sample_weight, 1, first)
+
+    def _fit(self, X: Any, y: Array, weights: Any, epochs: int, anew: bool, metric: str = "") -> Regressor:
+        y = np.asarray(y, np.float32)
+        if anew:
+            self._is_flat = y.ndim == 1
+            self._begin(X, 1 if self._is_flat else y.shape[1], weights is not None, "mse", metric)
+        narrow = len(self.trained_.step.manifest.targets[0].shape) == 1
+        self._train(X, y if narrow or y.ndim > 1 else y[:, None], weights, epochs, metric)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The values, [samples] if y was that."""
+        found = self._outputs(X).astype(np.float64)
+        return found.reshape(len(found)) if self._is_flat else found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

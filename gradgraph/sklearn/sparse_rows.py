@@ -1,0 +1,46 @@
+"""Samples in a sparse matrix of SciPy, of which one batch at a time is dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from scipy.sparse import issparse
+
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TensorSpec
+
+
+class SparseRows(Loadable):
+    """Arrays by name, some of them sparse (in CSR form), with a row for each sample."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return int(next(iter(self._arrays.values())).shape[0])
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """None: an estimator knows them."""
+        return NO_NAMES
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Batches of these rows."""
+        for rows in batches:
+            yield self._at(list(rows), specs)
+
+    def __getitem__(self, i: int) -> dict[str, Array]:
+        """One sample."""
+        return {name: array[0] for name, array in self._at([i], self._arrays).items()}
+
+    def _at(self, rows: list[int], names: Iterable[str]) -> dict[str, Array]:
+        found = {name: self._arrays[name][rows] for name in names}
+        return {name: part.toarray() if issparse(part) else part for name, part in found.items()}
