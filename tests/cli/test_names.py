@@ -100,7 +100,7 @@ def tracked(*suffixes: str) -> list[Path]:
 TOOK = {
     "rmsprop": ("gradgraph/optim/rms.py", "tests/optim_cases.py"),
     "huber": ("frontend/losses_values.py", "tests/test_losses.py"),
-    "log_cosh": ("frontend/losses_values.py", "tests/test_losses.py"),
+    "triplet": ("frontend/losses_embeddings.py", "tests/test_losses_torch.py"),
     "step_decay": ("gradgraph/optim/schedules.py", "tests/test_schedules.py"),
     "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/test_optim.py"),
     "Tanhshrink": ("frontend/layers_activation.py", "tests/frontend/test_frontend_layers_torch.py"),
@@ -133,7 +133,8 @@ TABLES: dict[str, dict[str, Any]] = {
 HOMES = {"gradgraph/optim/schedules.py", "gradgraph/step/finishes.py", "docs/how-to/adapters.md"}
 # names that other files say, too, and why
 ELSEWHERE = {
-    "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse cosine lora auto portable",
+    "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse cosine lora exact_match "
+    "auto portable",
     "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "
     "roc_auc average_precision",
