@@ -133,8 +133,8 @@ TABLES: dict[str, dict[str, Any]] = {
 HOMES = {"gradgraph/optim/schedules.py", "gradgraph/step/finishes.py", "docs/how-to/adapters.md"}
 # names that other files say, too, and why
 ELSEWHERE = {
-    "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse cosine lora exact_match "
-    "auto portable",
+    "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse "
+    "cosine lora exact_match auto portable",
     "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "
     "roc_auc average_precision",
