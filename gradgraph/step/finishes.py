@@ -89,7 +89,7 @@ def iou(sums: Array, average: str) -> Any:
 def balanced_accuracy(sums: Array) -> Any:
     """A confusion matrix: the mean of ``hits / so`` over the classes that there are."""
     count = sums.sum(1)
-    return np.mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
+    return _mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
 
 
 def mcc(sums: Array) -> Any:
@@ -165,7 +165,7 @@ def _area(scores: Array, truth: Array) -> float:
 
 
 def _mean_precision(scores: Array, truth: Array) -> float:
-    if np.isnan(scores).any():
+    if np.isnan(scores).any() or not truth.size:
         return np.nan
     if not truth.any():
         return 0.0
@@ -181,10 +181,19 @@ def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
     if average == "binary":
         return shares[1]
     if average == "micro":
-        return above.sum() / below.sum()
+        return _quotient(above.sum(), below.sum())
     if average == "weighted":
-        return (shares * matrix.sum(1)).sum() / matrix.sum()
-    return shares[matrix.sum(0) + matrix.sum(1) > 0].mean()
+        return _quotient((shares * matrix.sum(1)).sum(), matrix.sum())
+    return _mean(shares[matrix.sum(0) + matrix.sum(1) > 0])
+
+
+def _mean(values: Array) -> float:
+    return _quotient(values.sum(), len(values))
+
+
+def _quotient(above: float, below: float) -> float:
+    """The quotient; NaN for 0/0, a mean over nothing."""
+    return float(above / below) if below else np.nan
 
 
 FINISHES: dict[str, Callable[..., Any]] = {
