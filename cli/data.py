@@ -48,6 +48,15 @@ READING = (
         metavar="KEY=VALUE",
         help="How texts are read, such as text=review, pair=answer, words=tokens, length=128; repeatable.",
     ),
+    placed(
+        "data",
+        "--sound",
+        of="",
+        multiple=True,
+        callback=arguments,
+        metavar="KEY=VALUE",
+        help="How WAV files become samples: rate=16000, seconds=1; repeatable.",
+    ),
 )
 
 
@@ -89,7 +98,7 @@ class Reading:
     """The way from files to arrays, as it was typed.
 
     Args:
-        image, text: arguments for images and for texts.
+        image, text, sound: arguments for images, for texts and for sounds.
         tokenizer: the path of that which texts are read with.
         model: the model, its step folder or its run, beside which a tokenizer may lie.
     """
@@ -97,12 +106,13 @@ class Reading:
     image: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Path | None = None
     text: Mapping[str, Any] = field(default_factory=dict)
+    sound: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None
 
     def data(
         self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
     ) -> Any:
-        """The dataset of texts, shards, images in a folder or a table, or with boxes; any other ``path`` as it is.
+        """The dataset of texts, sounds, shards, or images of any kind; any other ``path`` as it is.
 
         Args:
             path: of the data.
@@ -131,7 +141,8 @@ class Reading:
                 raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
             if augment:
                 raise DataError(f"--augment changes images, but '{shown(path)}' holds none")
-            return path
+            sounds = self._sounds(path)
+            return path if sounds is None else sounds
         _check("image", self.image, read, ("path", "augment"))
         return read(path, **self.image, augment=list(augment) or None)
 
@@ -142,11 +153,25 @@ class Reading:
 
         if (read := reader_of(path)) is not None:
             return len(read(path, **self.image))
-        if self.tokenizer is None and not self.text:
-            return rows_in(path)
-        from gradgraph.text.frame_columns import FrameColumns
+        if self.tokenizer is not None or self.text:
+            from gradgraph.text.frame_columns import FrameColumns
 
-        return FrameColumns(path).rows
+            return FrameColumns(path).rows
+        sounds = self._sounds(path)
+        return rows_in(path) if sounds is None else len(sounds)
+
+    def _sounds(self, path: Path) -> Any:
+        """The dataset of WAV files in a folder, or that a table names; None where there are none."""
+        from gradgraph.sound import folder, table
+        from gradgraph.sound.sounds import is_sound_folder, is_sound_table
+
+        read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
+        if read is None:
+            if self.sound:
+                raise DataError(f"--sound says how sounds are read, but '{shown(path)}' holds no WAV files")
+            return None
+        _check("sound", self.sound, folder, ("path", "augment", "threads"))
+        return read(path, **self.sound)
 
     def _is_text(self, path: Path) -> bool:
         from gradgraph.text.frame_columns import is_text_file

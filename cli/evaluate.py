@@ -49,6 +49,7 @@ def command(
     image: dict[str, Any],
     tokenizer: Path | None,
     text: dict[str, Any],
+    sound: dict[str, Any],
     checkpoint: Path | None,
     untrained: bool,
     per_class: bool,
@@ -80,7 +81,7 @@ def command(
     if checkpoint is not None:
         trainer.load(checkpoint)
     with from_stdin(data) as path:
-        read = Reading(image, tokenizer, text, step).data(path, trainer.names)
+        read = Reading(image, tokenizer, text, sound, step).data(path, trainer.names)
         averaged = not not_averaged
         found = trainer.evaluate(read, batch_size, averaged=averaged)
         found |= _average_precision(trainer, read, batch_size, averaged)

@@ -63,6 +63,7 @@ def command(
     image: dict[str, Any],
     tokenizer: Path | None,
     text: dict[str, Any],
+    sound: dict[str, Any],
     out: Path,
     outputs: tuple[str, ...],
     checkpoint: Path | None,
@@ -104,7 +105,7 @@ def command(
     read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    names, reading = predictor.names, Reading(image, tokenizer, text, model)
+    names, reading = predictor.names, Reading(image, tokenizer, text, sound, model)
     with (
         from_stdin(data) as path,
         in_order(samples := reading.data(path, names, one_length=True), predictor.specs, targets, names) as source,

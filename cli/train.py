@@ -299,6 +299,7 @@ class Run:
     augment: tuple[str, ...]
     tokenizer: Path | None
     text: dict[str, Any]
+    sound: dict[str, Any]
     epochs: int
     batch_size: int | str | None
     accumulate: int | None
@@ -333,7 +334,7 @@ class Run:
 
     def reading(self, model: Path | None = None) -> Reading:
         """The way from files to arrays."""
-        return Reading(self.image, self.tokenizer, self.text, model)
+        return Reading(self.image, self.tokenizer, self.text, self.sound, model)
 
     @property
     def is_trial(self) -> bool:

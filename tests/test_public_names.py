@@ -6,7 +6,7 @@ import pytest
 
 import gradgraph as gg
 
-MODULES = ["augment", "extend", "export", "frontend", "losses", "metrics", "optim", "surgery", "text"]
+MODULES = ["augment", "extend", "export", "frontend", "losses", "metrics", "optim", "sound", "surgery", "text"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -11,17 +11,13 @@ import numpy as np
 
 from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import csv_head
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import LABELS
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of
 from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
-from gradgraph.runtime.data.tables import SEPARATORS, column_of, columns_in, is_table_file, read_table
+from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table
 from gradgraph.step.data_names import DataNames
-
-HEAD = 1 << 16  # bytes of a file whose first row tells whether it names images
 
 
 class ImageTable(Images):
@@ -84,17 +80,7 @@ class ImageTable(Images):
 
 def is_image_table(path: Path) -> bool:
     """Is it a file of a table in which a column names images?"""
-    if not is_table_file(path):
-        return False
-    separator = SEPARATORS.get(path.suffix.lower())
-    if separator is None:
-        return column_of_images(read_table(path)) is not None
-    try:
-        with open_regular(path) as file:
-            _, first = csv_head(file.read(HEAD), separator)
-    except (UnreadableError, OSError):
-        return False  # which is said where it is read
-    return any(map(_names_image, first))
+    return is_table_file(path) and any(map(_names_image, first_row(path)))
 
 
 def column_of_images(table: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import LARGEST, csv_columns
+from gradgraph.files.untrusted.documents import LARGEST, csv_columns, csv_head
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.frames import Frame, text_of
 from gradgraph.runtime.data.matching import class_numbers, classes_for
@@ -39,6 +39,7 @@ _AS_TEXT: dict[str, dict[str, Any]] = {
     "polars": {"infer_schema": False, "missing_utf8_is_empty_string": True},
 }
 _MANY_COLUMNS = 10_000
+_HEAD = 1 << 16  # bytes of a file whose first row is looked at
 
 
 def is_table_file(path: Path) -> bool:
@@ -90,6 +91,19 @@ def _check_header(path: Path, separator: str) -> None:
             f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a name of "
             "its own"
         )
+
+
+def first_row(path: Path) -> list[Any]:
+    """The cells of the first row of a file, which tell what it names; none where it cannot be read."""
+    separator = SEPARATORS.get(path.suffix.lower())
+    if separator is None:
+        table = read_table(path)
+        return [cell for name in columns_in(table) for cell in column_of(table, name)[:1].tolist()]
+    try:
+        with open_regular(path) as file:
+            return csv_head(file.read(_HEAD), separator)[1]
+    except (UnreadableError, OSError):
+        return []  # which is said where it is read
 
 
 def columns_of(

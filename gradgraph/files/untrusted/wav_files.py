@@ -1,0 +1,126 @@
+"""WAV files that anybody may have written: samples as floats, read as far as they are wanted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+
+Array = np.ndarray[Any, Any]
+
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+FORMATS = {6: "A-law", 7: "µ-law", 2: "ADPCM", 17: "ADPCM", 85: "MP3"}
+STREAMED = 0xFFFFFFFF  # the size of a chunk whose writer did not know it
+MOST_CHUNKS, MOST_CHANNELS, MOST_RATE = 1000, 64, 768_000
+
+
+@dataclass(frozen=True)
+class WavFile:
+    """The header of a WAV file.
+
+    Attributes:
+        path: of the file.
+        rate: samples a second.
+        channels: beside each other in each sample.
+        frames: how many samples each channel has.
+        kind, bits: PCM or FLOAT, and the bits of a number.
+        start: where the samples begin.
+    """
+
+    path: Path
+    rate: int
+    channels: int
+    frames: int
+    kind: int
+    bits: int
+    start: int
+
+    def read(self, first: int = 0, count: int | None = None) -> Array:
+        """Samples from ``first`` on: float32 [channels, count], whole numbers as parts of their largest one.
+
+        Raises:
+            UnreadableError: the file is shorter than it was, or holds numbers that are not finite.
+        """
+        count = self.frames - first if count is None else count
+        width = self.bits // 8
+        with open_regular(self.path) as file:
+            file.seek(self.start + first * self.channels * width)
+            content = file.read(count * self.channels * width)
+        if len(content) < count * self.channels * width:
+            raise UnreadableError("its samples end too early")
+        samples = _floats(content, self.kind, width).reshape(-1, self.channels).T
+        if self.kind == FLOAT and not np.isfinite(samples).all():
+            raise UnreadableError("it holds numbers that are not finite")
+        return np.ascontiguousarray(samples)
+
+
+def _floats(content: bytes, kind: int, width: int) -> Array:
+    """Numbers of ``width`` bytes as float32 from −1 to 1."""
+    if kind == FLOAT:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is not finite, and refused
+            return np.frombuffer(content, f"<f{width}").astype(np.float32)
+    if width == 1:  # the only one without a sign
+        return (np.frombuffer(content, np.uint8).astype(np.float32) - 128) / 128
+    if width == 3:
+        whole = np.zeros((len(content) // 3, 4), np.uint8)
+        whole[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+        return (whole.view("<i4")[:, 0] / np.float64(1 << 31)).astype(np.float32)
+    return (np.frombuffer(content, f"<i{width}") / np.float64(1 << 8 * width - 1)).astype(np.float32)
+
+
+def wav_file(path: str | os.PathLike[str]) -> WavFile:
+    """Read the header of a WAV file.
+
+    Raises:
+        UnreadableError: it is no regular file or no WAV, damaged, or has samples that are not PCM of 8, 16, 24 or 32
+            bits nor float of 32 or 64.
+    """
+    with open_regular(path) as file:
+        head = file.read(12)
+        if head[:4] != b"RIFF" or head[8:] != b"WAVE":
+            raise UnreadableError("it is no WAV file")
+        end = file.seek(0, os.SEEK_END)
+        file.seek(12)
+        return _header(Path(path), file, end)
+
+
+def _header(path: Path, file: BinaryIO, end: int) -> WavFile:
+    known: tuple[int, int, int, int] | None = None
+    for _ in range(MOST_CHUNKS):
+        head = file.read(8)
+        if len(head) < 8:
+            break
+        name, size, start = head[:4], int.from_bytes(head[4:], "little"), file.tell()
+        if name == b"data":
+            if known is None:
+                raise UnreadableError("its samples come before their format")
+            size = end - start if size == STREAMED else size
+            if start + size > end:
+                raise UnreadableError("its samples end too early")
+            kind, channels, rate, bits = known
+            return WavFile(path, rate, channels, size // (channels * (bits // 8)), kind, bits, start)
+        if name == b"fmt ":
+            known = _format(file.read(min(size, 40)))
+        file.seek(start + size + size % 2)
+    raise UnreadableError("it has no samples")
+
+
+def _format(chunk: bytes) -> tuple[int, int, int, int]:
+    """The kind of numbers, the channels, the rate, and the bits of a number."""
+    if len(chunk) < 16:
+        raise UnreadableError("its format is too short")
+    kind, channels = (int.from_bytes(chunk[i : i + 2], "little") for i in (0, 2))
+    rate, align, bits = (int.from_bytes(chunk[i:j], "little") for i, j in ((4, 8), (12, 14), (14, 16)))
+    if kind == EXTENSIBLE and len(chunk) >= 26:
+        kind = int.from_bytes(chunk[24:26], "little")
+    if bits not in {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}.get(kind, ()):
+        what = FORMATS.get(kind, f"numbers of {bits} bits in format {kind}")
+        raise UnreadableError(f"its samples are {what}, and PCM or float is read")
+    if not 0 < channels <= MOST_CHANNELS or not 0 < rate <= MOST_RATE or align != channels * bits // 8:
+        raise UnreadableError(f"its format says {channels} channels, {rate:,} samples a second and {align} bytes each")
+    return kind, channels, rate, bits

@@ -1,0 +1,202 @@
+"""A log-mel spectrogram in front of a model, as nodes: training and the exported file take raw samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import FINITE, FLAG, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files.models import Source
+from gradgraph.graph.shapes import shape_of
+from gradgraph.sound.mel_filters import CONVENTIONS, Convention, bases, filters
+from gradgraph.step.data_names import DataNames
+from gradgraph.surgery.node_writer import NodeWriter
+from gradgraph.surgery.operated import Path, Result, closed, forget_sizes_behind, opened
+
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+NOT_NEGATIVE = Kind("a number that is not negative", lambda value: FINITE.fits(value) and value >= 0)
+
+
+@checked(convention=TEXT, sample_rate=ABOVE_ZERO, n_fft=ABOVE_ZERO, hop=ABOVE_ZERO, mels=ABOVE_ZERO,
+         low=NOT_NEGATIVE.or_none(), high=NOT_NEGATIVE.or_none(), scale=FINITE, mean=FINITE, std=FINITE,
+         input=TEXT.or_none(), name=TEXT, time_first=FLAG.or_none(), out=PATH.or_none())  # fmt: skip
+def log_mel(
+    model: Source,
+    convention: str = "whisper",
+    *,
+    sample_rate: int = 16000,
+    n_fft: int = 400,
+    hop: int = 160,
+    mels: int = 80,
+    low: float | None = None,
+    high: float | None = None,
+    scale: float = 1.0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    input: str | None = None,
+    name: str = "samples",
+    time_first: bool | None = None,
+    out: Path | None = None,
+) -> Result:
+    """The model with a log-mel spectrogram in front: it takes samples [batch, samples] in place of the spectrogram.
+
+    ::
+
+        model = gg.sound.log_mel("classifier.onnx", "kaldi", mels=64)
+        trainer = gg.Trainer(gg.build(model, "cross_entropy"))
+        trainer.fit(gg.sound.folder("commands/", seconds=1.0), epochs=10)
+
+    The transform is a convolution with the window's cosines and sines, which every runtime has a fast kernel for: in
+    onnxruntime it takes a fifth of the time of STFT for 512 samples a frame, and a thirtieth for 400. Its numbers are
+    constants of the file, and are never trained. They are float32, whatever the model computes in.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        convention: ``"whisper"`` (OpenAI's: log10 within 8 of the loudest, plus 4, over 4); ``"kaldi"`` (fbank, as
+            torchaudio.compliance.kaldi has it, without dither: the natural logarithm, frames first); ``"librosa"``
+            (power_to_db(melspectrogram(…))); ``"torchaudio"`` (MelSpectrogram and AmplitudeToDB).
+        sample_rate: samples a second; files of other rates are resampled to it, as the model remembers it.
+        n_fft: samples of a frame.
+        hop: samples from one frame to the next.
+        mels: bands.
+        low, high: of the bands, in Hz; by default 0 (Kaldi: 20) and half the rate.
+        scale: samples are multiplied by it: 32768 for what Kaldi itself makes of 16 bits.
+        mean, std: of the spectrogram, which are taken out of it.
+        input: that takes the spectrogram: [batch, mels, frames], [batch, frames, mels], or either with an axis of 1
+            behind the first. By default the only one.
+        name: of the new input.
+        time_first: frames come before mels; by default what the sizes of the input tell, or else the convention.
+        out: write the result to this path.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
+
+    Raises:
+        UnknownNameError: there is no such convention or input.
+        ModelError: the input takes no such spectrogram.
+        OutputError: ``out`` cannot be written.
+    """
+    if convention not in CONVENTIONS:
+        raise UnknownNameError(f"there is no convention '{shown(convention)}'{suggestion(convention, CONVENTIONS)}")
+    work, how = opened(model, out), CONVENTIONS[convention]
+    old = _input_of(work, input)
+    low, high = how.low if low is None else low, sample_rate / 2 if high is None else high
+    if not low < high <= sample_rate / 2 or n_fft < 2 or std == 0:
+        raise ModelError(
+            f"mel bands from {low:g} to {high:g} Hz of {sample_rate:,} samples a second, frames of {n_fft} and a "
+            f"deviation of {std:g} make no spectrogram; give bands up to half the rate, two samples or more, and "
+            "another number than 0"
+        )
+    rows = _time_first(old, mels, how, time_first)
+    new = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=_samples(old, how, n_fft, hop, rows))
+    writer = NodeWriter(work, "log_mel")
+    real, imaginary = bases(how, n_fft)
+    found = _energies(writer, new, how, (real * scale, imaginary * scale), hop)
+    bank = filters(how, n_fft, sample_rate, mels, low, high)
+    found = _logarithm(writer, writer.node("MatMul", writer.constant(bank), found), how)
+    if mean or std != 1.0:
+        found = writer.node("Div", writer.node("Sub", found, writer.constant(mean)), writer.constant(std))
+    found = _laid_out(writer, found, old, mels, rows)
+    if old.dtype not in (None, ir.DataType.FLOAT):
+        found = writer.cast(found, old.dtype)
+    old.replace_all_uses_with(found)
+    writer.place_before(next(iter(work.graph)))
+    work.graph.inputs[work.graph.inputs.index(old)] = new
+    forget_sizes_behind(found)
+    names = DataNames.read_from(work.metadata_props)
+    work.metadata_props.update(replace(names, sounds={**names.sounds, name: {"rate": sample_rate}}).as_metadata())
+    return closed(work, model, out)
+
+
+def frames_of(convention: Convention, samples: int, n_fft: int, hop: int) -> int:
+    """How many frames so many samples have."""
+    if convention.pad is None:
+        return 1 + (samples - n_fft) // hop
+    return 1 + (samples + n_fft // 2 * 2 - n_fft) // hop - convention.drop_last
+
+
+def _input_of(work: ir.Model, name: str | None) -> ir.Value:
+    inputs = {v.name or "": v for v in work.graph.inputs if not v.is_initializer()}
+    if name is not None and name not in inputs:
+        raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")
+    fitting = [v for n, v in inputs.items() if name in (None, n) and _is_spectrogram(v)]
+    if len(fitting) != 1:
+        what = f"'{shown(name)}' takes" if name is not None else f"{len(fitting)} inputs of the model take"
+        raise ModelError(f"{what} no floating [batch, mels, frames] or the like; say which input takes a spectrogram")
+    return fitting[0]
+
+
+def _is_spectrogram(value: ir.Value) -> bool:
+    shape = shape_of(value) or ()
+    is_one = len(shape) == 3 or (len(shape) == 4 and (shape[1] == 1 or not isinstance(shape[1], int)))
+    return is_one and value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None) -> bool:
+    """Whether frames come before mels; raises ModelError where the input has another number of mels."""
+    *_, before, last = shape_of(value) or ()
+    fitting = [axis for axis, size in ((False, before), (True, last)) if size == mels or not isinstance(size, int)]
+    sure = [axis for axis, size in ((False, before), (True, last)) if size == mels]
+    chosen = given if given is not None else sure[0] if len(sure) == 1 else how.time_first
+    if chosen not in fitting:
+        raise ModelError(
+            f"'{shown(value.name)}' takes {[*(shape_of(value) or ())]}, which has no axis of {mels} mels there; give "
+            "as many mels as it takes"
+        )
+    return chosen
+
+
+def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
+    """The shape of the samples: as few as give the frames that the model is fixed to, if it is."""
+    shape: Sequence[Any] = shape_of(value) or ()
+    frames = shape[-2 if time_first else -1]
+    if not isinstance(frames, int):
+        return ir.Shape([shape[0], "samples"])
+    samples = (frames - 1 + how.drop_last) * hop + (n_fft if how.pad is None else n_fft % 2)
+    return ir.Shape([shape[0], samples])
+
+
+def _energies(
+    writer: NodeWriter, samples: ir.Value, how: Convention, parts: Sequence[np.ndarray], hop: int
+) -> ir.Value:
+    """The energy of each frequency in each frame: [batch, frequencies, frames]."""
+    n_fft = parts[0].shape[1]
+    x = writer.node("Reshape", samples, writer.whole(0, 1, -1))
+    if how.pad is not None:
+        half = n_fft // 2
+        x = writer.node("Pad", x, writer.whole(0, 0, half, 0, 0, half), mode=how.pad)
+    turned = [writer.node("Conv", x, writer.constant(part[:, None, :]), strides=[hop]) for part in parts]
+    energy = writer.node("Add", *(writer.node("Mul", part, part) for part in turned))
+    if not how.drop_last:
+        return energy
+    return writer.node("Slice", energy, writer.whole(0), writer.whole(-1), writer.whole(2))
+
+
+def _logarithm(writer: NodeWriter, energy: ir.Value, how: Convention) -> ir.Value:
+    def times(x: ir.Value, number: float) -> ir.Value:
+        return writer.node("Mul", x, writer.constant(number))
+
+    found = writer.node("Log", writer.node("Max", energy, writer.constant(how.floor)))
+    if how.decibels or how.whisper:
+        found = times(found, (10.0 if how.decibels else 1.0) / math.log(10))
+    if how.below_peak is not None:
+        peak = writer.node("Reshape", writer.reduced("ReduceMax", found, [1, 2], 18), writer.whole(-1, 1, 1))
+        found = writer.node("Max", found, writer.node("Sub", peak, writer.constant(how.below_peak)))
+    if how.whisper:
+        found = times(writer.node("Add", found, writer.constant(4.0)), 0.25)
+    return found
+
+
+def _laid_out(writer: NodeWriter, found: ir.Value, old: ir.Value, mels: int, time_first: bool) -> ir.Value:
+    """[batch, mels, frames] as the model takes it."""
+    if time_first:
+        found = writer.node("Transpose", found, perm=[0, 2, 1])
+    if len(shape_of(old) or ()) == 4:
+        found = writer.node("Reshape", found, writer.whole(0, 1, *((-1, mels) if time_first else (mels, -1))))
+    return found

@@ -1,0 +1,124 @@
+"""The numbers of log-mel spectrograms: windows, bases of the Fourier transform, filters on the mel scale.
+
+Sources: librosa.filters.mel (Slaney's Auditory Toolbox, 1998), torchaudio.functional.melscale_fbanks (HTK's formula),
+torchaudio.compliance.kaldi.fbank (Kaldi's feature-window.cc and mel-computations.cc), and whisper/audio.py of OpenAI.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How samples become a log-mel spectrogram.
+
+    Attributes:
+        scale: of mel: Slaney's (linear up to 1 kHz), HTK's, or HTK's with triangles drawn on the mel axis (Kaldi).
+        slaney_norm: filters have an area of one, rather than a height.
+        window: Hann's of the whole period, or Povey's (Hann's, symmetric, to the power of 0.85).
+        pad: how half a frame is added at either end, so that frames are centred; None for frames within the samples.
+        drop_last: the last frame is left out.
+        power_of_two: the transform is of the next power of two.
+        subtract_mean, preemphasis: of each frame, before its window.
+        low: the lowest frequency, in Hz.
+        floor: the least energy, before the logarithm.
+        decibels: 10 log10 rather than the natural logarithm.
+        below_peak: what lies so far below the loudest of a sample is lifted up to that: in units of log10, times 10
+            with ``decibels``.
+        whisper: log10, plus 4, over 4.
+        time_first: frames are the rows.
+    """
+
+    scale: Literal["slaney", "htk", "kaldi"]
+    slaney_norm: bool = False
+    window: Literal["hann", "povey"] = "hann"
+    pad: Literal["reflect", "constant"] | None = "reflect"
+    drop_last: bool = False
+    power_of_two: bool = False
+    subtract_mean: bool = False
+    preemphasis: float = 0.0
+    low: float = 0.0
+    floor: float = 1e-10
+    decibels: bool = False
+    below_peak: float | None = None
+    whisper: bool = False
+    time_first: bool = False
+
+
+CONVENTIONS = {
+    "whisper": Convention("slaney", slaney_norm=True, drop_last=True, below_peak=8.0, whisper=True),
+    "librosa": Convention("slaney", slaney_norm=True, pad="constant", decibels=True, below_peak=80.0),
+    "torchaudio": Convention("htk", decibels=True),
+    "kaldi": Convention("kaldi", window="povey", pad=None, power_of_two=True, subtract_mean=True, preemphasis=0.97,
+                        low=20.0, floor=float(np.finfo(np.float32).eps), time_first=True),
+}  # fmt: skip
+
+
+def transform_size(convention: Convention, n_fft: int) -> int:
+    """How many samples the transform of a frame is over."""
+    return 1 << (n_fft - 1).bit_length() if convention.power_of_two else n_fft
+
+
+def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
+    """The real and the imaginary part of the transform of a frame, as matrices: float64 [frequencies, n_fft] each.
+
+    Window, preemphasis and the subtraction of the mean are linear, so they are part of them.
+    """
+    n = np.arange(n_fft)
+    if convention.window == "povey":
+        window = (0.5 - 0.5 * np.cos(2 * np.pi * n / (n_fft - 1))) ** 0.85
+    else:
+        window = 0.5 - 0.5 * np.cos(2 * np.pi * n / n_fft)
+    size = transform_size(convention, n_fft)
+    turns = (np.arange(size // 2 + 1)[:, None] * n % size) * (2 * np.pi / size)
+    before = np.diag(window)
+    if convention.preemphasis:
+        previous = np.maximum(n - 1, 0)
+        before = before @ (np.eye(n_fft) - convention.preemphasis * np.eye(n_fft)[previous])
+    if convention.subtract_mean:
+        before = before @ (np.eye(n_fft) - 1 / n_fft)
+    return np.cos(turns) @ before, -np.sin(turns) @ before
+
+
+def filters(convention: Convention, n_fft: int, rate: int, mels: int, low: float, high: float) -> Array:
+    """The share that each mel band has of each frequency: float64 [mels, frequencies].
+
+    Args:
+        rate: samples a second.
+        low, high: of the bands, in Hz.
+    """
+    size = transform_size(convention, n_fft)
+    frequencies = np.arange(size // 2 + 1) * (rate / size)
+    edges = np.linspace(_mel(convention, low), _mel(convention, high), mels + 2)
+    if convention.scale == "kaldi":
+        points = _mel(convention, frequencies)
+    else:
+        edges, points = _hertz(convention, edges), frequencies
+    rising = (points - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    falling = (edges[2:, None] - points) / np.diff(edges)[1:, None]
+    found: Array = np.maximum(0, np.minimum(rising, falling))
+    if convention.scale == "kaldi":
+        found[:, -1] = 0  # its transform has no last frequency
+    return found * (2 / (edges[2:] - edges[:-2]))[:, None] if convention.slaney_norm else found
+
+
+_BEND, _STEP = 1000.0, np.log(6.4) / 27  # Slaney's scale is linear up to 1 kHz (15 mel), then logarithmic
+
+
+def _mel(convention: Convention, hertz: Any) -> Any:
+    hertz = np.asarray(hertz, np.float64)
+    if convention.scale != "slaney":
+        return 1127 * np.log1p(hertz / 700) if convention.scale == "kaldi" else 2595 * np.log10(1 + hertz / 700)
+    return np.where(hertz < _BEND, hertz * 3 / 200, 15 + np.log(np.maximum(hertz, _BEND) / _BEND) / _STEP)
+
+
+def _hertz(convention: Convention, mel: Array) -> Array:
+    if convention.scale == "htk":
+        return np.asarray(700 * (10 ** (mel / 2595) - 1))
+    return np.where(mel < 15, mel * 200 / 3, _BEND * np.exp(_STEP * (mel - 15)))

@@ -1,0 +1,397 @@
+"""Sounds as training data: WAV files in folders of classes or named by a table, as samples of one length."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import FINITE, FUNCTION, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.files.untrusted.regular import UnreadableError
+from gradgraph.files.untrusted.wav_files import WavFile, wav_file
+from gradgraph.preprocess.frames import is_table
+from gradgraph.runtime.data.ahead import loaded_ahead
+from gradgraph.runtime.data.batch import LABELS, Array
+from gradgraph.runtime.data.image_labels import Labels, number_of
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
+
+SUFFIXES = (".wav", ".wave")
+MOST_SAMPLES = 1 << 28  # of a file that is read whole, and of a sound
+
+Augment = Callable[[Array, np.random.Generator], Array]
+
+
+@dataclass(frozen=True)
+class SoundForm:
+    """The way from a file to samples; what is None is open.
+
+    Attributes:
+        rate: samples a second.
+        seconds: how long a sound is.
+        length: how many samples it has.
+    """
+
+    rate: int | None = None
+    seconds: float | None = None
+    length: int | None = None
+
+    def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
+        """Complete the form by what is ``known`` of training, and by the model's input.
+
+        Args:
+            spec: of the input: [batch, samples], or [batch, 1, samples].
+            known: of the data that the model was trained on.
+            first: the rate of the first file.
+
+        Raises:
+            DataError: the input takes no samples, or nobody knows how many.
+        """
+        is_one = len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[1] in (1, None))
+        if not is_one or numpy_dtype(spec.dtype).kind != "f":
+            raise DataError(
+                f"sounds are floating samples [batch, samples] or [batch, 1, samples], and the step takes {spec}",
+                remedy="gg.sound.log_mel(model) puts a spectrogram in front of a model",
+                shell="put a spectrogram in front of the model first, in Python (gg.sound.log_mel)",
+            )
+        rate = self.rate or known.get("rate") or first
+        fixed = spec.shape[-1] if isinstance(spec.shape[-1], int) else None
+        given = self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
+        length = given or fixed or known.get("length")
+        if length is None:
+            raise DataError(
+                f"'{shown(spec.name)}' takes sounds of any length, and a batch has one",
+                remedy="say how long: seconds=1.0",
+                shell="say how long: --sound seconds=1",
+            )
+        if fixed not in (None, length) or length > MOST_SAMPLES:
+            takes = f"'{shown(spec.name)}' takes {fixed:,}" if fixed is not None else f"{MOST_SAMPLES:,} are the most"
+            raise DataError(f"sounds of {length:,} samples do not fit, as {takes}; leave their length out")
+        return SoundForm(rate, None, length)
+
+
+class Sounds(Loadable):
+    """WAV files with their labels, as :func:`folder` and :func:`table` explain them.
+
+    Attributes:
+        where: they come from, in messages.
+        files: the sounds.
+        form: how they are read, as far as it was given.
+        augment: what changes those that are trained on.
+        threads: that read.
+    """
+
+    def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
+                 form: SoundForm, augment: Augment | None, threads: int) -> None:  # fmt: skip
+        if not files:
+            raise DataError(f"{where} holds no sound ({', '.join(SUFFIXES)}); add some")
+        self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
+        self._columns, self._label = columns, label
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> Array:
+        opened = _opened(self.files[i])
+        return self._samples(i, SoundForm(self.form.rate or opened.rate, None, self.form.length or opened.frames), ())
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """The classes, and how sounds are read, as they are ``known``, where they are.
+
+        Raises:
+            UnmatchedError: a class is new.
+            DataError: the step takes something else.
+        """
+        sound, target = _parts(specs)
+        form = self._form(sound, known)
+        names = DataNames(sounds={sound.name: {"rate": form.rate, "length": form.length}})
+        if target is None:
+            return names
+        column, labels = self._labels_of(target.name, known)
+        classes = {target.name: labels.names_for(target, known.classes.get(target.name))} if labels.classes else {}
+        return replace(names, classes=classes, columns={target.name: [column]} if column else {})
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Batches of samples, read by threads. Where there is a seed, those are chosen at random that are longer than
+        a sound may be; without one, their middles are.
+        """
+        sound, target = _parts(specs)
+        form = self._form(sound, known)
+        labels = None
+        if target is not None:
+            labels = self._labels_of(target.name, known)[1].targets(target, known.classes.get(target.name))
+        for samples in loaded_ahead(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
+            made = np.stack([one for one, _ in samples]).astype(numpy_dtype(sound.dtype))
+            batch = {sound.name: made if len(sound.shape) == 2 else made[:, None]}
+            if target is not None and labels is not None:
+                batch[target.name] = labels[[i for _, i in samples]]
+            yield {name: batch[name] for name in specs}
+
+    def _form(self, sound: TensorSpec, names: DataNames) -> SoundForm:
+        known = names.sounds.get(sound.name, {})
+        first = self.form.rate or known.get("rate") or _opened(self.files[0]).rate
+        return self.form.of(sound, known, first)
+
+    def _labels_of(self, target: str, known: DataNames) -> tuple[str, Labels]:
+        """The labels of a target, and the column that they come from."""
+        wanted = [self._label, *known.columns.get(target, ()), target, *sorted(LABELS), ""]
+        alone = list(self._columns)[:1] if len(self._columns) == 1 else []
+        found = next((name for name in (*wanted, *alone) if name in self._columns), None)
+        if found is None:
+            raise DataError(
+                f"{self.where} has no labels for '{shown(target)}'"
+                + (f", only the columns {listed(self._columns)}" if self._columns else ""),
+                remedy="sort the files into a folder for each class, or say which column has them: label='…'",
+                shell="sort the files into a folder for each class, or say which column has them with --target",
+            )
+        return found, self._columns[found]
+
+    def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
+        """The samples of a sound: float32 [length]."""
+        assert form.rate is not None and form.length is not None
+        rng = np.random.default_rng(number_of(seed, i)) if seed else None
+        opened = _opened(self.files[i])
+        try:
+            if opened.rate == form.rate:
+                first = _place(opened.frames - form.length, rng)
+                sound = opened.read(max(first, 0), min(form.length, opened.frames)).mean(axis=0)
+            else:
+                sound = _resampled(opened, form.rate)
+                first = _place(len(sound) - form.length, rng)
+                sound = sound[max(first, 0) : max(first, 0) + form.length]
+        except (UnreadableError, OSError) as error:
+            raise _unreadable(self.files[i], error) from None
+        made = np.zeros(form.length, np.float32)
+        made[max(-first, 0) : max(-first, 0) + len(sound)] = sound
+        if self.augment is None or rng is None:
+            return made
+        changed = np.asarray(self.augment(made, rng))
+        if changed.shape != made.shape or changed.dtype.kind != "f":
+            raise DataError(
+                f"augment returned {changed.dtype} of shape {list(changed.shape)}; return floating samples of shape "
+                f"{list(made.shape)}"
+            )
+        return changed.astype(np.float32)
+
+
+def _place(rest: int, rng: np.random.Generator | None) -> int:
+    """Where a sound begins in a file that is longer by ``rest``; below zero, how much silence comes before the file."""
+    if rest == 0:
+        return 0
+    offset = abs(rest) // 2 if rng is None else int(rng.integers(0, abs(rest) + 1))
+    return offset if rest > 0 else -offset
+
+
+def _opened(path: Path) -> WavFile:
+    try:
+        found = wav_file(path)
+    except (UnreadableError, OSError) as error:
+        raise _unreadable(path, error) from None
+    if found.frames == 0:
+        raise DataError(f"'{shown(path)}' holds no sample; remove it")
+    return found
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    why = error if isinstance(error, UnreadableError) else getattr(error, "strerror", error)
+    return DataError(f"'{shown(path)}' cannot be read ({shown(why)}); check the file")
+
+
+def _resampled(opened: WavFile, rate: int) -> Array:
+    """All samples at another rate, by a polyphase filter (scipy.signal.resample_poly): float32."""
+    rates = f"'{shown(opened.path)}' has {opened.rate:,} samples a second, and the model takes {rate:,}"
+    if max(opened.frames, opened.frames * rate // opened.rate) > MOST_SAMPLES:
+        raise DataError(f"{rates}; resample it first, as it is too long to be resampled here")
+    try:
+        from scipy.signal import resample_poly
+    except ImportError:
+        install = "pip install 'onnx-gradgraph[sounds]' resamples it"
+        raise DataError(rates, remedy=install, shell=install) from None
+    common = math.gcd(opened.rate, rate)
+    made: Array = resample_poly(opened.read().mean(axis=0), rate // common, opened.rate // common)
+    return made.astype(np.float32)
+
+
+def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | None]:
+    """The input that takes sounds, and the target that takes their classes."""
+    targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
+    inputs = [spec for spec in specs.values() if spec not in targets]
+    if len(inputs) != 1 or len(targets) > 1:
+        raise DataError(f"sounds and their labels are one input and one target, and the step takes {listed(specs)}; "
+                        "give a dataset of dicts with these names")  # fmt: skip
+    return inputs[0], targets[0] if targets else None
+
+
+# --- doors --------------------------------------------------------------------------------------------------------
+
+
+def is_sound_folder(path: Path) -> bool:
+    """Is it a folder of WAV files, or of folders of them?"""
+    try:
+        folders = [path, *(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
+        return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
+    except OSError:
+        return False
+
+
+def is_sound_table(path: Path) -> bool:
+    """Is it a table in which a column names WAV files?"""
+    return is_table_file(path) and any(map(_names_sound, first_row(path)))
+
+
+def _column_of_sounds(table: Any) -> str | None:
+    named = [n for n in columns_in(table) if any(map(_names_sound, column_of(table, n)[:1].tolist()))]
+    return named[0] if len(named) == 1 else None
+
+
+def _names_sound(value: Any) -> bool:
+    return isinstance(value, str) and value.lower().endswith(SUFFIXES)
+
+
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+SECONDS = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
+KINDS = {
+    "rate": ABOVE_ZERO.or_none(),
+    "seconds": SECONDS.or_none(),
+    "augment": FUNCTION.or_none(),
+    "threads": ABOVE_ZERO.or_none(),
+}
+
+
+@checked(path=PATH, **KINDS)
+def folder(
+    path: str | os.PathLike[str],
+    *,
+    rate: int | None = None,
+    seconds: float | None = None,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> Sounds:
+    """WAV files in a folder with a subfolder for each class, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        commands = gg.sound.folder("commands/", seconds=1.0)
+        trainer.fit(commands, epochs=10, batch_size=32)
+
+    Classes are the sorted names of the subfolders, from 0 on. Samples are from −1 to 1; channels are averaged. While a
+    model is trained, a longer sound begins at a random place and a shorter one has silence around it, at random; in
+    evaluation both are centred. The random numbers follow from the trainer's seed, the epoch and the number of the file
+    alone, so a resumed run repeats them.
+
+    Args:
+        path: the folder. Without subfolders, its sounds have no labels (for ``predict``).
+        rate: samples a second; by default what the model was made for (:func:`log_mel`), or the rate of the first file.
+            Others are resampled by SciPy.
+        seconds: how long a sound is; by default what the model takes.
+        augment: ``augment(samples, rng)`` gets float32 [samples] while a model is trained, and a generator of random
+            numbers; it returns such an array of the same size.
+        threads: that read; by default as many as there are cores, at most 8.
+
+    Raises:
+        DataError: there is no such folder, or a class without sounds.
+    """
+    root = Path(path)
+    try:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        found = [_sounds_in(root / name) for name in classes] if classes else [_sounds_in(root)]
+    except OSError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); give a folder of sounds") from None
+    if empty := [name for name, files in zip(classes, found, strict=False) if not files]:
+        raise DataError(f"the folders {listed(empty)} of '{shown(path)}' hold no sound ({', '.join(SUFFIXES)}); add "
+                        "some, or remove them")  # fmt: skip
+    numbers = np.repeat(np.arange(len(found), dtype=np.int64), [len(files) for files in found])
+    where = f"'{shown(path)}'"
+    labels = {"": Labels(where, numbers, classes)} if classes else {}
+    files = [file for some in found for file in some]
+    return Sounds(where, files, labels, None, SoundForm(rate, seconds), augment, _threads(threads))
+
+
+def _sounds_in(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+
+
+def _threads(given: int | None) -> int:
+    return given or min(8, os.cpu_count() or 1)
+
+
+@checked(path=TEXT.or_none(), label=TEXT.or_none(), root=PATH.or_none(), **KINDS)
+def table(
+    frame: Any,
+    path: str | None = None,
+    label: str | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    rate: int | None = None,
+    seconds: float | None = None,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> Sounds:
+    """WAV files that a table names, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        calls = gg.sound.table("calls.csv", "file", "species", seconds=3.0)
+
+    Labels that are text are names of classes, sorted; whole numbers are numbers of classes, and others are quantities.
+
+    Args:
+        frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
+        path: the column of paths; by default the only one that names WAV files.
+        label: that of labels; by default that of training, that of the target's name, ``label``, or the only other one.
+        root: the folder that paths begin in; by default that of the table.
+        rate, seconds, augment, threads: as for :func:`folder`.
+
+    Raises:
+        DataError: there is no such table or column, or a row names no file.
+    """
+    if not is_table(frame) and not (PATH.fits(frame) and is_table_file(Path(frame))):
+        raise DataError(f"'{shown(frame)}' is no table; give a data frame, or the path of a .csv, .parquet, …")
+    read, where = (frame, "the table") if is_table(frame) else (read_table(Path(frame)), f"'{shown(frame)}'")
+    begins = Path(root) if root is not None else Path() if is_table(frame) else Path(frame).parent
+    names = columns_in(read)
+    for column in (path, label):
+        if column is not None and column not in names:
+            raise DataError(f"{where} has no column '{shown(column)}'{suggestion(column, names)}")
+    of_paths = path or _column_of_sounds(read)
+    if of_paths is None:
+        raise DataError(
+            f"{where} has the columns {listed(names)}, and not one of them names WAV files",
+            remedy="say which: path='…'",
+            shell="give it one column of paths",
+        )
+    paths = column_of(read, of_paths).tolist()
+    if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
+        raise DataError(f"the column '{shown(of_paths)}' of {where} names no file in row {odd}; give the path of one")
+    columns = {name: _labels_in(read, name, where) for name in names if name != of_paths}
+    known = {name: labels for name, labels in columns.items() if labels is not None}
+    if label is not None and label not in known:
+        raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or leave out those rows")
+    files = [begins / value for value in paths]
+    return Sounds(where, files, known, label, SoundForm(rate, seconds), augment, _threads(threads))
+
+
+def _labels_in(table: Any, column: str, where: str) -> Labels | None:
+    """A column as labels; None where some are missing."""
+    values = column_of(table, column)
+    if any(value is None or value != value for value in values.tolist()):
+        return None
+    said = f"the column '{shown(column)}' of {where}"
+    if values.dtype.kind in "biuf":
+        return Labels(said, values.astype(np.int64) if values.dtype.kind == "b" else values)
+    classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+    return Labels(said, numbers.astype(np.int64), classes.tolist())
