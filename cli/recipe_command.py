@@ -68,7 +68,8 @@ class RecipeCommand(Command):
         except click.UsageError as error:
             error.ctx = ctx
             raise
-        ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run})  # it may have moved
+        # of a run that goes on: where it lies now, and nothing is written over again
+        ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run, "force": False})
         try:
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:

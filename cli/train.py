@@ -124,7 +124,14 @@ if TYPE_CHECKING:
     "training",
     "--patience",
     type=click.IntRange(min=1),
-    help="Stop after so many epochs without improvement; keep the best weights.",
+    help="Stop after so many epochs (or --eval-every) without improvement; keep the best weights.",
+)
+@placed(
+    "training",
+    "--eval-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="Evaluate --validation after so many steps instead of after each epoch; --patience and checkpoints go by it.",
 )
 @placed(
     "training",
@@ -163,7 +170,10 @@ if TYPE_CHECKING:
     help="Train, evaluate, save and export one batch to see that all works; write nothing.",
 )
 @placed(
-    "training", "--find-lr", is_flag=True, help="Try learning rates on the data, suggest one, and stop; write nothing."
+    "training",
+    "--find-lr",
+    is_flag=True,
+    help="Compare learning rates on the data, suggest one, and stop; write nothing.",
 )
 @placed(
     "training",
@@ -265,6 +275,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         history = trainer.fit(data, validation=held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
                               min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
+                              eval_every=run.eval_every,
                               **run.fit_arguments(rate))  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
@@ -316,6 +327,7 @@ class Run:
     max_time: float | None
     limit: int | None
     patience: int | None
+    eval_every: int | None
     monitor: str | None
     mode: Literal["min", "max"] | None
     min_delta: float

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.building.beginning import Beginning, owned
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Vars
 from gradgraph.step.manifest import StateKind, StateSpec, column, spec_of
 
@@ -38,6 +39,7 @@ class StepState:
         reports: outputs that say how the step trains, by name.
         scale_names: the tensors of loss scaling, by their columns.
         averages: of weights, the slots that evaluation reads in their place.
+        schedule: the one in the graph that the learning rate follows, if any.
         held: values that keep the names they have.
         inputs, outputs, specs: the tensors that were carried.
     """
@@ -54,6 +56,7 @@ class StepState:
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.specs: list[StateSpec] = []
+        self.schedule: Schedule | None = None
         self._counter: Var | None = None
 
     # what transforms ask for (optim.transform.Context)
@@ -76,6 +79,9 @@ class StepState:
                 remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
             )
         return self.rates[name]
+
+    def scheduled(self, by: Schedule) -> None:
+        self.schedule = self.schedule or by  # of several, the first
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         number = self.new(name, ir.DataType.FLOAT, ())

@@ -24,11 +24,14 @@ from gradgraph.building.separate import Halves, cut, marked
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import forget_detached
+from gradgraph.optim import Optimizer
+from gradgraph.optim.modifiers import learning_rate
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.step.manifest import LEARNING_RATE
 from gradgraph.step.step import WRITTEN_KEY
 
 
@@ -70,6 +73,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     state.op.scope = "update"
     weights = Weights(params, [state.beginning.weight(p) for p in params], [state.op.wrap(p) for p in params])
     new = update(weights, gradients)
+    _report_rate(state, optimizer)
 
     rows = zip(params, new, weights.start, strict=True)
     state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
@@ -99,6 +103,16 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
         for value in [v for v in graph.inputs if v not in own and not v.uses()]:
             graph.inputs.remove(value)
     return state, halves
+
+
+def _report_rate(state: StepState, optimizer: Optimizer) -> None:
+    """Give the learning rate that a schedule in the graph comes to as an output; one that is fed needs none.
+
+    With groups it is that of their base. Where the update has the same nodes, they are merged with these.
+    """
+    schedule = state.schedule if optimizer.groups is None else optimizer.groups.schedule
+    if schedule is not None and LEARNING_RATE not in state.rates:
+        state.report(LEARNING_RATE, learning_rate(state.op, state, schedule))
 
 
 def _forward(

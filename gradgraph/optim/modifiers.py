@@ -12,6 +12,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import readers
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
+from gradgraph.step.manifest import LEARNING_RATE
 
 __all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_unit_norm", "clip_by_value", "scale_by_learning_rate"]
 
@@ -92,8 +93,9 @@ Rate = float | Schedule
 def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
     """The rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule nodes."""
     if isinstance(lr, Schedule):
+        context.scheduled(lr)
         return lr.emit(op, op.cast(context.run_step(), ir.DataType.FLOAT))
-    return context.hyperparameter("learning_rate", lr)
+    return context.hyperparameter(LEARNING_RATE, lr)
 
 
 def scale_by_learning_rate(lr: Rate) -> Transform:

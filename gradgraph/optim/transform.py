@@ -17,6 +17,7 @@ from gradgraph.arguments import Kind, checked, instance
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.pruning import Pruning
+from gradgraph.optim.schedules import Schedule
 
 __all__ = [
     "Context", "Optimizer", "Transform", "chain", "copies", "master_weights", "parameterwise", "stateless", "zeros",
@@ -42,6 +43,10 @@ class Context(Protocol):
 
     def hyperparameter(self, name: str, default: float) -> Var:
         """A float32 scalar that is fed per call."""
+        ...
+
+    def scheduled(self, by: Schedule) -> None:
+        """Take note of the schedule that a learning rate in the graph follows."""
         ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
@@ -121,6 +126,11 @@ class Groups(Protocol):
     @property
     def rate(self) -> float | None:
         """The number behind the input ``learning_rate``, if there is one."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule that groups without one of their own follow, if there is one."""
         ...
 
     @property

@@ -184,6 +184,12 @@ class GroupRules:
         lr = self.arguments["lr"]
         return None if isinstance(lr, Schedule) else lr
 
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule that groups without one of their own follow, if there is one."""
+        lr = self.arguments["lr"]
+        return lr if isinstance(lr, Schedule) else None
+
 
 @dataclass(frozen=True)
 class GroupContext:
@@ -201,6 +207,9 @@ class GroupContext:
 
     def run_step(self) -> Var:
         return self.step_context.run_step()
+
+    def scheduled(self, by: Schedule) -> None:
+        """Take no note: the rate of the step is that of its base."""
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         return self.step_context.scalar(name, begin, advance)

@@ -98,9 +98,11 @@ HOMES = (
     Home("greater_is_better", "Trainer.fit(mode=…)", "--mode"),
     Home("tol early_stopping_threshold", "Trainer.fit(min_delta=…)", "--min-delta"),
     _advice("min_epochs min_steps max_fun", "a run ends after its epochs, or by its patience; nothing keeps it going"),
-    _advice("eval_strategy evaluation_strategy eval_steps eval_delay eval_on_start val_check_interval validation_freq "
-            "check_val_every_n_epoch num_sanity_val_steps do_eval",
-            "held-out data are evaluated after each epoch, so leave it out"),
+    Home("eval_steps val_check_interval eval_interval evaluate_every eval_freq", "Trainer.fit(eval_every=…)",
+         "--eval-every"),
+    _advice("eval_strategy evaluation_strategy eval_delay eval_on_start validation_freq check_val_every_n_epoch "
+            "num_sanity_val_steps do_eval",
+            "held-out data are evaluated after each epoch, or after so many steps (eval_every, --eval-every)"),
     _advice("do_train do_predict warm_start",
             "gradgraph.Trainer has fit, evaluate and predict, and a second fit goes on"),
     # what is written down
@@ -122,7 +124,7 @@ HOMES = (
             "model_registry", "nothing is sent anywhere, and gradgraph.Trainer.export writes a file to upload"),
     # trials
     Home("overfit_batches", "Trainer.overfit(data=…)", "--overfit"),
-    Home("auto_lr_find", "Trainer.find_lr(data=…)", "--find-lr"),
+    Home("auto_lr_find lr_find lr_finder learning_rate_finder", "Trainer.find_lr(data=…)", "--find-lr"),
     Home("profiler", "Trainer.profile(batch=…)", "--profile"),
     Home("detect_anomaly debug", "Trainer.find_nonfinite(batch=…)", "",
          "a loss that is not finite stops a run, and its node is named"),

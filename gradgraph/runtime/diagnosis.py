@@ -20,6 +20,7 @@ from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
 from gradgraph.runtime.loop.trials import Overfit, RateCurve, Trial, find_rate, overfit
+from gradgraph.step.manifest import LEARNING_RATE
 
 
 class Diagnosis:
@@ -57,27 +58,30 @@ class Diagnosis:
         steps: int = 100,
         step: str | None = None,
     ) -> RateCurve:
-        """Try learning rates: a step at each, from ``start`` to ``end``, until the loss blows up.
+        """Find a learning rate: a run in which it grows step by step from ``start`` to ``end`` until the loss blows up,
+        and then short runs at a rate each, of which the one that comes lowest is suggested.
 
-        State and progress are as they were afterwards.
+        It also works for a step whose rate follows a schedule in the graph: the suggestion is for its peak. State and
+        progress are as they were afterwards.
 
         Args:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
             start, end: the range; the rates are equally far apart on a logarithmic scale.
-            steps: how many.
+            steps: of the first run, and of each short one, of which there are about five.
             step: of several named steps, the one that is tried; the others rest.
 
         Returns:
-            The curve; ``suggestion`` is the rate at which the loss falls fastest, ``plot()`` draws it.
+            The curve, with ``suggestion``; ``plot()`` draws it.
 
         Raises:
-            BuildError: the learning rate is part of the graph; there are several steps, and none is named.
+            BuildError: a rate in the graph is constant, or the step adds up gradients; there are several steps, and
+                none is named.
             UnknownNameError: there is no such step.
             DataError: the data do not fit.
             BusyError: ``fit`` runs.
         """
         check_counts(steps=steps)
-        with self._trial("find_lr", data, batch_size, step, shuffle=True) as trial:
+        with self._trial("find_lr", data, batch_size, step, shuffle=True, feeds_rate=True) as trial:
             return find_rate(trial, float(start), float(end), steps)
 
     @checked(step=TEXT.or_none())
@@ -165,8 +169,14 @@ class Diagnosis:
                 return executor.profile(feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager
-    def _trial(self, what: str, data: Any, batch_size: int | None, step: str | None, shuffle: bool) -> Iterator[Trial]:
-        """A step and the data for it, of a trial whose training is undone."""
+    def _trial(
+        self, what: str, data: Any, batch_size: int | None, step: str | None, shuffle: bool, feeds_rate: bool = False
+    ) -> Iterator[Trial]:
+        """A step and the data for it, of a trial whose training is undone.
+
+        Args:
+            feeds_rate: the trial feeds the learning rate, also of a step whose graph has a schedule.
+        """
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)
         order = data.order if prepared else executor.order(batch_size, shuffle, drop_last=False)
@@ -179,6 +189,9 @@ class Diagnosis:
             )
         part = executor.named(step)
         with executor.turns.trained(what, in_callbacks=False):
+            if feeds_rate and LEARNING_RATE not in part.rates.defaults:
+                executor = executor.with_fed_rate(part.name)
+                part = executor.named(step)
             yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)

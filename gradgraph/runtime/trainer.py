@@ -237,6 +237,7 @@ class Trainer(Exports):
         accumulate: int | None = None,
         log: Any = None,
         log_every: int = 50,
+        eval_every: int | None = None,
         steps: str | Sequence[str] | None = None,
         every: Mapping[str, int] | None = None,
         y: Any = None,
@@ -275,6 +276,9 @@ class Trainer(Exports):
             log: a path, an object with ``write(record)``, or a list of them, which get a record of every ``log_every``
                 steps and of each epoch while it runs: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
             log_every: steps from one record to the next.
+            eval_every: evaluate ``validation`` after so many steps, and at the end, instead of after each epoch: the
+                history has a row for each of these, and what else goes by epochs (``patience``, the best state,
+                ``on_epoch``, checkpoints) goes by them.
             steps: of several steps, those that train on a batch, in this order; by default all of them. One may come
                 twice.
             every: those of them that train on every so many-th batch only: ``{"generator": 5}``.
@@ -283,7 +287,8 @@ class Trainer(Exports):
             hyperparameters: other scalar inputs of the step, like ``learning_rate``. Of several steps, a dict by step.
 
         Returns:
-            One row per epoch; a last epoch that was cut short has one, too, over the batches it saw.
+            One row per epoch (or ``eval_every`` steps); a last one that was cut short has a row, too, over the batches
+            it saw.
 
         Raises:
             DataError: the data do not fit, said before the first step where possible.
@@ -309,6 +314,7 @@ class Trainer(Exports):
             accumulate=accumulate,
             log=log,
             log_every=log_every,
+            eval_every=eval_every,
         )
         executor = self._executor
         parts = self.manifest.parts.values()

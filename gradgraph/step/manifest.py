@@ -21,6 +21,7 @@ from gradgraph.graph.shapes import shape_of, size_factors
 from gradgraph.step.data_names import NO_NAMES, DataNames
 
 VERSION = 1
+LEARNING_RATE = "learning_rate"  # the hyperparameter, or the report of what a schedule in the graph gives
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it

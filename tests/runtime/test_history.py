@@ -64,13 +64,13 @@ def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = progress.Bar(Console(file=screen, force_terminal=True, width=120, color_system=None), Course(3))
     for done in (1, 2):
         bar.step(0, done, 2, 16, {"w[/]": 0.5, "x\x1b[31m": 1.0})
-    bar.epoch({"epoch": 1, "step": 2, "[red]loss": 0.25})
+    bar.row({"epoch": 1, "step": 2, "[red]loss": 0.25}, 0, True)
     bar.say("stopped [bold]here[/bold]")
     bar.close()
     text = screen.getvalue()
     for part in (
         "epoch 1/3 ",
-        " 2/2 batches w[/] 0.5",
+        " 2/2  w[/] 0.5",
         "samples/s  0:0",
         "w[/] 0.5",
         "x\\x1b[31m 1",
@@ -92,8 +92,55 @@ def test_a_narrow_bar_keeps_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     bar.step(7, 240, 240, 16, {"loss": 0.1234, "accuracy": 0.5})
     bar.close()
     assert re.search(
-        r"epoch 8/12 \S* *240/240 batches loss 0.1234  accuracy 0.5  \d+ samples/s  0:\d\d left", screen.getvalue()
+        r"epoch 8/12 \S* *240/240  loss 0.1234  accuracy 0.5  \d+ samples/s  0:\d\d left", screen.getvalue()
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "shows", "drops"),
+    [
+        (120, "epoch 8/12 BAR 120/240  loss 0.1234  accuracy 0.5  f1 0.25  lr 0.001  5 samples/s  54:00 left", []),
+        (80, "epoch 8/12 BAR 120/240  loss 0.1234  accuracy 0.5  lr 0.001  54:00 left", ["samples/s", "f1"]),
+        (60, "epoch 8/12 BAR 120/240  loss 0.1234  54:00 left", ["lr", "accuracy"]),
+        (40, "epoch 8/12 BAR loss 0.1234", ["left", "120/240"]),
+    ],
+)
+def test_a_narrow_line_drops_fields_and_keeps_a_bar(
+    width: int, shows: str, drops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    seconds = itertools.count()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    bar = progress.Bar(console, Course(12), lambda: {"learning_rate": 1e-3})
+    for done in (119, 120):
+        bar.step(7, done, 240, 16, {"loss": 0.1234, "accuracy": 0.5, "f1": 0.25})
+    line = re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", screen.getvalue()).split("\r")[-1].rstrip("\n")
+    bar.close()
+    assert len(line.rstrip()) <= width and len(re.findall("[━╸╺ ]*━[━╸╺ ]*", line)[0]) >= progress.SHORTEST_BAR
+    assert re.sub(r" *━[━╸╺ ]*", " BAR ", line).strip() == shows
+    assert not any(word in line for word in drops)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colour(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NO_COLOR: a bar without colours; TERM=dumb: plain lines."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    told = progress.reporter(None, Course(2))
+    told.step(0, 1, 2, 16, {"loss": 0.5})
+    told.step(0, 2, 2, 16, {"loss": 0.5})
+    told.row({"epoch": 1, "step": 2, "loss": 0.5}, 0, True)
+    told.close()
+    text = capsys.readouterr().err
+    assert isinstance(told, progress.Plain if variable == "TERM" else progress.Bar)
+    assert not re.search(r"\x1b\[[0-9;]*[34]\d", text)  # no colour
+    assert ("\x1b" in text) is (variable != "TERM")
 
 
 def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +186,7 @@ def test_what_is_left_of_all_epochs(
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     silent = progress.reporter(False, Course())
     silent.step(0, 1, 1, 1, {})
-    silent.epoch({"epoch": 1, "step": 1})
+    silent.row({"epoch": 1, "step": 1}, 0, True)
     silent.say("anything")
     silent.close()
     assert capsys.readouterr() == ("", "")

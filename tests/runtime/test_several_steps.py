@@ -169,7 +169,7 @@ def test_a_step_moves_its_own_part_of_the_state_only(gan: Step) -> None:
     trainer = gg.Trainer(gan)
     for name, part in gan.manifest.steps.items():
         before = trainer.state_dict()
-        columns = {"discriminator": {"loss", "real", "made"}, "generator": {"loss", "grad_norm"}}[name]
+        columns = {"discriminator": {"loss", "real", "made"}, "generator": {"loss", "grad_norm", "learning_rate"}}[name]
         assert set(trainer.step(name, IMAGES)) == columns
         after = trainer.state_dict()
         moved = {n for n in before if not np.array_equal(before[n], after[n])}
@@ -212,7 +212,10 @@ def test_two_steps_on_one_target_have_columns_of_their_own() -> None:
     assert [t.name for t in trainer.manifest.targets] == ["target"]
     assert set(trainer.step("right", LABELLED)) == {"loss", "f1"}
     history = trainer.fit(LABELLED, epochs=2, batch_size=16, progress=False, steps=["right", "left"])
-    assert list(history) == ["epoch", "step", "right.loss", "left.loss", "left.accuracy", "right.f1"]
+    assert list(history) == [
+        "epoch", "step", "right.loss", "left.loss", "left.accuracy", "right.f1",
+        "left.learning_rate", "right.learning_rate",
+    ]  # fmt: skip
 
 
 def test_each_step_has_its_average_and_its_accumulation() -> None:
@@ -308,7 +311,14 @@ def test_losses_that_the_model_computes_are_left_out_of_exports() -> None:
     trainer = gg.Trainer(gg.build(model, steps=both))
     data = {"x": LABELLED["x"], "y": np.zeros((40, 2), np.float32)}
     assert set(trainer.evaluate(data)) == {"a.loss", "b.loss"}
-    assert list(trainer.fit(data, progress=False)) == ["epoch", "step", "a.loss", "b.loss"]
+    assert list(trainer.fit(data, progress=False)) == [
+        "epoch",
+        "step",
+        "a.loss",
+        "b.loss",
+        "a.learning_rate",
+        "b.learning_rate",
+    ]
     exported = trainer.export()
     assert [v.name for v in exported.graph.input] == ["x"]
     assert [v.name for v in exported.graph.output] == ["left", "right"]
@@ -353,13 +363,13 @@ def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
             losses[name] += [float(by_hand.step(name, batch, **rates)["loss"])] * len(batch["image"])
     same(trainer, by_hand)
     assert history["step"] == [7, 15]
-    assert history["discriminator.learning_rate"] == [1e-3 / 7, 1e-3 / 13]  # that of the next step
+    assert history["discriminator.learning_rate"] == [1e-3 / 6, 1e-3 / 12]  # of the last step
     assert trainer.progress.counts == {"discriminator": 12, "generator": 3}
     assert history["discriminator.loss"][0] == pytest.approx(np.mean(losses["discriminator"][:140]))
     assert history["generator.loss"][0] == pytest.approx(np.mean(losses["generator"][:32]))
     assert history["generator.loss"][1] == pytest.approx(np.mean(losses["generator"][32:]))
     d = [f"discriminator.{name}" for name in ("loss", "real", "made")]
-    assert seen == [d, [*d, "generator.loss", "generator.grad_norm"]] * 3
+    assert seen == [d, [*d, "generator.loss", "generator.grad_norm", "generator.learning_rate"]] * 3
 
 
 @pytest.mark.parametrize("stop", [2, 9])
@@ -411,7 +421,7 @@ def test_some_steps_of_all_need_their_own_data_only() -> None:
     }
     trainer = gg.Trainer(gg.build(two_heads(), steps=both))
     history = trainer.fit(LABELLED, steps="left", batch_size=10, progress=False)
-    assert list(history) == ["epoch", "step", "left.loss", "left.accuracy"]
+    assert list(history) == ["epoch", "step", "left.loss", "left.accuracy", "left.learning_rate"]
     everything = {**LABELLED, "numbers": np.zeros((40, 2), np.float32)}
     trainer.fit(everything, steps="left", batch_size=10, progress=False)
     trainer.fit([everything], steps="left", progress=False)
@@ -480,7 +490,6 @@ def test_the_pattern() -> None:
         (lambda t: t.find_lr(IMAGES), BuildError, "find_lr tries one step"),
         (lambda t: t.overfit(IMAGES), BuildError, "overfit tries one step"),
         (lambda t: t.find_lr(IMAGES, step="gan"), UnknownNameError, "there is no step 'gan'"),
-        (lambda t: t.find_lr(IMAGES, step="generator"), BuildError, "part of the graph"),
         (lambda t: t.overfit(IMAGES, step="generator", learning_rate=0.1), UnknownNameError, "no hyperparameter"),
         (lambda t: t.fit(IMAGES, patience=1, monitor="loss"), DataError, "no column 'loss'"),
         (lambda t: t.fit(IMAGES, patience=1), DataError, "no column 'loss'"),
@@ -507,6 +516,8 @@ def test_one_of_several_is_tried_and_all_is_as_it_was(gan: Step, prepared: bool)
     data = trainer.prepare(IMAGES, 20) if prepared else IMAGES
     curve = trainer.find_lr(data, None if prepared else 20, step="discriminator", steps=12)
     assert len(curve.rates) == 12 and len(set(curve.losses)) == 12
+    scheduled = trainer.find_lr(data, None if prepared else 20, step="generator", steps=12)  # in the graph
+    assert len(scheduled.rates) == 12 and len(set(scheduled.losses)) == 12
     found = trainer.overfit(data, None if prepared else 20, step="discriminator", steps=60, learning_rate=0.05)
     assert found.losses[-1] < found.losses[0]
     assert len(trainer.overfit(IMAGES, step="generator", steps=3).losses) == 3

@@ -47,6 +47,7 @@ def image(t: gg.Trainer) -> bytes:
 
 TRIALS: dict[str, Callable[[gg.Trainer], Any]] = {
     "find_lr": lambda t: t.find_lr(DATA, batch_size=20, steps=15),
+    "find_lr_of_a_schedule": lambda t: trainer(gg.optim.cosine(1e-3, 99)).find_lr(DATA, batch_size=20, steps=15),
     "find_lr_blows_up": lambda t: t.find_lr(DATA, start=1.0, end=1e30, steps=30),
     "overfit": lambda t: t.overfit(DATA, steps=5),
     "find_batch_size": lambda t: t.find_batch_size(DATA),
@@ -84,7 +85,8 @@ def test_a_rate_that_trains() -> None:
     assert 1e-4 < curve.suggestion < 1.0
     assert len(curve.rates) == len(curve.losses) == len(curve.smoothed) <= 80
     assert curve.rates[0] == pytest.approx(1e-7)
-    assert f"falls fastest at {curve.suggestion:.2g}" in str(curve)
+    assert curve.steepest is not None and f"falls fastest at {curve.steepest:.2g}" in str(curve)
+    assert curve.suggestion in dict(curve.tried) and f"that at {curve.suggestion:.2g} comes lowest" in str(curve)
     before = t.evaluate(DATA)["loss"]
     t.fit(DATA, epochs=3, learning_rate=curve.suggestion, progress=False)
     assert t.evaluate(DATA)["loss"] < 0.5 * before
@@ -105,7 +107,7 @@ def test_no_rate_that_trains() -> None:
         (lambda t: t.find_lr({"x": DATA["x"]}), DataError, "target"),
         (lambda t: t.overfit(DATA, momentum=0.5), GradgraphError, "momentum"),
         (lambda t: t.overfit(iter(())), DataError, "no batch"),
-        (lambda t: trainer(gg.optim.cosine(1e-3, 10)).find_lr(DATA), BuildError, "part of the graph"),
+        (lambda t: trainer(gg.optim.constant(1e-3)).find_lr(DATA), BuildError, "part of the graph"),
     ],
 )
 def test_refusals(call: Any, error: type[Exception], says: str) -> None:
@@ -124,7 +126,7 @@ def test_one_batch_learnt_by_heart() -> None:
 
 
 def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = RateCurve((0.1, 0.2), (1.0, 0.5), (1.0, 0.7), 0.2)
+    curve = RateCurve((0.1, 0.2), (1.0, 0.5), (1.0, 0.7), 0.2, ((0.1, 0.6), (0.3, np.inf)), 0.1)
     history = History({"epoch": [1.0, 2.0], "step": [5.0, 9.0], "loss": [2.0, 1.0], "val_<accuracy>": [0.5, 0.25]})
     for name, plot in (("curve.png", curve.plot), ("history.svg", history.plot)):
         assert len(plot().axes) == 1 + (name == "history.svg")

@@ -64,8 +64,9 @@ from gradgraph.runtime.saved.checkpoint import encode_checkpoint
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.fed_rate import with_fed_rate
 from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
-from gradgraph.step.manifest import column
+from gradgraph.step.manifest import LEARNING_RATE, column
 
 log = logging.getLogger("gradgraph")
 
@@ -210,6 +211,8 @@ class Executor:
             raise self._diverged(loss, feeds, hyperparameters, part)
         p = self.progress
         p.steps += 1
+        if part.reports_rate:
+            p.hyperparameters[column(part.name, LEARNING_RATE)] = session.numbers[LEARNING_RATE]
         if part.name:
             p.counts[part.name] = p.counts.get(part.name, 0) + 1
             usual = {column(part.name, dim): size for dim, size in (part.training.usual or {}).items()}
@@ -362,6 +365,18 @@ class Executor:
                     part.close_sessions()
             self.state.write(state)
             self.progress = progress
+
+    def with_fed_rate(self, step: str) -> Executor:
+        """Make a copy whose learning rate is fed instead of following a schedule in the graph, with the same state.
+
+        Raises:
+            BuildError: as for :func:`gradgraph.step.fed_rate.with_fed_rate`.
+        """
+        opened, progress = self.opened, copy.deepcopy(self.progress)
+        fed = OpenedStep(with_fed_rate(self.definition, step), opened.placement, opened.options, tune=False)
+        made = Executor(fed, progress, self._check_loss, self._check_inputs)
+        made.stand_at(self.state.read(), progress)
+        return made
 
     # --- many -----------------------------------------------------------------------------------------------
 

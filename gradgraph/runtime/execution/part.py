@@ -11,7 +11,7 @@ from gradgraph.optim.schedules import rates_end
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
-from gradgraph.step.manifest import Manifest, column
+from gradgraph.step.manifest import LEARNING_RATE, Manifest, column
 
 
 class Part:
@@ -26,6 +26,7 @@ class Part:
     Attributes:
         specs: what a batch of it holds.
         rates: its hyperparameters.
+        reports_rate: its learning rate follows a schedule in the graph, and each step gives it.
         ends: the number of updates after which its learning rates are 0 for good; None where they are not.
         counter: the state that counts them.
         training: the sessions that do steps.
@@ -38,6 +39,7 @@ class Part:
         self.name, self.model = name, model
         self.specs = manifest.specs_of(name)
         self.rates = Rates(spec.hyperparameters)
+        self.reports_rate = column(name, LEARNING_RATE) in spec.reports
         counter = column(name, "step")
         counts = counter in spec.writes and any(s.name == counter and s.kind == "counter" for s in manifest.state)
         self.ends, self.counter = rates_end(spec.optimizer) if counts else None, counter

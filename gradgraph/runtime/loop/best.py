@@ -1,4 +1,4 @@
-"""The best epoch of a fit with ``patience``: watched for, kept, and gone back to."""
+"""The best epoch (or evaluation in between) of a fit with ``patience``: watched for, kept, and gone back to."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ class Best:
         best = len(p.history) - 1 - p.stale
         row = p.history.row(best)
         monitored = self._monitor.of(row)
-        cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
+        rows = "evaluations" if p.eval_every else "epochs"
+        cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self._out_of_patience else ""
         assert self._state is not None  # kept when the epoch ended, or recovered at the resume
         with self.executor.turns.lock:
             self.executor.state.write(self._state)
-        report.say(f"{cause}the weights are those of epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}, "
-                   "the best")  # fmt: skip
+        where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
+        report.say(f"{cause}the weights are those of {where} with {monitored} {row[monitored]:.6g}, the best")
         return best
 
     def recover(self) -> None:

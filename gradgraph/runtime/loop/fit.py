@@ -23,7 +23,7 @@ from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
 from gradgraph.runtime.loop.logs import Logs
-from gradgraph.runtime.loop.moving import MovingRates, Rate
+from gradgraph.runtime.loop.moving import MovingRates, Rate, last_rates
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
@@ -31,7 +31,7 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.step.finishes import add_sums, as_row, finished
-from gradgraph.step.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
+from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, LOSS_SCALE, UPDATE
 
 log = logging.getLogger("gradgraph")
 
@@ -56,6 +56,7 @@ class FitOptions:
     accumulate: int | None = None
     log: Any = None
     log_every: int = 50
+    eval_every: int | None = None
 
     def __post_init__(self) -> None:
         for callback in self.callbacks:
@@ -64,7 +65,16 @@ class FitOptions:
             check_suffix(self.checkpoint, ".ckpt", ".safetensors")
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
-        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate", "log_every")
+        names = (
+            "epochs",
+            "max_steps",
+            "patience",
+            "limit",
+            "checkpoint_every",
+            "accumulate",
+            "log_every",
+            "eval_every",
+        )
         check_counts(**{name: getattr(self, name) for name in names})
         if self.patience is None and self.monitor != Monitor():
             raise DataError(
@@ -95,7 +105,7 @@ class Fit:
     Args:
         executor: runs the step.
         source, order: what to train on.
-        validation: what to evaluate after each epoch, if anything.
+        validation: what to evaluate after each epoch or ``eval_every`` steps, if anything.
         options: the other arguments of ``Trainer.fit``.
         owner: the trainer, for callbacks.
     """
@@ -118,6 +128,12 @@ class Fit:
         self._saves = Saves(executor, options.checkpoint)
         self._best = Best(executor, self._saves, options.patience, options.monitor)
         self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest, executor.scaling)
+        if validation is None and options.eval_every is not None:
+            raise DataError(
+                "eval_every says when held-out data are evaluated, and there are none",
+                remedy="pass validation",
+                shell="add --validation",
+            )
         self._check_monitor()
         self._stopped = self._stepped = self._warned = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
@@ -153,7 +169,8 @@ class Fit:
                 self._begin(resume)
             p, most = self.progress, self.options.max_steps
             left = None if most is None else most - (p.steps - p.fit_step)
-            report = reporter(self.options.progress, Course(self._last_epoch, left, self._deadline))
+            course = Course(self._last_epoch, left, self._deadline)
+            report = reporter(self.options.progress, course, self._rates_of_last_step)
             self._run(report)
             self._saves.finish()
             restored = self._best.restore(report)
@@ -186,10 +203,16 @@ class Fit:
             with self._lock:
                 self.executor.release()
 
-    def _row(self) -> dict[str, float]:
-        """The row of the history for this epoch so far, without what validation finds."""
+    def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The row of the history for what was trained since the last one, and what validation found."""
         p = self.progress
-        return {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self.executor.scaling()}
+        found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
+        return found | self._rates_of_last_step() | self.executor.scaling()
+
+    def _rates_of_last_step(self) -> dict[str, float]:
+        """The learning rates of the last step, and what else this fit was told to feed."""
+        found = last_rates(self.executor.manifest, self.progress)
+        return {n: v for n, v in found.items() if n in self.options.rates or n.rpartition(".")[2] == LEARNING_RATE}
 
     # --- beginning and end ------------------------------------------------------------------------------------
 
@@ -204,8 +227,9 @@ class Fit:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
             self._forget_epoch()
             p.fit_epoch, p.fit_step = p.epoch, p.steps
-            p.best, p.stale, p.history = None, 0, History()
+            p.best, p.stale, p.history, p.eval_every = None, 0, History(), 0
         p.order = order
+        p.eval_every = self.options.eval_every or p.eval_every
         if self.source.shapes is not None:
             self.executor.expect(self.source.shapes)
         if self._last_epoch <= p.epoch:
@@ -240,9 +264,13 @@ class Fit:
         }
 
     def _forget_epoch(self) -> None:
-        """Set the sums of the epoch back to nothing."""
+        self.progress.batch = 0
+        self._forget_row()
+
+    def _forget_row(self) -> None:
+        """Set the sums of the next row back to nothing."""
         p = self.progress
-        p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
+        p.rowed, p.sums, p.weight, p.totals = p.batch, {}, 0, {}
 
     @property
     def _last_epoch(self) -> int:
@@ -255,33 +283,45 @@ class Fit:
         while p.epoch < self._last_epoch and not self._stopped:
             if not self._train_epoch(report, received):
                 return
-            row = self._row()
-            self._warn_of_scale(row)
-            if self.validation is not None:
-                row |= self._validate(self.validation, received)
-                if received.requested:
-                    return  # the epoch's last batch is done; its evaluation is repeated after the resume
-            self._finish_epoch(row, report)
+            is_last = p.epoch + 1 == self._last_epoch
+            if self.options.eval_every is None or (is_last and p.weight):
+                if not self._write_row(report, received, ends_epoch=True):
+                    return
+            else:
+                with self._lock:
+                    self._next_epoch()
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
         """Train on the remaining batches of the epoch; return False if something stopped it before its end."""
         self.executor.definition.check_uncut()
-        p = self.progress
+        p, evaluates = self.progress, self.options.eval_every is not None
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
+        if self._is_row_due() and not self._write_row(report, received):  # an evaluation that was interrupted
+            return False
         # this thread is prepared once for the epoch, and not for each run, if no other code runs between two steps
-        runs_others = self.options.callbacks or self._moving.are_functions or self._logs
+        runs_others = self.options.callbacks or self._moving.are_functions or self._logs or evaluates
         if not (total is not None and p.batch >= total):
             with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
                 for batch in self.source.batches(p.epoch, p.batch):
                     if received.signal is not None or (limited and self._over()):
                         return False
                     self._train_batch(batch, report, received, total)
+                    if evaluates and self._is_row_due() and not self._write_row(report, received):
+                        return False
                     if self._stopped or p.batch == total:
                         break
-        if not p.weight:
+        if not p.batch:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
         return not (self._stopped or received.requested)
+
+    def _is_row_due(self) -> bool:
+        """Whether ``eval_every`` steps are done since the last row."""
+        p, every = self.progress, self.options.eval_every
+        if every is None or not p.weight:
+            return False
+        last = int(p.history["step"][-1]) if p.history else p.fit_step
+        return (p.steps - p.fit_step) // every > (last - p.fit_step) // every
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
         p, every = self.progress, self.options.checkpoint_every
@@ -387,20 +427,35 @@ class Fit:
             found = self.executor.evaluate(source, self.options.limit, stop=lambda: received.requested)
         return {f"val_{name}": value for name, value in as_row(found).items()}
 
-    def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:
+    def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
+        """Evaluate, and write a row of the history; return False if that was interrupted: a resume repeats it."""
+        validated = {}
+        self._warn_of_scale(self.executor.scaling())
+        if self.validation is not None:
+            validated = self._validate(self.validation, received)
+            if received.requested:
+                return False
+        row = self._row(validated)
         p = self.progress
         with self._lock:
             p.history.append(row)
-            p.epoch += 1
-            self._forget_epoch()
+            if ends_epoch:
+                self._next_epoch()
+            else:
+                self._forget_row()
             self._rates_now = None  # one that follows the history may change now
-        report.epoch(row)
-        self._logs.epoch(row)
+        report.row(row, p.batch, ends_epoch)
+        self._logs.row(row, "epoch" if self.options.eval_every is None else "eval")
         if self._best.is_out_of_patience(row):
             self._stopped = True
         self._call("on_epoch", row)
         if self.options.checkpoint_every is None:
             self._saves.save()
+        return True
+
+    def _next_epoch(self) -> None:
+        self.progress.epoch += 1
+        self._forget_epoch()
 
     def _call(self, hook: str, argument: Any) -> None:
         for callback in self.options.callbacks:

@@ -26,8 +26,9 @@ from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.untrusted.documents import Fields, csv_rows, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.runtime.loop.moving import last_rates
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
+from gradgraph.step.manifest import Manifest
 
 log = logging.getLogger("gradgraph")
 
@@ -164,7 +165,8 @@ class Csv(Lines):
 
 
 class TensorBoard:
-    """Event files in a folder: ``train/…`` by step, ``epoch/…`` and ``val/…`` after each epoch.
+    """Event files in a folder: ``train/…`` by step, after each epoch (or evaluation) ``epoch/…`` (or ``eval/…``) and
+    ``val/…``.
 
     Raises:
         RuntimeUnavailableError: tensorboardX is not installed.
@@ -245,15 +247,15 @@ class Logs:
         rate = self._rows / max(now - self._since, 1e-9)
         self._since, self._rows = now, 0
         self._write({"event": "step", "epoch": p.epoch + 1, "step": p.steps, "seconds": now - self._began,
-                     **{name: float(value) for name, value in results.items()}, **self._rates(),
+                     **{name: float(value) for name, value in results.items()}, **last_rates(self._manifest, p),
                      **self._scaling(), "samples_per_second": rate, **memory()})  # fmt: skip
 
-    def epoch(self, row: Mapping[str, float]) -> None:
-        """Write a record of an epoch: its row of the history."""
+    def row(self, row: Mapping[str, float], event: str) -> None:
+        """Write a record of a row of the history: of an epoch, or of an evaluation in between."""
         whole = {"epoch": int(row["epoch"]), "step": int(row["step"])}
         seconds = time.perf_counter() - self._began
         self._write(
-            {"event": "epoch", **whole, "seconds": seconds, **{n: float(v) for n, v in row.items() if n not in whole}}
+            {"event": event, **whole, "seconds": seconds, **{n: float(v) for n, v in row.items() if n not in whole}}
         )
 
     def close(self) -> None:
@@ -261,11 +263,6 @@ class Logs:
             if hasattr(writer, "close"):
                 with contextlib.suppress(OSError):
                     writer.close()
-
-    def _rates(self) -> dict[str, float]:
-        fed = {column(s, n): value for s, p in self._manifest.parts.items() for n, value in p.hyperparameters.items()}
-        fed |= self._progress.hyperparameters
-        return {name: value for name, value in fed.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}
 
     def _write(self, record: Record) -> None:
         for i, writer in enumerate(self._writers):

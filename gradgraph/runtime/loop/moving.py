@@ -10,11 +10,19 @@ from typing import TypeAlias
 from gradgraph.arguments import NUMBER, described
 from gradgraph.errors import DataError, shown
 from gradgraph.optim.plateau import Plateau
+from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifest, column
 
 log = logging.getLogger("gradgraph")
 
-LEARNING_RATE = "learning_rate"
 Rate: TypeAlias = float | Callable[[int], float] | Plateau
+
+
+def last_rates(manifest: Manifest, progress: Progress) -> dict[str, float]:
+    """The hyperparameters of the last step by their columns: those that were fed, and rates of schedules in graphs."""
+    defaults = {column(s, n): value for s, p in manifest.parts.items() for n, value in p.hyperparameters.items()}
+    known = defaults | progress.hyperparameters
+    return {name: value for name, value in known.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}
 
 
 class MovingRates:

@@ -16,6 +16,7 @@ from gradgraph.errors import shown
 from gradgraph.runtime.loop.course import Course
 
 REFRESH = 0.1  # seconds between updates of the bar
+Rates = Callable[[], Mapping[str, float]]
 PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
 SLOW = 2.0  # seconds of preparation after which it is told
 
@@ -25,7 +26,7 @@ class Reporter:
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 
-    def epoch(self, row: Mapping[str, float]) -> None: ...
+    def row(self, row: Mapping[str, float], done: int, ends_epoch: bool) -> None: ...
 
     def say(self, sentence: str) -> None: ...
 
@@ -44,8 +45,12 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def reporter(progress: bool | None, course: Course) -> Reporter:
-    """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``."""
+def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Reporter:
+    """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``.
+
+    Args:
+        rates: gives the hyperparameters of the last step.
+    """
     if progress is False:
         return Reporter()
     if sys.stderr.isatty():
@@ -53,15 +58,15 @@ def reporter(progress: bool | None, course: Course) -> Reporter:
 
         console = Console(file=cast(TextIO, _Forgiving(sys.stderr)))
         if not console.is_dumb_terminal:
-            return Bar(console, course)
-    return Plain(course)
+            return Bar(console, course, rates)
+    return Plain(course, rates)
 
 
 class Plain(Reporter):
-    """One line per epoch, and one every ten seconds within a long one."""
+    """One line per row of the history, and one every ten seconds in between."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, course: Course, rates: Rates = dict) -> None:
+        self._course, self._rates = course, rates
         self._last = time.monotonic()
         self._rows = 0
 
@@ -75,36 +80,44 @@ class Plain(Reporter):
         rate = self._rows / (now - self._last)
         self._last, self._rows = now, 0
         of = f"/{total}" if total else ""
-        self.say(_joined(f"{self._course.name(epoch)}: batch {done}{of}", _values(results), f"{rate:.0f} samples/s",
-                         self._course.left(epoch, done)))  # fmt: skip
+        self.say(_joined(f"{self._course.name(epoch)}: batch {done}{of}", *_values({**results, **self._rates()}),
+                         f"{rate:.0f} samples/s", self._course.left(epoch, done)))  # fmt: skip
 
-    def epoch(self, row: Mapping[str, float]) -> None:
+    def row(self, row: Mapping[str, float], done: int, ends_epoch: bool) -> None:
         epoch = int(row["epoch"])
         where = f"{self._course.name(epoch - 1)}: step {row['step']:.0f}"
-        self.say(_joined(where, _values(row), self._course.left(epoch, 0) if epoch != self._course.epochs else ""))
+        is_last = ends_epoch and epoch == self._course.epochs
+        left = "" if is_last else self._course.left(epoch if ends_epoch else epoch - 1, done)
+        self.say(_joined(where, *_values(row), left))
 
     def say(self, sentence: str) -> None:
         print(sentence, file=_Forgiving(sys.stderr), flush=True)
 
 
-class Bar(Reporter):
-    """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit."""
+LONGEST_BAR, SHORTEST_BAR = 40, 8  # columns
 
-    def __init__(self, console: Any, course: Course) -> None:
+
+class Bar(Reporter):
+    """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit.
+
+    On a narrow terminal fields go, the less important first, so that a bar stays: samples per second, metrics from the
+    last on, the learning rate, the batches done, the time left, the name of the epoch.
+    """
+
+    def __init__(self, console: Any, course: Course, rates: Rates = dict) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._course = course
+        self._course, self._rates = course, rates
+        self._column = BarColumn(SHORTEST_BAR)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),  # narrower where the line is short; the texts stay
-            TextColumn("{task.fields[done]} batches", markup=False),
+            self._column,
             TextColumn("{task.fields[values]}", markup=False),
             console=console,
             auto_refresh=False,
         )
         self._task: Any = None
         self._epoch = -1
-        self._total: int | None = None
         self._last = 0.0
         self._since = time.monotonic()
         self._rows = 0
@@ -122,22 +135,37 @@ class Bar(Reporter):
             self._rate = self._rows / max(now - self._since, 1e-9)
             self._since, self._rows = now, 0
         self._last = now
-        values = _joined(_values(results), f"{self._rate:.0f} samples/s", self._course.left(epoch, done))
-        self._bar.update(self._task, completed=done, done=self._done(done), values=values, refresh=True)
+        name, texts = self._fitting(epoch, done, total, {**results, **self._rates()})
+        self._bar.update(self._task, completed=done, description=name, values=texts, refresh=True)
+
+    def _fitting(self, epoch: int, done: int, total: int | None, values: Mapping[str, Any]) -> tuple[str, str]:
+        """The words before and behind the bar, as many as fit; the bar takes what is left of the line."""
+        name, count = self._course.name(epoch), f"{done}/{total}" if total else str(done)
+        rates = [text for text in _values(values) if _is_rate(text)]
+        loss, *metrics = [text for text in _values(values) if not _is_rate(text)] or [""]
+        left, speed = self._course.left(epoch, done), f"{self._rate:.0f} samples/s"
+        texts = [count, loss, *metrics, *rates, speed, left]
+        for one in [speed, *reversed(metrics), *rates, count, left, name, loss]:
+            room = self._bar.console.width - len(_joined(*texts)) - len(name) - 2  # a space on each side of the bar
+            if room >= SHORTEST_BAR:
+                break
+            name = "" if one is name else name
+            texts = [text for text in texts if text is not one]
+        room = self._bar.console.width - len(_joined(*texts)) - len(name) - 2
+        self._column.bar_width = max(min(room, LONGEST_BAR), 1)
+        return name, _joined(*texts)
 
     def _begin(self, epoch: int, done: int, total: int | None) -> None:
         if not self._course.is_begun:
             self._course.begin(epoch, done, total)
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._epoch, self._total = epoch, total
-        self._task = self._bar.add_task(self._course.name(epoch), total=total, done=self._done(0), values="")
+        self._epoch = epoch
+        self._task = self._bar.add_task("", total=total, values="")
 
-    def _done(self, done: int) -> str:
-        return f"{done}/{self._total}" if self._total else str(done)
-
-    def epoch(self, row: Mapping[str, float]) -> None:
-        self.say(f"{self._course.name(int(row['epoch']) - 1)}  {_values(row)}")
+    def row(self, row: Mapping[str, float], done: int, ends_epoch: bool) -> None:
+        where = "" if ends_epoch else f"step {row['step']:.0f}"
+        self.say(_joined(self._course.name(int(row["epoch"]) - 1), where, *_values(row)))
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
@@ -174,5 +202,14 @@ def _joined(*parts: str) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _values(values: Mapping[str, Any]) -> str:
-    return "  ".join(f"{shown(name)} {float(v):.4g}" for name, v in values.items() if name not in ("epoch", "step"))
+_RATE, _BRIEF = "learning_rate", "lr"
+
+
+def _is_rate(text: str) -> bool:
+    return text.partition(" ")[0].rpartition(".")[2] == _BRIEF
+
+
+def _values(values: Mapping[str, Any]) -> list[str]:
+    """Each number with its name; learning rates by a short one."""
+    named = ((f"{n.removesuffix(_RATE)}{_BRIEF}" if n.rpartition(".")[2] == _RATE else n, v) for n, v in values.items())
+    return [f"{shown(name)} {float(v):.4g}" for name, v in named if name not in ("epoch", "step")]

@@ -36,8 +36,8 @@ class SeveralFit(Fit):
             self.progress.place = 0
         super()._begin(resume)
 
-    def _forget_epoch(self) -> None:
-        super()._forget_epoch()
+    def _forget_row(self) -> None:
+        super()._forget_row()
         self.progress.weights = {}
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, Together]:
@@ -99,6 +99,10 @@ class SeveralFit(Fit):
 
     def _steps_done(self, rate: str) -> int:
         return self.progress.counts.get(rate.partition(".")[0], 0)
+
+    def _rates_of_last_step(self) -> dict[str, float]:
+        found = super()._rates_of_last_step()
+        return {name: rate for name, rate in found.items() if name.partition(".")[0] in self.pattern.names}
 
     def _numbers(self) -> dict[str, float]:
         p = self.progress

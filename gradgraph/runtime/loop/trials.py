@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import BuildError, DataError, DivergedError
+from gradgraph.errors import DataError, DivergedError
 from gradgraph.runtime.data.sources import Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.loop.moving import LEARNING_RATE, MovingRates, Rate
+from gradgraph.runtime.loop.moving import MovingRates, Rate
 from gradgraph.runtime.saved.plots import drawn
+from gradgraph.step.manifest import LEARNING_RATE
 
-SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
 WIDTH = 0.04  # of the bell over which losses are averaged for the curve: a share of the range
 BLOWN_UP = 4.0  # times the range of the losses so far, above the least of them: the search ends
+SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
+APART = math.sqrt(10.0)  # from the rate of one short run to that of the next
+AT_MOST = 12  # short runs
+CLOSE = 0.05  # of the least loss: of rates that come so close to it the lowest is suggested
 LEARNED = 0.1  # of the first loss
 
 
@@ -29,21 +33,30 @@ class RateCurve:
     """The losses at some learning rates, as ``Trainer.find_lr`` found them.
 
     Attributes:
-        rates, losses: the learning rates that were tried, and the loss at each.
+        rates, losses: the learning rates of one run in which the rate grows from step to step, and the loss at each.
         smoothed: an average of the losses around each.
-        suggestion: the rate at which the smoothed loss falls fastest; None if it never falls.
+        steepest: the rate at which the smoothed loss falls fastest; None if it never falls.
+        tried: of short runs from the same beginning, the rate and the mean loss of the last quarter of its steps;
+            infinite where it blew up.
+        suggestion: the rate of the short run that came lowest; without any, a third of ``steepest``; None if no rate
+            lowers the loss.
     """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     smoothed: tuple[float, ...]
-    suggestion: float | None
+    steepest: float | None
+    tried: tuple[tuple[float, float], ...] = ()
+    suggestion: float | None = None
 
     def __str__(self) -> str:
-        tried = f"of {len(self.rates)} learning rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        swept = f"of {len(self.rates)} learning rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
         if self.suggestion is None:
-            return f"{tried}, none lowers the loss; look at the data and the frozen weights"
-        return f"{tried}, the loss falls fastest at {self.suggestion:.2g}"
+            return f"{swept}, none lowers the loss; look at the data and the frozen weights"
+        fastest = "" if self.steepest is None else f"{swept}, the loss falls fastest at {self.steepest:.2g}; "
+        if not self.tried:
+            return f"{fastest}{self.suggestion:.2g} is a third of it"
+        return f"{fastest}of {len(self.tried)} short runs, that at {self.suggestion:.2g} comes lowest"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Loss over rate as an image (``.png``, ``.svg``, ``.pdf``) at ``path``; returns the matplotlib figure.
@@ -57,10 +70,15 @@ class RateCurve:
             axes = figure.subplots()
             axes.plot(self.rates, self.losses, alpha=0.3, label="loss")
             axes.plot(self.rates, self.smoothed, label="smoothed")
+            known = [(rate, loss) for rate, loss in self.tried if math.isfinite(loss)]
+            if known:
+                axes.plot(*zip(*sorted(known), strict=True), "o:", color="tab:green", label="after a short run")
             if self.suggestion is not None:
                 axes.axvline(self.suggestion, color="tab:red", linestyle="--", label=f"{self.suggestion:.2g}")
             axes.set_xscale("log")
+            axes.set_title("Loss at rates that grow step by step")
             axes.set_xlabel("learning rate")
+            axes.set_ylabel("loss")
             axes.legend()
             axes.grid(alpha=0.3)
 
@@ -101,7 +119,7 @@ class Trial:
 
     def batches(self) -> Iterator[Any]:
         """The batches of epoch after epoch; one that has none ends all."""
-        for epoch in count():
+        for epoch in itertools.count():
             found = False
             for batch in self.source.batches(epoch):
                 found = True
@@ -119,42 +137,62 @@ class Trial:
 def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """The curve of :meth:`gradgraph.Trainer.find_lr`.
 
+    One run in which the rate grows from step to step shows where the loss falls and where it blows up (L. Smith, 2017,
+    "Cyclical Learning Rates for Training Neural Networks"). What falls fastest within a few steps of it is no good rate
+    for many: so short runs of as many steps, each at one rate, from the same weights and on the same batches, are
+    compared from there up and down, until both neighbours of the lowest are known.
+
     Raises:
-        BuildError: the learning rate is part of the graph.
         DataError: the range is none; the data hold no batch.
     """
-    if LEARNING_RATE not in trial.executor.manifest.parts[trial.part.name].hyperparameters:
-        raise BuildError(
-            "the learning rate is part of the graph, where a schedule moves it",
-            remedy="build the step with a number, such as adamw(1e-3), to find one",
-            shell="leave --schedule out, or build the step without one",
-        )
     if not 0 < start < end < math.inf:
         raise DataError(f"start and end must be rates, one above the other, but are {start} and {end}")
-    rates = np.geomspace(start, end, steps)
+    with trial.executor.undone():
+        beginning = trial.executor.state.read()
+        rates, losses = _swept(trial, np.geomspace(start, end, steps))
+        smoothed = _smoothed(losses, steps)
+        steepest = _steepest(rates, smoothed)
+        tried: dict[float, float] = {}
+        if steepest is not None:
+            tried = _compared(
+                lambda rate: _after(trial, beginning, rate, steps), max(steepest / APART, start), start, end
+            )
+    best = _lowest(tried, smoothed[0])
+    if best is None and steepest is not None and not tried:
+        best = steepest / APART
+    return RateCurve(rates, losses, smoothed, steepest, tuple(sorted(tried.items())), best)
+
+
+def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The loss of a step at each rate, one after the other, until it blows up."""
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
-    with trial.executor.undone():
-        for rate, batch in zip(rates, trial.batches(), strict=False):
-            try:
-                loss = trial.step(batch, {LEARNING_RATE: float(rate)})
-            except DivergedError:
-                break
-            average = SMOOTHING * average + (1 - SMOOTHING) * loss
-            losses.append(loss)
-            averages.append(average / (1 - SMOOTHING ** len(losses)))
-            first, least = averages[0], min(averages)
-            if averages[-1] > first + BLOWN_UP * max(first - least, abs(first) * 0.25):
-                break
+    for rate, batch in zip(rates, trial.batches(), strict=False):
+        try:
+            loss = trial.step(batch, {LEARNING_RATE: float(rate)})
+        except DivergedError:
+            break
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        losses.append(loss)
+        averages.append(average / (1 - SMOOTHING ** len(losses)))
+        if _is_blown_up(averages):
+            break
     if not losses:
         raise DataError("not even the first learning rate gives a finite loss; lower start, or look at the data")
-    tried = tuple(float(rate) for rate in rates[: len(losses)])
-    # each loss with its neighbours in a bell of a tenth of the range to both sides
+    return tuple(float(rate) for rate in rates[: len(losses)]), tuple(losses)
+
+
+def _is_blown_up(averages: Sequence[float]) -> bool:
+    first, least = averages[0], min(averages)
+    return averages[-1] > first + BLOWN_UP * max(first - least, abs(first) * 0.25)
+
+
+def _smoothed(losses: Sequence[float], steps: int) -> tuple[float, ...]:
+    """Each loss with its neighbours in a bell of a tenth of the range to both sides."""
     places = np.arange(len(losses))
     bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
-    smoothed = tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))
-    return RateCurve(tried, tuple(losses), smoothed, _steepest(tried, smoothed))
+    return tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))
 
 
 def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
@@ -164,6 +202,53 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
         return None
     slopes = np.gradient(np.asarray(smoothed[: least + 1]), np.log(np.asarray(rates[: least + 1])))
     return float(rates[int(np.argmin(slopes))]) if slopes.min() < 0 else None
+
+
+def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
+    """The mean loss of the last quarter of so many steps, each taken before its batch is trained on: where samples do
+    not repeat, a loss on fresh ones. None if the data can be read once only.
+    """
+    trial.executor.state.write(beginning)
+    losses: list[float] = []
+    try:
+        for batch in itertools.islice(trial.batches(), steps):
+            losses.append(trial.step(batch, {LEARNING_RATE: rate}))
+            if len(losses) > steps // 4 and losses[-1] > losses[0] * (1 + BLOWN_UP) > 0:
+                return math.inf
+    except DivergedError:
+        return math.inf
+    return float(np.mean(losses[-max(len(losses) // 4, 1) :])) if losses else None
+
+
+def _lowest(tried: Mapping[float, float], before: float) -> float | None:
+    """The lowest rate that comes close to the least loss; None if none comes below the loss ``before``."""
+    least = min(tried.values(), default=math.inf)
+    if not least < before:
+        return None
+    return min(rate for rate, loss in tried.items() if loss <= least + CLOSE * abs(least))
+
+
+def _compared(after: Callable[[float], float | None], first: float, start: float, end: float) -> dict[float, float]:
+    """The losses of runs at ``first`` and at rates above and below it, as far as they get lower; none of data that can
+    be read once only.
+    """
+    found: dict[int, float] = {}
+
+    def at(place: int) -> float:
+        rate = first * APART**place
+        if place not in found and len(found) < AT_MOST and start <= rate <= end and (loss := after(rate)) is not None:
+            found[place] = loss
+        return found.get(place, math.inf)
+
+    best = 0
+    while at(best) < math.inf or best in found:
+        # from a rate that blows up, only down
+        near = (best, best - 1, best + 1) if at(best) < math.inf else (best - 1,)
+        lowest = min(near, key=at)
+        if lowest == best or lowest not in found:
+            break
+        best = lowest
+    return {first * APART**place: loss for place, loss in found.items()}
 
 
 def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:

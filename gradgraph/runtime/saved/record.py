@@ -36,17 +36,20 @@ class Progress:
         seed: of the order of the data.
         fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
         order: what decides which samples batch number i holds: rows, batch_size, shuffle, drop_last.
-        sums, weight: sums over the samples of this epoch so far of loss and metrics, and their number.
-        totals: of each measure of the step, the sums over this epoch so far.
-        best, stale: the best value of the monitored quantity, and the epochs since.
-        hyperparameters: those fed to the last step.
+        sums, weight: sums over the samples since the last row of loss and metrics, and their number. (A row of the
+            history ends an epoch, or ``eval_every`` steps.)
+        totals: of each measure of the step, the sums since the last row.
+        best, stale: the best value of the monitored quantity, and the rows since.
+        hyperparameters: those of the last step, whether they were fed or followed a schedule in the graph.
         sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
             resumed run must choose the same one, since another may round differently.)
-        history: one row per finished epoch of this fit.
+        history: one row per finished epoch of this fit, or per ``eval_every`` steps of it.
         counts: of several named steps, how often each was done.
         weights: of each of them, what ``weight`` is of one.
         turns, place: the batches that fits of several steps have finished, and how many steps are done of the next.
         names: of the data that it was trained on, by which others are matched.
+        eval_every: the steps from one row to the next; 0 for a row per epoch.
+        rowed: the batches of the epoch under way that rows have already.
     """
 
     steps: int = 0
@@ -69,9 +72,20 @@ class Progress:
     turns: int = 0
     place: int = 0
     names: DataNames = NO_NAMES
+    eval_every: int = 0
+    rowed: int = 0
 
 
-_IF_ANY = ("totals", "counts", "weights", "turns", "place", "names")  # written where there is something to say
+_IF_ANY = (
+    "totals",
+    "counts",
+    "weights",
+    "turns",
+    "place",
+    "names",
+    "eval_every",
+    "rowed",
+)  # written where there is something to say
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,19 @@ def from_text(text: str) -> Record:
 
 
 def _check(p: Progress) -> None:
-    for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale", "turns", "place"):
+    for name in (
+        "steps",
+        "epoch",
+        "batch",
+        "fit_epoch",
+        "fit_step",
+        "weight",
+        "stale",
+        "turns",
+        "place",
+        "eval_every",
+        "rowed",
+    ):
         _whole(name, getattr(p, name))
     p.counts, p.weights = _each("counts", p.counts, _whole), _each("weights", p.weights, _whole)
     _whole("seed", p.seed, -(1 << 63), (1 << 63) - 1)
@@ -161,12 +187,14 @@ def _check_together(p: Progress) -> None:
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
     _require(p.batch <= p.steps, f"batch is {p.batch} after {p.steps} steps")
-    begun = bool(p.batch or p.place)
+    _require(p.rowed <= p.batch and bool(p.eval_every or not p.rowed), f"rowed is {p.rowed} after {p.batch} batches")
+    begun = bool(p.batch - p.rowed or p.place)
     _require(begun == bool(p.weight) == bool(p.sums), "sums and batches of the epoch do not belong together")
     _require(p.turns + p.place <= p.steps, f"turns is {p.turns} after {p.steps} steps")
     rows = len(p.history)
-    _require(rows <= p.epoch - p.fit_epoch, f"the history has {rows} rows of {p.epoch - p.fit_epoch} epochs")
-    _require(p.stale <= rows, f"stale is {p.stale} after {rows} epochs")
+    most, of = (p.steps - p.fit_step, "steps") if p.eval_every else (p.epoch - p.fit_epoch, "epochs")
+    _require(rows <= most, f"the history has {rows} rows of {most} {of}")
+    _require(p.stale <= rows, f"stale is {p.stale} after {rows} rows")
 
 
 def _whole(name: str, value: Any, least: int = 0, most: int = LARGEST_COUNT) -> int:
