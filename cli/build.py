@@ -44,7 +44,7 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
     rate = chosen.rate()
     if isinstance(rate, optim.Plateau):
         raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")
-    step = chosen.build(model, rate)
+    step = chosen.build(model, rate=rate)
     if store == "float16":
         from gradgraph.export import float16_storage
 

@@ -22,7 +22,7 @@ def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, 
             raise click.BadParameter(
                 f"'{shown(text)}' should be {parameter.metavar}, such as {example}", ctx, parameter
             )
-        found[key] = _value(value)
+        found[key] = value_of(value)
     return found
 
 
@@ -36,7 +36,7 @@ def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
             raise click.BadParameter(
                 f"'{shown(text)}' should be GLOB:KEY=VALUE, such as head.*:lr=1e-3", ctx, parameter
             )
-        found.setdefault(glob, {}).update({key: _value(value) for key, _, value in pairs})
+        found.setdefault(glob, {}).update({key: value_of(value) for key, _, value in pairs})
     return found
 
 
@@ -66,7 +66,8 @@ def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A JSON value (``True``, ``False`` and ``None`` are understood, too), or else text."""
     python = {"True": True, "False": False, "None": None}
     if text in python:
         return python[text]

@@ -133,6 +133,8 @@ def _model_and_targets(
 ) -> tuple[ir.Model, Collection[str]]:
     """The model to run, and the names of its targets."""
     from gradgraph.files.models import load_model
+    from gradgraph.preprocess.column_nodes import cut_off
+    from gradgraph.step.data_names import DataNames
     from gradgraph.step.preprocessing import learn_preprocessing
 
     if path.is_dir():
@@ -148,6 +150,9 @@ def _model_and_targets(
     model = load_model(path)
     if told := learn_preprocessing(model, path):
         output.say(told)
+    plan = DataNames.read_from(model.metadata_props).preprocess
+    if plan is not None:
+        cut_off(model, plan)
     return model, [TARGET]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.building.option import option_of
@@ -15,6 +14,7 @@ from gradgraph.cli.options import SPELLINGS, one_or_all
 from gradgraph.errors import BuildError, shown
 
 if TYPE_CHECKING:
+    from gradgraph.files.models import Source
     from gradgraph.optim import Optimizer, Plateau, Schedule
     from gradgraph.step.step import Step
 
@@ -75,13 +75,19 @@ class Recipe:
         grouping = {"groups": groups, "no_decay": self.no_decay, "layer_decay": self.layer_decay}
         return {name: value for name, value in grouping.items() if value}
 
-    def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
-        """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
+    def build(self, model: Source, loss: Any = None, rate: Schedule | Plateau | float | None = None) -> Step:
+        """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises.
+
+        Args:
+            model: a path, or a model.
+            loss: that of the model, where none was typed.
+            rate: as :meth:`rate` gives it.
+        """
         from gradgraph import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
         made = {
-            "loss": self._loss,
+            "loss": lambda: loss if loss is not None and not self.loss else self._loss(),
             "optimizer": lambda: self._optimizer(rate),
             "mask": self._mask,
             "metrics": self._metrics,

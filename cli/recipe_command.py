@@ -18,7 +18,7 @@ import click
 from gradgraph.cli import output, toml
 from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BUILDING
+from gradgraph.cli.options import BUILDING, typed_by_user
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
 from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
@@ -129,7 +129,7 @@ def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
 class Given:
     """The content of a recipe for one command: MODEL, defaults of its options, and arguments by name."""
 
-    model: Path
+    model: Path | None
     defaults: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ def read(path: str, command: click.Command) -> Given:
     for section, key in (place for parameters in known.values() for place in parameters):
         every[section].add(key)
     own = _parameters(command)
-    given = Given(Path())
+    given = Given(None)
     for section, keys in tables.items():
         if section not in every or not isinstance(keys, dict):
             raise click.UsageError(f"there is no table [{shown(section)}] in recipes ('{shown(name)}')"
@@ -158,7 +158,7 @@ def read(path: str, command: click.Command) -> Given:
                 raise click.UsageError(_unknown(section, key, name, every))
             if parameter := own.get((section, key)):
                 _take(given, parameter, value, folder, f"[{section}] {key} in '{shown(name)}'")
-    if "path" not in tables.get("model", {}):
+    if "path" not in tables.get("model", {}) and "start" not in given.defaults:
         raise click.UsageError(f"'{shown(name)}' names no model; write path = \"model.onnx\" in its table [model]")
     return given
 
@@ -274,7 +274,10 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 def resolved(ctx: click.Context) -> Tables:
     """Return all that a command was told, and its defaults, as tables of a recipe; None where nothing is chosen."""
-    left_out = (*BUILDING, "out") if ctx.params["model"].is_dir() else ()
+    model = ctx.params["model"]
+    left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
+    if ctx.params.get("start") is not None and not typed_by_user(ctx, ("loss",)):
+        left_out = ("loss",)  # the model's own
     return {
         section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}
         for section, parameters in by_section(ctx.command, ctx).items()

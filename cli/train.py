@@ -32,6 +32,7 @@ from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
+from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, preprocess, starting_model
 from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 
 @click.command("train", cls=RecipeCommand)
-@click.argument("model", type=PATH)
+@click.argument("model", type=PATH, required=False)
+@START
 @placed(
     "data",
     "--data",
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 )
 @placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @TARGET
+@PREPROCESS
+@COLUMN
 @reading_options
 @AUGMENT
 @placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
@@ -195,18 +199,23 @@ if TYPE_CHECKING:
 @build_options("accumulate", "seed", "separate", "size")
 @output.json_option
 @click.pass_context
-def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool, **given: Any) -> None:
+def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Train MODEL: an .onnx file, which is built first (with the options of `gradgraph build`), a step folder, or a
     recipe (.toml, or - for stdin) with these options; those that are typed win over it.
 
     Examples:
       gradgraph train model.onnx --data train.npz --validation held_out.npz --epochs 10 --export trained.onnx
       gradgraph train step/ --data train.npz --checkpoint run.ckpt --resume
+      gradgraph train --model mlp --data train.csv --target price --run runs/one
       gradgraph train recipe.toml --lr 1e-4
 
     The data hold one array per input of the model, and the targets under the name `target`; each has one row per
     sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
     """
+    if (model is None) == (given["start"] is None):
+        raise click.UsageError("give MODEL, such as model.onnx, or --model NAME to begin with for a table", ctx)
+    if given["start"] is not None and not typed_by_user(ctx, ("loss",)):
+        given["loss"] = ()  # that of the model
     accumulates = given["accumulate"] is not None
     recipe = Recipe({**given, "accumulate": accumulates})
     given = {name: value for name, value in given.items() if name not in BUILDING}
@@ -215,7 +224,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         folder.check(given["force"])
         ctx.with_resource(folder.made())
         named = {**given, "out": out}
-        folder.fill(named, builds=not model.is_dir())
+        folder.fill(named, builds=model is None or not model.is_dir())
         out, given = named.pop("out"), named
     run = Run(**given)
     if run.resume and run.checkpoint is None:
@@ -226,12 +235,18 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         raise click.UsageError("--resume takes the weights of the checkpoint; leave --weights out", ctx)
     if run.matmul_precision != "highest" and not run.native_kernels:
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
-    is_step = model.is_dir()
-    output.say(f"{'opening' if is_step else 'building a step from'} {model}, to train on {run.data} …")
+    begun = out if model is None and run.resume and out is not None and out.is_dir() else None
+    read = model or begun
+    is_step = read is not None and read.is_dir()
+    named_model = read or run.start
+    output.say(f"{'opening' if is_step else 'building a step from'} {named_model}, to train on {run.data} …")
     run = replace(run, data=ctx.with_resource(from_stdin(run.data)))
     run.check_outputs(model)
     rate = run.lr if is_step else recipe.rate(run.total_steps)
-    step = _load_step(ctx, model) if is_step else recipe.build(model, rate)
+    if read is None:
+        step = recipe.build(*starting_model(run.start or "", run.data, run.target, run.column), rate=rate)
+    else:
+        step = _load_step(ctx, read, begun is not None) if is_step else recipe.build(read, rate=rate)
     for line in step.taken:
         output.say(line)
 
@@ -246,7 +261,11 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         trainer = Trainer(step, device=run.device, seed=run.seed, options=options)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
-    if run.target:
+    if run.preprocess is not None:
+        preprocess(trainer, run.data, run.target, run.column)
+    elif run.column and run.start is None:
+        raise click.UsageError("--column says how --preprocess reads a column; add --preprocess auto", ctx)
+    if run.target and trainer.names.preprocess is None:
         trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
     samples = run.reading(model).data(run.data, trainer.names, run.augment)
     data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
@@ -284,10 +303,10 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if folder is not None:
         folder.show_mistakes(trainer, held_out)
         folder.finish(trainer, history)
-    _report(trainer, history, run, model if is_step else out, as_json)
+    _report(trainer, history, run, read if is_step else out, as_json)
 
 
-def _run_folder(ctx: click.Context, model: Path, given: dict[str, Any]) -> RunFolder | None:
+def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -> RunFolder | None:
     """The folder that all is kept in, if there is one; nothing is written yet."""
     path = given.pop("run_folder")
     if path is None:
@@ -305,7 +324,10 @@ class Run:
 
     data: Path
     validation: Path | None
+    start: str | None
     target: tuple[str, ...]
+    preprocess: str | None
+    column: dict[str, Any]
     image: dict[str, Any]
     augment: tuple[str, ...]
     tokenizer: Path | None
@@ -353,7 +375,7 @@ class Run:
         """Whether nothing is to be kept."""
         return self.dry_run or self.find_lr or self.overfit or self.profile
 
-    def check_outputs(self, model: Path) -> None:
+    def check_outputs(self, model: Path | None) -> None:
         """Refuse now what could not be written after hours of training."""
         inputs = [p for p in (model, self.data, self.validation, self.weights) if p is not None]
         outputs = [("--checkpoint", self.checkpoint), ("--export", self.export_to), ("--history", self.history)]
@@ -408,18 +430,18 @@ class Run:
         }
 
 
-def _load_step(ctx: click.Context, folder: Path) -> Step:
+def _load_step(ctx: click.Context, folder: Path, is_begun: bool = False) -> Step:
     from gradgraph.step.step import Step
 
     foreign = typed_by_user(ctx, (*BUILDING, "out"))
-    if foreign:
+    if foreign and not is_begun:
         raise click.UsageError(
             f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx
         )
     return Step.load(folder)
 
 
-def _do_trials(trainer: Trainer, run: Run, model: Path, data: Any, rate: Any, as_json: bool) -> None:
+def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: Any, as_json: bool) -> None:
     """Do --find-lr, --overfit, --profile and --dry-run, in this order; --json prints what they have found."""
     facts: dict[str, Any] = {}
     if run.find_lr:

@@ -50,8 +50,8 @@ def fit(
     given = {name: _written(name, kind) for name, kind in (kinds or {}).items()}
     for name in (*targets, *given):
         if name not in frame:
-            raise DataError(f"the table has no column '{shown(name)}'{suggestion(name, list(frame))}; it has "
-                            f"{listed(list(frame))}")  # fmt: skip
+            raise DataError(f"the table has the columns {listed(list(frame))}, and no '{shown(name)}'"
+                            f"{suggestion(name, list(frame))}")  # fmt: skip
     columns = {name: _learnt(name, frame[name], given.get(name), index) for name in frame if name not in targets}
     rows = len(frame[next(iter(frame))]) if frame.keys else 0
     return Preprocessing(columns, {name: _target(name, frame[name], given.get(name)) for name in targets}, rows)

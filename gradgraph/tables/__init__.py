@@ -3,9 +3,9 @@
 It knows what a preprocessing makes, and layers; it must not know steps or training.
 """
 
-from gradgraph.tables.starting_models import MODELS, ft_transformer, loss, mlp, resnet
+from gradgraph.tables.starting_models import INDEXED, MODELS, ft_transformer, loss, mlp, resnet
 
-__all__ = ["MODELS", "ft_transformer", "loss", "mlp", "resnet"]
+__all__ = ["INDEXED", "MODELS", "ft_transformer", "loss", "mlp", "resnet"]
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,7 @@ from gradgraph.step.data_names import DataNames
 
 LOGITS = "logits"
 MODELS: Table[Callable[..., onnx.ModelProto]] = Table("starting model")
+INDEXED = ("ft_transformer",)  # those that read a category best by its number
 PREPROCESSING = instance(Preprocessing, "what gradgraph.preprocess.fit gives")
 
 

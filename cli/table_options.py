@@ -1,0 +1,97 @@
+"""Options of those who have a table and columns: a model to begin with, and preprocessing that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.choices import Listed
+from gradgraph.cli.key_values import value_of
+from gradgraph.cli.sections import placed
+from gradgraph.errors import DataError, shown
+
+if TYPE_CHECKING:
+    import onnx
+
+    from gradgraph.preprocess import Preprocessing
+    from gradgraph.runtime.trainer import Trainer
+
+
+def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """``zip=category``, or a JSON object with the arguments of a kind."""
+    found = {}
+    for text in given:
+        name, equals, kind = text.partition("=")
+        if not (name and equals and kind):
+            raise click.BadParameter(f"'{shown(text)}' should be NAME=KIND, such as zip=category", ctx, parameter)
+        found[name] = value_of(kind)
+    return found
+
+
+START = placed(
+    "model",
+    "--model",
+    "start",
+    key="start",
+    type=Listed("tables:MODELS"),
+    metavar="NAME",
+    help="Begin with this network for the columns of a table, in place of MODEL; --target says what it predicts.",
+)
+PREPROCESS = placed(
+    "data",
+    "--preprocess",
+    type=click.Choice(["auto"]),
+    help="Learn from the table of --data how its columns become numbers (scaling, gaps, categories, dates, text), and "
+    "let the exported model take the columns themselves. With --model this is always so.",
+)
+COLUMN = placed(
+    "data",
+    "--column",
+    of="",
+    multiple=True,
+    callback=_kinds,
+    metavar="NAME=KIND",
+    help="A column that is not what it looks like: number, category, date, text or drop; or with arguments, such as "
+    """notes='{"kind": "text", "buckets": 256}'; repeatable.""",
+)
+
+
+def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
+    """The preprocessing that the table in a file gives; raises DataError."""
+    from gradgraph.preprocess import fit
+    from gradgraph.runtime.data.tables import is_table_file, read_table
+
+    if not is_table_file(data):
+        raise DataError(f"'{shown(data)}' is no table whose columns could be preprocessed; give a .csv, .parquet, …")
+    plan = fit(read_table(data), target, kinds, index=index)
+    for line in str(plan).split("\n"):
+        output.say(f"  {line}")
+    return plan
+
+
+def starting_model(
+    name: str, data: Path, target: Sequence[str], kinds: Mapping[str, Any]
+) -> tuple[onnx.ModelProto, Any]:
+    """A model to begin with for the table in a file, and its loss."""
+    from gradgraph.tables import INDEXED, MODELS, loss
+
+    if not target:
+        raise click.UsageError(f"--model {name} predicts a column of the table; name it with --target COLUMN")
+    plan = learnt(data, target, kinds, name in INDEXED)
+    return MODELS[name](plan), loss(plan)
+
+
+def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    """Let a trainer that has no preprocessing learn it from the table in a file."""
+    from gradgraph.step.data_names import DataNames
+
+    if trainer.names.preprocess is not None:  # it goes on
+        return
+    manifest = trainer.manifest
+    index = any(len(spec.shape) == 2 and "int" in spec.dtype for spec in manifest.inputs)
+    plan = learnt(data, target or [t.name for t in manifest.targets], kinds, index)
+    trainer.names = DataNames(preprocess=plan)

@@ -1,0 +1,148 @@
+"""Tables on the command line: a model to begin with, and preprocessing that goes with it wherever it is used."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from command_line import Cli
+
+import gradgraph as gg
+from gradgraph.frontend import nn
+from gradgraph.tables import MODELS
+
+pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+
+RUN = Path("runs/one")
+TARGETS = {"price": "a number", "kind": "classes"}
+
+
+@pytest.fixture
+def tables(folder: Path) -> Any:
+    """Files: train.csv, held_out.csv, and new.csv without targets, its columns in another order."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": rng.normal(100, 30, 90), "town": rng.choice(["Ulm", "Bonn"], 90)})
+    frame["built"] = pd.date_range("2001-01-01", periods=90, freq="41D").strftime("%Y-%m-%d")
+    frame["price"] = frame.area * 3000 + 20000 * (frame.town == "Ulm")
+    frame["kind"] = np.where(frame.price > 310000, "dear", "cheap")
+    frame.loc[::9, "town"] = None
+    frame.loc[4::9, "area"] = None
+    frame[:60].to_csv("train.csv", index=False)
+    frame[60:].to_csv("held_out.csv", index=False)
+    frame[60:][["built", "area", "town"]].to_csv("new.csv", index=False)
+    return frame
+
+
+def ok(cli: Cli, *words: str) -> str:
+    ran = cli(*words)
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
+
+
+def _train(target: str, model: str = "mlp") -> list[str]:
+    other = next(name for name in TARGETS if name != target)
+    return ["train", "--model", model, "--data", "train.csv", "--target", target, "--column", f"{other}=drop",
+            "--validation", "held_out.csv", "--epochs", "2", "--lr", "1e-2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_table_and_a_name_are_enough(model: str, target: str, cli: Cli, tables: Any) -> None:
+    """A run folder evaluates and predicts; its model does as well, there and in bare onnxruntime."""
+    ok(cli, *_train(target, model), "--run", str(RUN))
+    history = _rows(str(RUN / "history.csv"))
+    found = json.loads(ok(cli, "evaluate", str(RUN), "--data", "held_out.csv", "--json"))["scores"]
+    assert found["loss"] == pytest.approx(float(history[-1]["val_loss"]), rel=1e-5)
+    for place in (RUN, RUN / "trained.onnx"):
+        ok(cli, "predict", str(place), "--data", "new.csv", "-o", f"{place.name}.csv")
+    assert _rows("one.csv") == _rows("trained.onnx.csv")
+    session = ort.InferenceSession(RUN / "trained.onnx")
+    new = pd.read_csv("new.csv")
+    feeds = {
+        "area": new.area.to_numpy(),
+        "town": new.town.fillna("").to_numpy(object),
+        "built": new.built.to_numpy(object),
+    }
+    assert {value.name for value in session.get_inputs()} == set(feeds)
+    out = dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
+    if target == "kind":
+        assert [row["class"] for row in _rows("one.csv")] == out["class"].tolist()
+        column = [float(row["probability[dear]"]) for row in _rows("one.csv")]
+        np.testing.assert_allclose(column, out["probabilities"][:, 1], rtol=1e-5)
+    else:
+        np.testing.assert_allclose([float(row["price[0]"]) for row in _rows("one.csv")], out["price"][:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_goes_on_and_its_recipe_repeats_it(target: str, cli: Cli, tables: Any) -> None:
+    ok(cli, *_train(target), "--run", "runs/whole", "--epochs", "4")
+    ok(cli, *_train(target), "--run", str(RUN))
+    recipe = (RUN / "recipe.toml").read_text()
+    assert 'start = "mlp"' in recipe and f'target = ["{target}"]' in recipe
+    ok(cli, "train", str(RUN), "--resume", "--epochs", "4")
+    ok(cli, "train", "runs/whole/recipe.toml", "--run", "runs/again")
+    whole, gone_on, again = (_rows(f"runs/{name}/history.csv") for name in ("whole", "one", "again"))
+    assert [row["loss"] for row in gone_on] == [row["loss"] for row in whole][-len(gone_on) :] and again == whole
+
+
+def test_a_run_that_goes_on_keeps_what_it_has_learnt(cli: Cli, tables: Any) -> None:
+    ok(cli, *_train("price"), "--run", str(RUN))
+    before = onnx.load(RUN / "trained.onnx").metadata_props
+    tables.assign(area=tables.area * 10)[:60].to_csv("train.csv", index=False)
+    ok(cli, "train", str(RUN), "--resume", "--epochs", "3")
+    assert onnx.load(RUN / "trained.onnx").metadata_props == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_of_ones_own_is_preprocessed_for(target: str, cli: Cli, tables: Any) -> None:
+    """Its input takes what is made of the columns; the held-out rows are not learnt from."""
+    net = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 2 if target == "kind" else 1))
+    onnx.save(gg.frontend.export(net, {"points": ("batch", 11)}), "own.onnx")
+    loss = "cross_entropy" if target == "kind" else "l1"
+    words = [*_train(target)[3:], "--preprocess", "auto", "--loss", loss, "--run", str(RUN)]
+    ok(cli, "train", "own.onnx", *words)
+    ok(cli, "predict", str(RUN / "trained.onnx"), "--data", "new.csv", "-o", "p.csv")
+    assert len(_rows("p.csv")) == 30
+    plan = gg.DataNames.read_from({p.key: p.value for p in onnx.load(RUN / "trained.onnx").metadata_props}).preprocess
+    assert plan is not None and plan.numbers == "points"
+    assert plan.columns["area"].as_data()["mean"] == pytest.approx(tables.area[:60].mean())
+
+
+BAD = {
+    "no model": (["train", "--data", "train.csv"], "give MODEL, such as model.onnx, or --model NAME"),
+    "two models": (["train", "model.onnx", "--model", "mlp", "--data", "train.csv"], "give MODEL"),
+    "no target": (["train", "--model", "mlp", "--data", "train.csv"], "predicts a column of the table; name it with"),
+    "no such model": (["train", "--model", "mpl", "--data", "train.csv"], "not one of 'mlp'"),
+    "no such target": (["train", "--model", "mlp", "--data", "train.csv", "--target", "prize"],
+                       "and no 'prize'; did you mean 'price'"),
+    "no table": (["train", "--model", "mlp", "--data", "train.npz", "--target", "y"], "'train.npz' is no table"),
+    "no such kind": ([*_train("price"), "--column", "town=categories"], "no kind of column 'categories'"),
+    "no kind": ([*_train("price"), "--column", "town"], "should be NAME=KIND, such as zip=category"),
+    "kinds for nothing": (["train", "model.onnx", "--data", "train.npz", "--column", "a=date"], "add --preprocess"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_missing_is_said(case: str, cli: Cli, tables: Any) -> None:
+    words, says = BAD[case]
+    ran = cli(*words)
+    assert ran.code in (1, 2) and says in ran.err and len(ran.err.strip().splitlines()) <= 2
+
+
+def test_a_missing_column_is_one_sentence(cli: Cli, tables: Any) -> None:
+    ok(cli, *_train("price"), "--run", str(RUN))
+    tables.rename(columns={"town": "city"}).to_csv("bad.csv", index=False)
+    ran = cli("predict", str(RUN), "--data", "bad.csv", "-o", "p.csv")
+    assert (
+        ran.code == 1 and "the table lacks the column 'town', which the model reads, and has the new 'city'" in ran.err
+    )
