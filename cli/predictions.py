@@ -214,7 +214,7 @@ def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tup
     """
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]
-    inner = [f"[{column}]" for column in called] or inner
+    inner = [f"[{column}]" for column in called] or ([""] if rows.shape[1:] == (1,) else inner)
     return [name + index for index in inner], rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 

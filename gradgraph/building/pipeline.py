@@ -54,7 +54,7 @@ from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
-from gradgraph.step.placing import placed
+from gradgraph.step.placed_columns import placed
 from gradgraph.step.preprocessing import learn_preprocessing
 from gradgraph.step.step import Step
 

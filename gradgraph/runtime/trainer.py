@@ -49,7 +49,7 @@ from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import UPDATE, Manifest
-from gradgraph.step.placing import placed
+from gradgraph.step.placed_columns import placed
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")

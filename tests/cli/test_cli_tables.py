@@ -80,7 +80,7 @@ def test_a_table_and_a_name_are_enough(model: str, target: str, cli: Cli, tables
         column = [float(row["probability[dear]"]) for row in _rows("one.csv")]
         np.testing.assert_allclose(column, out["probabilities"][:, 1], rtol=1e-5)
     else:
-        np.testing.assert_allclose([float(row["price[0]"]) for row in _rows("one.csv")], out["price"][:, 0], rtol=1e-5)
+        np.testing.assert_allclose([float(row["price"]) for row in _rows("one.csv")], out["price"][:, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS)

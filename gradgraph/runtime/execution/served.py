@@ -32,8 +32,8 @@ def served(model: onnx.ModelProto, names: DataNames, own_outputs: bool = True) -
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], bool, bool]]:
-    """Of the outputs with a score for each class: the names of these, and whether probabilities are made by Softmax, or
-    are there.
+    """The outputs with a score for each class: the names of the classes, whether probabilities are the Softmax of the
+    scores, and whether the scores are probabilities.
     """
     found = {}
     for target, classes in names.classes.items():
