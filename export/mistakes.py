@@ -105,7 +105,8 @@ def _cells(row: Sequence[int], own: int) -> Iterable[str]:
     whole = sum(row) or 1
     for j, count in enumerate(row):
         kind = "right" if j == own else "wrong"
-        yield f'<td class="number {kind}" style="--share: {count / whole:.3f}">{count or "·":}</td>'
+        share = (count / whole) ** 0.5  # few are to be seen, too
+        yield f'<td class="number {kind}" style="--share: {share:.3f}">{count or "·"}</td>'
 
 
 def _classes(table: ClassTable) -> str:
