@@ -82,6 +82,31 @@ def export(folder: Path) -> None:
     trainer(folder).export(folder / "export" / "trained.onnx")
 
 
+def save_all(folder: Path, _: bool) -> None:
+    """All weights are trained: they are state, and lie in the step as often as the optimizer needs them."""
+    import gradgraph as gg
+
+    gg.build(folder / "model.onnx", "cross_entropy", gg.optim.sgd(1e-3)).save(folder / "all", force=True)
+
+
+def checkpoint_all(folder: Path, _: bool) -> None:
+    import gradgraph as gg
+
+    gg.Trainer(folder / "all", device="cpu").save(folder / "export" / "all.ckpt")
+
+
+def export_all(folder: Path, _: bool) -> None:
+    import gradgraph as gg
+
+    gg.Trainer(folder / "all", device="cpu").export(folder / "export" / "all.onnx")
+
+
+def merge(model: Path, out: Path) -> None:
+    import gradgraph as gg
+
+    gg.surgery.merge_adapters(out / "lora.onnx", out=out / "merged.onnx")
+
+
 def shell(*words: object) -> None:
     """A command, in this process; what it prints is left out."""
     from gradgraph.cli.app import cli
@@ -111,6 +136,7 @@ OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "inspect": lambda model, _: shell("inspect", model),
     "new head": lambda model, out: shell("surgery", model, "--new-head", 7, "-o", out / "head.onnx"),
     "lora": lambda model, out: shell("surgery", model, "--lora", "*.q.*", "-o", out / "lora.onnx"),
+    "merge": merge,
     "predict .onnx": predict_model,
 }
 STAGES: dict[str, Callable[..., Any]] = {
@@ -120,6 +146,9 @@ STAGES: dict[str, Callable[..., Any]] = {
     "evaluate": lambda folder, _: evaluate(folder),
     "predict": lambda folder, _: predict(folder),
     "export": lambda folder, _: export(folder),
+    "save all": save_all,
+    "save run": checkpoint_all,
+    "export all": export_all,
     **{
         name: lambda folder, _, function=function: function(folder / "model.onnx", folder / "export")
         for name, function in OTHERS.items()

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import safetensors.numpy
 
 from gradgraph.arguments import checked
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.streamed import safetensors_pieces
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal import normalise
@@ -107,7 +107,7 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
     """
     check_suffix(path, ".safetensors")
     arrays = weights(step, checkpoint, averaged=averaged)
-    write_atomically(path, safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in sorted(arrays.items())}))
+    write_atomically(path, safetensors_pieces(dict(sorted(arrays.items()))))
     return arrays
 
 

@@ -226,7 +226,7 @@ def unused_data_name(target: Path) -> str:
 def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
-    offsets = {v: data.place(tensor.nbytes, functools.partial(_pieces, tensor)) for v, tensor in stored.items()}
+    offsets = {v: data.place(tensor.nbytes, functools.partial(tensor_pieces, tensor)) for v, tensor in stored.items()}
     write_atomically(folder / name, itertools.chain(data.chunks(), [bytes(-data.size % PAGE)]))
     for value, tensor in stored.items():
         value.const_value = ir.ExternalTensor(
@@ -240,7 +240,7 @@ def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
         )
 
 
-def _pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     """The bytes of ``tensor``; of one that lies in a file, a few at a time, of which none stay in memory.
 
     Raises:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,6 +35,7 @@ from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import kind_of, mistaken, model_of
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
+from gradgraph.files.streamed import model_pieces
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import IrregularFileError, MissingFileError, UnreadableError, regular_bytes
@@ -186,13 +188,14 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     with says_why(path):
         target = output_target(path)
     if bytes_of(weights) <= INLINE_LIMIT and not large_outside(own):
-        store_inside(weights)
-        write_atomically(path, _serialized(own, target))
+        with _within_limit(target):
+            write_atomically(path, model_pieces(own))
         return
     data, former = unused_data_name(target), _identity(target)
     try:
         store_outside(weights, target.parent, data)
-        write_atomically(path, _serialized(own, target))
+        with _within_limit(target):
+            write_atomically(path, ir.to_proto(own).SerializeToString())
     except BaseException:
         if _identity(target) == former:  # else the new model is in its place, and only the last flush has failed
             (target.parent / data).unlink(missing_ok=True)
@@ -203,9 +206,11 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
                 (target.parent / name).unlink(missing_ok=True)
 
 
-def _serialized(model: ir.Model, target: Path) -> bytes:
+@contextlib.contextmanager
+def _within_limit(target: Path) -> Iterator[None]:
+    """Raise OutputError where protobuf cannot write the model beside its weights."""
     try:
-        return bytes(ir.to_proto(model).SerializeToString())
+        yield
     except ValueError as error:
         raise OutputError(f"cannot write '{shown(target)}': without its initializers it still exceeds 2 GB") from error
 

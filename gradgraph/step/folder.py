@@ -53,7 +53,7 @@ ALL_FILES = (  # as globs
     INIT_FILE,
 )
 
-PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
+ROOM_INSIDE = 1 << 26  # bytes of weights from which on init.onnx keeps the large ones beside it, where they are mapped
 
 Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the bytes of a tensor that lies outside
 
@@ -80,7 +80,7 @@ def folder_contents(
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
-    beside_init = None if weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
+    beside_init = None if weight_bytes(models["init"]) < ROOM_INSIDE else initial
     contents: dict[str, Any] = {}
     elsewhere = {location: path for location, (path, _) in shared.items()}
     for name in model_names(manifest):

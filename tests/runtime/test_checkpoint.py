@@ -18,7 +18,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.errors import ArgumentError, CheckpointError, DataError, OutputError
 from gradgraph.runtime.execution.session import RuntimeOptions
-from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)
@@ -36,7 +36,7 @@ def resumed(path: Path) -> Trainer:
 
 def image(t: Trainer) -> bytes:
     """Everything that a checkpoint would hold."""
-    return encode_checkpoint(t.state_dict(), t.progress)
+    return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
 FIT: dict[str, Any] = {"epochs": 4, "batch_size": 16, "progress": False, "validation": handmade.points(20, seed=4)}

@@ -24,7 +24,7 @@ from gradgraph.errors import CheckpointError, ModelError
 from gradgraph.files.digest import BLOCK, digest_of
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.session import RuntimeOptions
-from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces, load_checkpoint, previous_path
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.runtime.trainer import Trainer
 
@@ -38,7 +38,7 @@ def trainer() -> Trainer:
 
 
 def image(t: Trainer) -> bytes:
-    return encode_checkpoint(t.state_dict(), t.progress)
+    return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_one_flipped_bit_anywhere_changes_nothing_or_is_refused(whole: bytes, tm
         except CheckpointError:
             refused += 1
         else:
-            assert encode_checkpoint(values, progress) == whole
+            assert b"".join(checkpoint_pieces(values, progress)) == whole
     assert refused > 200
 
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_without_a_digest_is_loaded_with_a_note(
     path = tmp_path / "run.ckpt"
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[start:])
     values, progress = load_checkpoint(path, STEP.manifest.state)
-    assert encode_checkpoint(values, progress)[data_start(whole) :] == whole[start:]
+    assert b"".join(checkpoint_pieces(values, progress))[data_start(whole) :] == whole[start:]
     assert "before checkpoints had digests" in caplog.text
 
 

@@ -34,7 +34,7 @@ from gradgraph.files.models import save_model
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.loop import reporter as progress
-from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces, load_checkpoint
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
@@ -278,7 +278,7 @@ def test_every_write_of_a_training_run_may_fail(tmp_path: Path, faults: Faults) 
     (tmp_path / "whole").mkdir()
     faults.begin(0)
     history = whole.fit(DATA, checkpoint=tmp_path / "whole" / "run.ckpt", **OPTIONS)
-    image, acts = encode_checkpoint(whole.state_dict(), whole.progress), faults.done
+    image, acts = b"".join(checkpoint_pieces(whole.state_dict(), whole.progress)), faults.done
     names = sorted(p.name for p in (tmp_path / "whole").iterdir())
     failed = 0
     for n in range(1, acts + 1):
@@ -292,7 +292,7 @@ def test_every_write_of_a_training_run_may_fail(tmp_path: Path, faults: Faults) 
             failed += 1
             assert faults.said in str(error)
         faults.begin(0)
-        assert encode_checkpoint(t.state_dict(), t.progress) == image
+        assert b"".join(checkpoint_pieces(t.state_dict(), t.progress)) == image
         assert {p.name for p in folder.iterdir()} <= set(names)
         rest = Trainer.resume(STEP, folder / "run.ckpt", device="cpu", options=QUIET)
         rest.fit(DATA, checkpoint=folder / "run.ckpt", **OPTIONS)

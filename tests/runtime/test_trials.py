@@ -16,7 +16,7 @@ import gradgraph as gg
 from gradgraph.errors import BuildError, DataError, DivergedError, GradgraphError, RuntimeUnavailableError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.trials import RateCurve
-from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.history import History
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def trainer(rate: Any = 1e-3, **options: Any) -> gg.Trainer:
 
 
 def image(t: gg.Trainer) -> bytes:
-    return encode_checkpoint(t.state_dict(), t.progress)
+    return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
 TRIALS: dict[str, Callable[[gg.Trainer], Any]] = {

@@ -60,7 +60,7 @@ from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
-from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -557,8 +557,7 @@ class Executor:
         """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
         check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
         with self.turns.taken():
-            content = encode_checkpoint(self.state.read(), self.progress)
-        write_atomically(path, content)
+            write_atomically(path, checkpoint_pieces(self.state.seen(), self.progress))
 
     def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
         """Take other values for the state, as ``Trainer.load_state_dict`` explains it."""

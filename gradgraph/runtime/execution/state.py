@@ -40,6 +40,10 @@ class Tensor:
         """A copy in host memory."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.copy()
 
+    def seen(self) -> np.ndarray[Any, Any]:
+        """The memory itself where the host can read it, until the next step; else a copy."""
+        return fetched(self.value, self._dtype) if self._array is None else self._array.view()
+
     def write(self, array: np.ndarray[Any, Any]) -> None:
         if self._array is None:
             fill(self.value, array)
@@ -142,6 +146,11 @@ class State:
         """Copies of the current values (of all tensors by default); raises ModelError."""
         self.check()
         return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
+
+    def seen(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The current values, not copied where the host can read them: they change with the next step; ModelError."""
+        self.check()
+        return {name: self._tensor(name, self.side).seen() for name in self.specs}
 
     def read_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of current values, with averages in place of what they are averages of."""

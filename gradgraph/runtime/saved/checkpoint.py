@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
@@ -25,6 +24,7 @@ from gradgraph.files.atomic import link_atomically, says_why
 from gradgraph.files.digest import Digest
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import kind_of, mistaken, weights_of
+from gradgraph.files.streamed import Bytes, safetensors_pieces
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.regular import reason_of
 from gradgraph.runtime.data.batch import to_array
@@ -43,11 +43,11 @@ class DamagedError(CheckpointError):
     """A checkpoint is damaged: it is not what was written."""
 
 
-def encode_checkpoint(state: Mapping[str, np.ndarray[Any, Any]], progress: Progress) -> bytes:
-    """The bytes of a checkpoint file: the same state and progress always give the same bytes."""
+def checkpoint_pieces(state: Mapping[str, np.ndarray[Any, Any]], progress: Progress) -> Bytes:
+    """The content of a checkpoint file, piece by piece: the same state and progress always give the same bytes."""
     body, tensors = body_of(progress), dict(sorted(state.items()))
     metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry: safetensors shuffles several
-    return bytes(safetensors.numpy.save(tensors, metadata=metadata))
+    return safetensors_pieces(tensors, metadata)
 
 
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:

@@ -1,0 +1,126 @@
+"""Large files written piece by piece: a model, and named arrays as safetensors. No weight is copied on the way.
+
+The bytes are those that ``SerializeToString`` of protobuf and ``safetensors.numpy.save`` give.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from safetensors.numpy import save
+
+from gradgraph.files.external import external_entry, is_external, tensor_pieces
+from gradgraph.files.mapped import pieces
+from gradgraph.files.untrusted.documents import json_of
+
+Bytes = Iterator[bytes | memoryview]
+
+LEAST_STREAMED = 1 << 16  # bytes: smaller weights go through protobuf
+_METADATA = "__metadata__"
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto in onnx.proto
+
+
+def model_pieces(model: ir.Model) -> Bytes:
+    """Serialise ``model``; its weights stand inside.
+
+    Raises:
+        ValueError: the model without them exceeds what protobuf writes.
+    """
+    weights: dict[str, ir.TensorProtocol] = {}
+    slim = model.clone()
+    for name, value in slim.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype != ir.DataType.STRING and _is_streamed(tensor):
+            weights[name] = tensor
+            value.const_value = _elsewhere(name, tensor)
+    proto: onnx.ModelProto = ir.to_proto(slim)
+    head, tail = _around(proto, _GRAPH)
+    before, after = _around(proto.graph, _INITIALIZER)
+    stored = [_stored(tensor, weights) for tensor in proto.graph.initializer]
+    size = len(before) + sum(len(start) + data + len(end) for start, data, end, _ in stored) + len(after)
+    yield head + _key(_GRAPH) + _varint(size) + before
+    for start, _, end, tensor in stored:
+        yield start
+        if tensor is not None:
+            yield from tensor_pieces(tensor)
+        yield end
+    yield after + tail
+
+
+def _is_streamed(tensor: ir.TensorProtocol) -> bool:
+    return tensor.nbytes >= LEAST_STREAMED or isinstance(tensor, ir.ExternalTensor)
+
+
+def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """All of a weight but its data."""
+    return ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name,
+                             doc_string=tensor.doc_string, metadata_props=dict(tensor.metadata_props))  # fmt: skip
+
+
+def _stored(
+    proto: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]
+) -> tuple[bytes, int, bytes, ir.TensorProtocol | None]:
+    """An initializer as its bytes around its data, and how many these are."""
+    if not is_external(proto):
+        whole = proto.SerializeToString()
+        return _key(_INITIALIZER) + _varint(len(whole)) + whole, 0, b"", None
+    size = external_entry(proto).length
+    proto.ClearField("external_data")
+    proto.ClearField("data_location")
+    before, after = _around(proto, _RAW_DATA)
+    start = before + _key(_RAW_DATA) + _varint(size)
+    return _key(_INITIALIZER) + _varint(len(start) + size + len(after)) + start, size, after, weights[proto.name]
+
+
+def _around(message: Any, number: int) -> tuple[bytes, bytes]:
+    """The bytes of the fields of ``message`` before and behind that of this number, which protobuf writes in order."""
+    parts = type(message)(), type(message)()
+    for field, value in message.ListFields():
+        if field.number != number:
+            part = parts[field.number > number]
+            if hasattr(value, "extend"):
+                getattr(part, field.name).extend(value)
+            elif hasattr(value, "CopyFrom"):
+                getattr(part, field.name).CopyFrom(value)
+            else:
+                setattr(part, field.name, value)
+    before, after = parts
+    return before.SerializeToString(), after.SerializeToString()
+
+
+def _key(number: int) -> bytes:
+    """The key of a field whose length is written before it (wire type 2)."""
+    return _varint(number << 3 | 2)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the low ones first; all bytes but the last have their high bit set."""
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def safetensors_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> Bytes:
+    """Serialise ``arrays`` as safetensors: the length of a header, the header, and their bytes.
+
+    What the library writes of empty arrays has their types as the format calls them, and their order.
+    """
+    empty = save({name: np.empty(0, array.dtype) for name, array in arrays.items()}, dict(metadata or {}) or None)
+    header = json_of(empty[8 : 8 + int.from_bytes(empty[:8], "little")])
+    order, end = [name for name in header if name != _METADATA], 0
+    for name in order:
+        begin, end = end, end + arrays[name].nbytes
+        header[name] |= {"shape": list(arrays[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield from pieces(arrays[name])
