@@ -93,7 +93,7 @@ def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool
     trainer = opened_trainer(step, checkpoint)
     manifest = trainer.manifest
     names = [s.name for s in manifest.state if s.kind in ("parameter", "statistic")]
-    moving = trainer.state.read_for_use(names, manifest.averages if averaged else {})
+    moving = trainer.state.seen_for_use(names, manifest.averages if averaged else {})
     still = {t.name: t for t in trainer.definition.resolved("eval").graph.initializer}
     return {**moving, **{n: onnx.numpy_helper.to_array(still[n]) for n in manifest.frozen if n in still}}
 

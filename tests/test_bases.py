@@ -22,7 +22,6 @@ from benchmarks.large_models import backbone, language_model
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
 from gradgraph.files import aside, large_weights
-from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
 
@@ -194,7 +193,6 @@ def test_a_large_model_is_exported_beside_its_weights(
 ) -> None:
     trainer, _ = trained(built(model), MAPPED)
     whole = trainer.export()
-    monkeypatch.setattr(trainer_module, "INLINE_LIMIT", 1 << 20)
     monkeypatch.setattr("gradgraph.files.models.INLINE_LIMIT", 1 << 20)
     returned = trainer.export(tmp_path / "out.onnx")
     assert locations(returned) == {"out.onnx.data"} and (tmp_path / "out.onnx").stat().st_size < 1 << 20
@@ -220,8 +218,7 @@ def test_what_lay_in_a_file_lies_in_one_again(model: Path, tmp_path: Path) -> No
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gradgraph.files.models", "gradgraph.verify.check_gradients"):
         monkeypatch.setattr(f"{module}.PROTOBUF_LIMIT", 1 << 21)
-    for module in ("gradgraph.files.models", "gradgraph.runtime.trainer"):
-        monkeypatch.setattr(f"{module}.INLINE_LIMIT", 1 << 20)
+    monkeypatch.setattr("gradgraph.files.models.INLINE_LIMIT", 1 << 20)
     monkeypatch.setattr("gradgraph.runtime.execution.session.MOST_PACKED", 0)
 
 

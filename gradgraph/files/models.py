@@ -187,7 +187,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     weights = stored_values(own)
     with says_why(path):
         target = output_target(path)
-    if bytes_of(weights) <= INLINE_LIMIT and not large_outside(own):
+    if not goes_beside(own):
         with _within_limit(target):
             write_atomically(path, model_pieces(own))
         return
@@ -204,6 +204,11 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
         if name != data:
             with contextlib.suppress(OSError):
                 (target.parent / name).unlink(missing_ok=True)
+
+
+def goes_beside(model: ir.Model) -> bool:
+    """Does ``save_model`` write the weights of ``model`` to a file beside it?"""
+    return bytes_of(stored_values(model)) > INLINE_LIMIT or bool(large_outside(model))
 
 
 @contextlib.contextmanager

@@ -10,16 +10,10 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, as_names, checked
-from gradgraph.errors import BuildError, shown
-from gradgraph.files.external import is_external
-from gradgraph.files.models import INLINE_LIMIT, save_model
+from gradgraph.errors import shown
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.passes.full_precision import in_float32, with_low_weights
-from gradgraph.passes.stored_integers import store_integers, stores_integers
 from gradgraph.runtime.diagnosis import Diagnosis
-from gradgraph.runtime.execution.served import served
-from gradgraph.step.folder import weight_bytes
-from gradgraph.step.inference import inference_model
+from gradgraph.runtime.execution.exported import Exported
 
 log = logging.getLogger("gradgraph")
 
@@ -43,7 +37,7 @@ class Exports(Diagnosis):
 
         Args:
             path: a file to write it to; weights of more than 1.5 GB, and of 64 MiB and more that lay in a file, go to
-                ``<name>.data`` beside it. What is returned refers to them there if they are more than 1.5 GB.
+                ``<name>.data`` beside it, and what is returned refers to them there.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
@@ -60,48 +54,20 @@ class Exports(Diagnosis):
         """
         if path is not None:
             check_suffix(path, ".onnx")
-        model = self._exported(outputs, averaged, mixed)
-        if preprocess:
-            model = served(model, self._executor.names, outputs is None)
-        if path is not None:
-            outside = any(is_external(t) for t in model.graph.initializer)
-            save_model(self._executor.definition.opened(model) if outside else model, path)
-            if outside and weight_bytes(model) > INLINE_LIMIT:
-                return onnx.load(path, load_external_data=False)
-        self._executor.definition.put_inside(model)
-        return model
+        exported = self._exported(outputs, averaged, mixed, preprocess)
+        if path is not None and exported.write(path):
+            return onnx.load(path, load_external_data=False)
+        return exported.proto()
 
     def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
-        """Export as :meth:`export` does without preprocessing, to an onnx-ir model whose large frozen weights stay in
-        their files.
+        """Export as :meth:`export` does without preprocessing, to an onnx-ir model, which copies no weight: the next
+        step changes them.
         """
-        return self._executor.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
+        return self._exported(outputs, averaged, mixed=False, preprocess=False).model()
 
-    def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:
-        """The inference model; large weights lie where those of the step do."""
+    def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool, preprocess: bool) -> Exported:
         self._warn_if_untrained()
-        executor, definition, manifest = self._executor, self._executor.definition, self._executor.manifest
-        needed = {s.name for s in manifest.state} & {i.name for i in definition.eval.graph.input}
-        with executor.turns.taken():
-            values = executor.state.read_for_use(needed, manifest.averages if averaged else {})
-        chosen = None if outputs is None else as_names(outputs)
-        if mixed and not manifest.precision:
-            raise BuildError(
-                "this step is in float32 and has no mixed precision to export",
-                remedy="leave mixed out",
-                shell="leave --mixed out",
-            )
-        model = inference_model(definition.eval, manifest, values, chosen)
-        for key, value in executor.names.as_metadata().items():
-            model.metadata_props.add(key=key, value=value)
-        if mixed or stores_integers(model):
-            definition.put_inside(model)  # the numbers of weights are read
-        store_integers(model)
-        if mixed:
-            with_low_weights(model)
-        elif manifest.precision:
-            in_float32(model)
-        return model
+        return Exported(self._executor, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
 
     def _warn_if_untrained(self) -> None:
         """Say once that the weights are those before training, where a run has trained others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
@@ -12,8 +11,8 @@ from gradgraph.runtime.execution.scores import output_of
 from gradgraph.step.data_names import DataNames
 
 
-def served(model: onnx.ModelProto, names: DataNames, own_outputs: bool = True) -> onnx.ModelProto:
-    """A model that takes the columns of a table, if its data were preprocessed; others are given back as they are.
+def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
+    """Let a model, in place, take the columns of a table, if its data were preprocessed.
 
     Args:
         model: an inference model.
@@ -21,14 +20,12 @@ def served(model: onnx.ModelProto, names: DataNames, own_outputs: bool = True) -
         own_outputs: it has all its outputs, so others may come to them: the classes by name, and their probabilities.
     """
     plan = names.preprocess
-    inputs = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.inputs}
     if plan is None or inputs.isdisjoint(plan.features):
-        return model
-    read = ir.serde.deserialize_model(model)
-    put_before(read, plan)
+        return
+    put_before(model, plan)
     if own_outputs:
-        call_classes(read, _scores(read, names))
-    return ir.serde.serialize_model(read)
+        call_classes(model, _scores(model, names))
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], bool, bool]]:

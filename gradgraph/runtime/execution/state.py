@@ -147,15 +147,15 @@ class State:
         self.check()
         return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
 
-    def seen(self) -> dict[str, np.ndarray[Any, Any]]:
+    def seen(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """The current values, not copied where the host can read them: they change with the next step; ModelError."""
         self.check()
-        return {name: self._tensor(name, self.side).seen() for name in self.specs}
+        return {name: self._tensor(name, self.side).seen() for name in (self.specs if names is None else names)}
 
-    def read_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of current values, with averages in place of what they are averages of."""
+    def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+        """Likewise, with averages in place of what they are averages of."""
         names = list(names)
-        found = self.read(averages.get(name, name) for name in names)
+        found = self.seen(averages.get(name, name) for name in names)
         return {name: found[averages.get(name, name)] for name in names}
 
     def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:

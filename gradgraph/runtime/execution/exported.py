@@ -1,0 +1,108 @@
+"""The trained model as plain ONNX, as it is handed out: in memory, as an onnx-ir model, or written to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError
+from gradgraph.files.models import goes_beside, save_model, to_proto
+from gradgraph.passes.full_precision import in_float32, with_low_weights
+from gradgraph.passes.stored_integers import store_integers, stores_integers
+from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.served import serve
+from gradgraph.step.inference import inference_model, without_loss
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What ``Trainer.export`` is asked for.
+
+    Args:
+        executor: of the trainer.
+        outputs: those of the model's outputs that it is to have; all where it is None.
+        averaged, mixed, preprocess: as for ``Trainer.export``.
+
+    Raises:
+        BuildError: ``mixed``, and the step is not in mixed precision.
+    """
+
+    executor: Executor
+    outputs: Sequence[str] | None
+    averaged: bool
+    mixed: bool
+    preprocess: bool
+
+    def __post_init__(self) -> None:
+        if self.mixed and not self.executor.manifest.precision:
+            raise BuildError(
+                "this step is in float32 and has no mixed precision to export",
+                remedy="leave mixed out",
+                shell="leave --mixed out",
+            )
+
+    def write(self, path: str | os.PathLike[str]) -> bool:
+        """Write the model to ``path``; no weight is copied on the way. Returns whether weights lie beside it."""
+        with self.executor.turns.taken():
+            model = self.model()
+            save_model(model, path)
+        return goes_beside(model)
+
+    def model(self) -> ir.Model:
+        """An onnx-ir model. Large frozen weights stay in their files; weights that are trained are those of the state,
+        which the next step changes.
+        """
+        definition, manifest = self.executor.definition, self.executor.manifest
+        if manifest.precision or stores_integers(definition.eval):
+            return self._served(definition.opened(self._converted(), mapped=False))
+        values = self._values()
+        proto = without_loss(definition.eval, manifest, self.outputs)
+        self._name(proto)
+        model = definition.opened(proto, mapped=False)
+        for value in [v for v in model.graph.inputs if v.name in values]:
+            model.graph.inputs.remove(value)
+            value.const_value = ir.Tensor(values[value.name or ""], name=value.name)
+            model.graph.register_initializer(value)
+        return self._served(model)
+
+    def proto(self) -> onnx.ModelProto:
+        """A protobuf message with all weights inside; raises ModelError if they exceed what it holds."""
+        with self.executor.turns.taken():
+            return to_proto(self.model())
+
+    def _served(self, model: ir.Model) -> ir.Model:
+        """``model``, in place, with its preprocessing in front, if that is asked for."""
+        if self.preprocess:
+            serve(model, self.executor.names, own_outputs=self.outputs is None)
+        return model
+
+    def _converted(self) -> onnx.ModelProto:
+        """The model in float32, or in what it is to be stored in; large frozen weights may lie where the step's do."""
+        definition, manifest = self.executor.definition, self.executor.manifest
+        model = inference_model(definition.eval, manifest, self._values(), self.outputs)
+        self._name(model)
+        if self.mixed or stores_integers(model):
+            definition.put_inside(model)  # the numbers of weights are read
+        store_integers(model)
+        if self.mixed:
+            with_low_weights(model)
+        elif manifest.precision:
+            in_float32(model)
+        return model
+
+    def _values(self) -> Arrays:
+        manifest, read = self.executor.manifest, {i.name for i in self.executor.definition.eval.graph.input}
+        needed = [s.name for s in manifest.state if s.name in read]
+        return self.executor.state.seen_for_use(needed, manifest.averages if self.averaged else {})
+
+    def _name(self, model: onnx.ModelProto) -> None:
+        for key, value in self.executor.names.as_metadata().items():
+            model.metadata_props.add(key=key, value=value)
