@@ -22,6 +22,8 @@ from gradgraph.files.path_kinds import step_of
 if TYPE_CHECKING:
     import onnx
 
+    from gradgraph.export.temperature import Calibration
+
 
 @click.command("export", cls=Command)
 @click.argument("step", type=PATH)
@@ -55,6 +57,12 @@ if TYPE_CHECKING:
     metavar="DATA",
     help="Some hundred samples, as predict takes them, for the ranges of --quantize.",
 )
+@click.option(
+    "--temperature",
+    type=PATH,
+    metavar="HELD_OUT",
+    help="Divide the logits by the number at which probabilities are right on these data, and say what that changes.",
+)
 @CUSTOM_OPS
 @click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
 @FORCE
@@ -69,6 +77,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
       gradgraph export step/ --weights weights.bin --size batch=1 --store float16 -o trained.onnx
       gradgraph export runs/one --quantize int8 --calibration some.npz -o int8.onnx
+      gradgraph export runs/one --temperature held_out.npz -o calibrated.onnx
       gradgraph export step/ -o required_operators.config
       gradgraph export step/ --ort -o step-ort/
     """
@@ -88,7 +97,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     if as_json:
         output.emit_json({name: value for name, value in facts.items() if name != "checked"})
         return
-    for remark in filter(None, (facts.get("stored"), facts.get("quantized"))):
+    for remark in filter(None, (facts.get("calibrated"), facts.get("stored"), facts.get("quantized"))):
         output.say(remark)
     settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
     remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
@@ -113,6 +122,7 @@ class _Export:
     store: str
     quantize: str | None
     calibration: Path | None
+    temperature: Path | None
     types: bool
 
     def check(self, kind: _Kind) -> None:
@@ -121,7 +131,7 @@ class _Export:
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
             "store": self.store != "float32", "quantize": self.quantize, "calibration": self.calibration,
-            "types": self.types,
+            "temperature": self.temperature, "types": self.types,
         }  # fmt: skip
         if self.calibration and not self.quantize:
             raise click.UsageError("--calibration is for --quantize int8; give both")
@@ -159,6 +169,9 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
     graph = model.graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
     facts = {"file": str(export.out), "nodes": len(graph.node), **names}
+    if export.temperature:
+        model, found = _calibrated(export, model)
+        facts |= {"calibrated": str(found), "calibration": found.as_data, "nodes": len(model.graph.node)}
     if export.store == "float16":
         stored = float16_storage(model)
         model = stored.result
@@ -173,15 +186,32 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
     return model, facts
 
 
+def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Calibration]:
+    """``model`` with the temperature of its step on the held-out data."""
+    from gradgraph.cli.data import Reading
+    from gradgraph.export import with_temperature
+    from gradgraph.export.artifacts import opened_trainer
+    from gradgraph.export.temperature import calibrate
+
+    assert export.temperature is not None
+    trainer = opened_trainer(export.step, export.checkpoint, export.other_weights())
+    held_out = Reading(model=export.step).data(export.temperature, trainer.names)
+    output = export.outputs[0] if export.outputs else None
+    found = calibrate(trainer, held_out, output=output, averaged=not export.not_averaged)
+    return with_temperature(model, found.temperature, output), found
+
+
 def _onnx(export: _Export) -> dict[str, Any]:
     from gradgraph.export import export_report, inference_model, save_inference
     from gradgraph.files.models import save_model
 
-    if export.store == "float32" and not export.quantize:
+    if export.store == "float32" and not export.quantize and not export.temperature:
         model, facts = _model(export, partial(save_inference, path=export.out))
     else:
         model, facts = _model(export, inference_model)
         save_model(model, export.out)
+    if export.temperature:  # the file is to differ from the step
+        return facts
     report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
                            weights=export.other_weights())  # fmt: skip
     return facts | report.as_data | {"checked": str(report)}
@@ -228,7 +258,7 @@ def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
 
 
 _WEIGHTS = ("checkpoint", "not-averaged", "weights")
-_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store", "quantize", "calibration")
+_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store", "quantize", "calibration", "temperature")
 _KINDS = {
     ".onnx": _Kind("a model", _onnx, "{nodes} nodes", _MODEL),
     ".ort": _Kind("an .ort file", _ort, "{nodes} nodes, as onnxruntime optimises them", _MODEL),

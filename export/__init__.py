@@ -11,8 +11,10 @@ from gradgraph.export.mistakes import save_mistakes
 from gradgraph.export.ort_format import ort_model, required_operators, save_ort, save_required_operators
 from gradgraph.export.step_page import save_page
 from gradgraph.export.storage import Float16Storage, float16_storage
+from gradgraph.export.temperature import Calibration, with_temperature
 
 __all__ = [
+    "Calibration",
     "Compared",
     "ExportReport",
     "FlatWeights",
@@ -35,6 +37,7 @@ __all__ = [
     "save_required_operators",
     "save_weights",
     "weights",
+    "with_temperature",
 ]
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
     from gradgraph.errors import GradgraphError
+    from gradgraph.export.temperature import calibrate
     from gradgraph.passes.autocast import Precision
     from gradgraph.reduction.reduced import reduce
     from gradgraph.runtime.data.image_tables import image_table
@@ -81,6 +82,7 @@ _HOMES = {
     "StepOptions": "building.step_options",
     "Trainer": "runtime.trainer",
     "build": "building.pipeline",
+    "calibrate": "export.temperature",
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "distill": "surgery.teachers",
@@ -131,6 +133,7 @@ __all__ = [
     "Trainer",
     "augment",
     "build",
+    "calibrate",
     "check_backend",
     "check_gradients",
     "distill",

@@ -1,0 +1,250 @@
+"""Temperature scaling: one number by which logits are divided, so that probabilities are as often right as they say.
+
+After Guo et al., "On Calibration of Modern Neural Networks" (2017), section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.building.outputs import output_of
+from gradgraph.building.terms import MASK, SAMPLE_WEIGHT
+from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files.models import load_model, save_model, to_proto
+from gradgraph.files.suffixes import check_suffix
+from gradgraph.graph.nodes import made_by
+from gradgraph.losses import LOSSES
+from gradgraph.runtime.data.batch import Array, on_host
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.finishes import calibration
+from gradgraph.step.manifest import TargetSpec
+
+BINS = 15  # of the calibration error, as of the metric
+LEAST, MOST = 0.01, 100.0  # temperatures that are looked at
+TINY = 1e-38  # probabilities below count as this
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A temperature, and what it changes on the data that it was found on. Printed, it is a line.
+
+    Attributes:
+        temperature: the number by which logits are divided: above 1 where the model was too sure.
+        nll: the mean negative log-likelihood of the labels before and after.
+        ece: the expected calibration error before and after (the metric ``ece``).
+        labels: how many count.
+        model: the exported model with the Div.
+    """
+
+    temperature: float
+    nll: tuple[float, float]
+    ece: tuple[float, float]
+    labels: int
+    model: onnx.ModelProto = field(repr=False)
+
+    def __str__(self) -> str:
+        nll, ece = (f"{before:.4g} -> {after:.4g}" for before, after in (self.nll, self.ece))
+        return f"temperature {self.temperature:.4g}: NLL {nll}, ECE {ece} ({self.labels:,} labels)"
+
+    @property
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"temperature": self.temperature, "nll": self.nll, "ece": self.ece, "labels": self.labels}
+
+    def export(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
+        """Write the model to a file and return it.
+
+        Raises:
+            OutputError: ``path`` cannot be written, or has the extension of another format.
+        """
+        check_suffix(path, ".onnx")
+        save_model(self.model, path)
+        return self.model
+
+
+def calibrate(
+    trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
+) -> Calibration:
+    """Find the temperature at which the labels of ``data`` are most likely; the trainer stays as it is.
+
+    No label changes, only how sure of it the exported model is. Masks, ignored labels and weights of samples count.
+
+    Args:
+        trainer: of a step with one loss on class numbers, or on yes or no.
+        data: as for ``Trainer.evaluate``; not the data that it was trained on, on which it is too sure.
+        batch_size: samples per run.
+        output: the output that the loss reads; the first by default.
+        averaged: as for ``Trainer.evaluate``.
+
+    Raises:
+        DataError: the data do not fit, or nothing counts in them.
+        ModelError: the loss compares with something else, or one cannot see the logits behind an output.
+        UnknownNameError: the model has no such output.
+    """
+    m = trainer.manifest
+    if len(m.parts) > 1 or not m.targets or not _fits(m.targets[0], m.loss.get("name", "")):
+        raise ModelError(
+            "a temperature is that of one loss on class numbers, or on yes or no, and this step has another; "
+            "calibrate a step with cross_entropy, or with bce_with_logits"
+        )
+    name = output or m.outputs[0]
+    if name not in m.outputs:
+        raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
+    exported = trainer.export(averaged=averaged)
+    found = probabilities(output_of(load_model(exported).graph, name))
+    rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
+    logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    if not weights.sum() > 0:
+        raise DataError("no label of these data counts, so there is no temperature; give others")
+    if not np.isfinite(logits[weights > 0]).all():
+        raise DataError("the model gives NaN or infinity for some of these data; look at them with trainer.worst(data)")
+    scores = _Scores(logits[weights > 0], hits[weights > 0], weights[weights > 0])
+    temperature = scores.best()
+    return Calibration(temperature, (scores.nll(1.0), scores.nll(temperature)),
+                       (scores.ece(1.0), scores.ece(temperature)), len(scores.hits),
+                       with_temperature(exported, temperature, name))  # fmt: skip
+
+
+def _fits(target: TargetSpec, loss: str) -> bool:
+    return target.dtype == "int64" or (loss in LOSSES and LOSSES.by_name(loss).binary)
+
+
+# --- what a model says -------------------------------------------------------------------------------------
+
+
+def _rows(
+    trainer: Trainer, data: Any, batch_size: int | None, output: str, averaged: bool, probable: bool
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Logits [labels, classes] of each batch, the true classes, and what these weigh; yes or no is two classes."""
+    m = trainer.manifest
+    target, arguments = m.targets[0], m.loss.get("arguments", {})
+    for batch in trainer.prepare(data, batch_size, shuffle=False).batches(0):
+        fed = {name: on_host(feed) for name, feed in dict(batch).items()}
+        given = trainer.predict({s.name: fed[s.name] for s in m.inputs}, len(fed[target.name]), averaged=averaged)
+        scores = np.asarray(given[output] if isinstance(given, dict) else given, np.float64)
+        labels, weights = fed[target.name], np.ones(fed[target.name].shape)
+        if target.dtype == "int64":
+            axis = 0 if scores.ndim == 1 else arguments.get("axis", 1)
+            scores = np.moveaxis(scores, axis, -1)
+            scores = np.log(np.maximum(scores, TINY)) if probable else scores
+            weights[labels == (-100 if target.ignore_index is None else target.ignore_index)] = 0
+        else:
+            odds = scores if not probable else np.log(np.maximum(scores, TINY)) - np.log(np.maximum(1 - scores, TINY))
+            scores, labels = np.stack([np.zeros_like(odds), odds], -1), labels > 0.5
+        for factor in (fed[name] for name in (SAMPLE_WEIGHT, MASK) if name in fed):
+            weights *= np.reshape(factor, factor.shape + (1,) * (weights.ndim - factor.ndim))
+        flat = labels.ravel().astype(np.int64)
+        yield scores.reshape(-1, scores.shape[-1]), np.where(weights.ravel() > 0, flat, 0), weights.ravel()
+
+
+class _Scores(NamedTuple):
+    """Logits [labels, classes], the true classes, and the weights of labels."""
+
+    logits: Array
+    hits: Array
+    weights: Array
+
+    def _shares(self, temperature: float) -> tuple[Array, Array]:
+        """Logits over the temperature less their largest, and the Softmax of these."""
+        scaled = self.logits / temperature
+        scaled -= scaled.max(1, keepdims=True)
+        p = np.exp(scaled)
+        return scaled, p / p.sum(1, keepdims=True)
+
+    def _true(self, values: Array) -> Array:
+        return np.take_along_axis(values, self.hits[:, None], 1)[:, 0]
+
+    def nll(self, temperature: float) -> float:
+        scaled = self._shares(temperature)[0]
+        losses = np.log(np.exp(scaled).sum(1)) - self._true(scaled)
+        return float(np.average(losses, weights=self.weights))
+
+    def ece(self, temperature: float) -> float:
+        p = self._shares(temperature)[1]
+        sure, right = p.max(1), self.logits.argmax(1) == self.hits
+        bins = np.clip(np.ceil(sure * BINS) - 1, 0, BINS - 1).astype(int)
+        sums = [np.bincount(bins, weights=self.weights * x, minlength=BINS) for x in (np.ones(len(p)), sure, right)]
+        return float(calibration(np.stack(sums)))
+
+    def _slope(self, temperature: float) -> float:
+        """The derivative of the NLL by ``1 / temperature``, which rises with that: mean ``Σ p·z − z[true]``."""
+        p = self._shares(temperature)[1]
+        return float(np.average((p * self.logits).sum(1) - self._true(self.logits), weights=self.weights))
+
+    def best(self) -> float:
+        """The temperature with the lowest NLL, which has one minimum, found by halving its logarithm's range."""
+        low, high = math.log(LEAST), math.log(MOST)
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._slope(math.exp(middle)) > 0 else (low, middle)
+        return math.exp((low + high) / 2)
+
+
+# --- the Div -------------------------------------------------------------------------------------------------
+
+
+def with_temperature(model: onnx.ModelProto, temperature: float, output: str | None = None) -> onnx.ModelProto:
+    """A copy of an inference model whose logits are divided by ``temperature``, in one Div.
+
+    Args:
+        model: an inference model.
+        temperature: above zero.
+        output: its logits, or the Softmax, LogSoftmax or Sigmoid of them; the first output by default.
+
+    Raises:
+        ModelError: the output holds probabilities whose logits one cannot see.
+    """
+    changed = load_model(model)
+    graph = changed.graph
+    end = graph.outputs[0] if output is None else output_of(graph, output)
+    logits = _logits_of(end)
+    divisor = ir.Value(name=_free(graph, "temperature"), const_value=ir.tensor(
+        np.array(temperature, np.float32).astype(logits.dtype.numpy() if logits.dtype else np.float32)))  # fmt: skip
+    divisor.const_value.name = divisor.name  # type: ignore[union-attr]
+    graph.register_initializer(divisor)
+    node = ir.node("Div", [logits, divisor], name=_free(graph, "temperature/Div"))
+    made = node.outputs[0]
+    made.shape, made.type = logits.shape, logits.type
+    is_output = logits.is_graph_output()
+    logits.replace_all_uses_with(made, replace_graph_outputs=True)
+    node.replace_input_with(0, logits)
+    before = logits.producer()
+    if before is None:
+        graph.insert_before(graph[0], node)
+    else:
+        graph.insert_after(before, node)
+    if is_output:
+        made.name, logits.name = logits.name, _free(graph, f"{logits.name}/before_temperature")
+    return to_proto(changed)
+
+
+def _logits_of(end: ir.Value) -> ir.Value:
+    node = made_by(end, "LogSoftmax")
+    if node is not None and node.inputs[0] is not None:
+        return node.inputs[0]
+    found = probabilities(end)
+    if found is None:
+        return end
+    if found.logits is None:
+        raise ModelError(
+            f"the output '{shown(end.name)}' holds probabilities whose logits cannot be seen in the file; export the "
+            "model with its logits as an output, and calibrate that one"
+        )
+    return found.logits
+
+
+def _free(graph: ir.Graph, base: str) -> str:
+    taken = {v.name for node in graph for v in node.outputs} | graph.initializers.keys()
+    taken |= {v.name for v in graph.inputs}
+    names: Iterator[str] = (base if i == 0 else f"{base}_{i}" for i in range(len(taken) + 1))
+    is_free: Callable[[str], bool] = lambda name: name not in taken  # noqa: E731
+    return next(filter(is_free, names))
