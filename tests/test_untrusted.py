@@ -35,6 +35,7 @@ from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.saved.partial import read_values
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.step.step import Step
 
 SECONDS, MEMORY = 5, 700_000_000
@@ -135,6 +136,8 @@ DOORS: dict[str, Door] = {
     "fit on lines": (".jsonl", lambda f, x: Trainer(f / "step", device="cpu").fit(x, epochs=1)),
     "in_order": (".npz", lambda f, x: list(in_order(x, given(f)).batches(4))),
     "shards": (".tar", lambda f, x: Trainer(f / "step", device="cpu").fit(gg.shards(x), epochs=1)),
+    "coco": (".json", lambda f, x: gg.vision.coco(x)),
+    "yolo": (".yaml", lambda f, x: gg.vision.yolo(x)),
     "qat": (".npz", lambda f, x: gg.qat(f / "model.onnx", x)),
     "FlatWeights, table": (".json", lambda f, x: FlatWeights.load(x.with_suffix(".bin"))),
     "onnxruntime-training": (".ckpt", lambda f, x: read_checkpoint(x)),
@@ -268,6 +271,26 @@ def entry_of(model: onnx.ModelProto, key: str) -> Any:
     return json.loads(next(p.value for p in model.metadata_props if p.key == key))
 
 
+def annotations_of(folder: Path) -> Any:
+    pytest.importorskip("PIL", reason="pictures are read by Pillow")
+    import drawn_shapes
+
+    table = json.loads(drawn_shapes.coco(folder / "coco", 2, (16, 16), most=2).read_text())
+    table["annotations"][0]["segmentation"] = {"size": [16, 16], "counts": [100, 20, 136]}
+    return table
+
+
+def loads_annotations(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / "coco" / "annotations.json").write_text(text)
+    image, masks = TensorSpec("x", "float32", ("n", 3, 8, 8)), TargetSpec("m", "bool", ("n", "objects", 8, 8))
+
+    def read() -> object:
+        data = gg.vision.coco(folder / "coco", augment=["flip", "zoom"])
+        return next(data.load(iter([range(len(data))]), {"x": image, "m": masks}, (1, 2)))
+
+    yield read
+
+
 # a document, given the folder of what is whole, and what opens another one in its place
 Document = tuple[Callable[[Path], Any], Callable[[Path, str], Iterator[Callable[[], object]]]]
 MARKED: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -291,6 +314,7 @@ DOCUMENTS: dict[str, Document] = {
     "manifest": (lambda f: json.loads((f / "step" / "manifest.json").read_text()), loads_step),
     "flat table": (lambda f: json.loads((f / "flat.json").read_text()), loads_table),
     "record": (record_in, loads_checkpoint),
+    "coco": (annotations_of, loads_annotations),
 }
 PLACE = "the place of the value"
 

@@ -23,7 +23,7 @@ from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.vision.outlines import Polygons, drawn
+from gradgraph.vision.outlines import Polygons, Runs, drawn
 
 log = logging.getLogger("gradgraph")
 
@@ -110,7 +110,7 @@ class Found:
     labels: Array
     boxes: Array
     crowd: Array
-    outlines: Sequence[Polygons | Array | None] = ()
+    outlines: Sequence[Polygons | Runs | None] = ()
     size: tuple[int, int] | None = None
     in_shares: bool = False
 
@@ -295,10 +295,10 @@ class Annotated(Loadable):
         made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)
         for k, mask in enumerate(made):
             outline = found.outlines[k] if found.outlines else None
-            if isinstance(outline, np.ndarray):
-                if outline.shape != source[::-1]:
+            if isinstance(outline, Runs):
+                if outline.size != source[::-1]:
                     raise DataError(f"a mask of {self.where} has another size than its picture; write it again")
-                mask[:] = np.asarray(place.picture(Image.fromarray(outline.astype(np.uint8)), 0, NEAREST)) > 0
+                mask[:] = np.asarray(place.picture(Image.fromarray(outline.mask().astype(np.uint8)), 0, NEAREST)) > 0
             elif outline:
                 mask[:] = np.asarray(drawn([place.points(corners) for corners in outline], place.size)) > 0
             else:
@@ -324,6 +324,14 @@ def ignored_by(spec: TensorSpec) -> int:
     """The label that does not count in the loss of a target."""
     given = spec.ignore_index if isinstance(spec, TargetSpec) else None
     return IGNORED if given is None else given
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of this name; a name that cannot be one is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def blank(size: tuple[int, int]) -> Any:

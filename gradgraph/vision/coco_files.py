@@ -15,7 +15,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.image_form import Augment, Layout
-from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options
+from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
 from gradgraph.vision.outlines import outline_of
 
 log = logging.getLogger("gradgraph")
@@ -86,7 +86,7 @@ def coco(
 
 
 def _json_at(path: Path) -> Path:
-    if not path.is_dir():
+    if not is_there(path) or not path.is_dir():
         return path
     there = [path / name for name in NAMES if (path / name).is_file()] or sorted(path.glob("*.json"))
     if len(there) != 1:
@@ -146,7 +146,7 @@ def _folder_of(file: Path, name: str) -> Path:
     around = file.parent.parent
     places = [*near, around, around / "images", around / split, around / "images" / split]
     for place in places:
-        if (place / name).is_file():
+        if is_there(place / name):
             return place
     raise DataError(
         f"the picture '{shown(name)}' of '{shown(file)}' is neither beside it nor in '{shown(file.parent / 'images')}'",

@@ -22,7 +22,7 @@ from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import classes_for
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, recoloured
+from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, recoloured
 from gradgraph.vision.yolo_files import names_in
 
 PAIRS = (("images", "masks"), ("JPEGImages", "SegmentationClass"))
@@ -53,7 +53,7 @@ class MaskFolder(Loadable):
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         image, target = self._parts(specs)
         classes = {}
-        if target and (self.classes or target in known.classes):
+        if target and len(specs[target].shape) == 3 and (self.classes or target in known.classes):
             mine = self.classes or known.classes[target]
             classes[target] = classes_for(specs[target], mine, known.classes.get(target), f"'{shown(self.where)}'")
             if list(classes[target]) != list(mine):
@@ -79,7 +79,8 @@ class MaskFolder(Loadable):
             made = {image: stacked([array for array, *_ in samples], names)}
             if target:
                 dtype = numpy_dtype(specs[target].dtype)
-                made[target] = stacked([mask.astype(dtype) for _, mask, _ in samples], names)
+                every = stacked([mask for _, mask, _ in samples], names)
+                made[target] = _for_target(every, specs[target]).astype(dtype)
             yield {name: made[name] for name in specs}
 
     @property
@@ -93,10 +94,11 @@ class MaskFolder(Loadable):
         """The input that takes pictures, and the target that takes masks, if there is one."""
         images = [n for n, s in specs.items() if len(s.shape) == 4 and not isinstance(s, TargetSpec)]
         others = [n for n in specs if n not in images]
-        if len(images) != 1 or len(others) > 1 or any(len(specs[n].shape) != 3 for n in others):
+        if len(images) != 1 or len(others) > 1 or any(not _takes_masks(specs[n]) for n in others):
             raise DataError(
-                f"a folder of masks holds pictures and the class of each pixel [N, height, width], and the step takes "
-                f"{listed([str(spec) for spec in specs.values()])}; give a dataset of dicts with these names"
+                "a folder of masks holds pictures and the class of each pixel, [N, height, width] or [N, classes, "
+                f"height, width], and the step takes {listed([str(spec) for spec in specs.values()])}; give a dataset "
+                "of dicts with these names"
             )
         return images[0], others[0] if others else ""
 
@@ -116,6 +118,34 @@ class MaskFolder(Loadable):
         place = self.options.placing(image.size, (width, height), rng)
         numbers = np.asarray(place.picture(_as_numbers(mask), self.ignore, NEAREST), np.int64)
         return form(place.picture(image)), np.where(numbers == self.ignore, ignored, numbers)
+
+
+def _takes_masks(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 3 or (len(spec.shape) == 4 and isinstance(spec.shape[1], int))
+
+
+def _for_target(masks: Array, spec: TensorSpec) -> Array:
+    """Class numbers, or for a target of four axes ones and zeros: of each class, or of all above 0 where it has one.
+
+    Args:
+        masks: class numbers ``[N, height, width]``; what does not count is of no class.
+        spec: of the target.
+    """
+    if len(spec.shape) == 3:
+        return masks
+    classes = spec.shape[1]
+    assert isinstance(classes, int)
+    if classes == 1:
+        is_any: Array = (masks[:, None] > 0) & (masks[:, None] != IGNORED)
+        return is_any
+    beyond = masks[(masks >= classes) & (masks != IGNORED)]
+    if beyond.size:
+        raise DataError(
+            f"a mask has the class {beyond[0]}, and '{shown(spec.name)}' takes {classes}, from 0 on; give the model a "
+            "head with as many"
+        )
+    is_each: Array = masks[:, None] == np.arange(classes)[:, None, None]
+    return is_each
 
 
 def _as_numbers(mask: Any) -> Any:
@@ -156,6 +186,9 @@ def masks(
 
         train = gg.vision.masks("photos/", classes=["background", "road", "car"], augment="flip")
 
+    A target ``[N, height, width]`` gets class numbers; one of ``[N, 1, height, width]`` 1 where a class is above 0, and
+    ``[N, classes, height, width]`` ones and zeros of each class.
+
     Args:
         path: the folder with ``images`` and ``masks`` (or ``JPEGImages`` and ``SegmentationClass``): the mask of
             ``images/a.jpg`` is ``masks/a.png``, with a palette or of one channel. Pictures without a mask are left out.
@@ -171,7 +204,7 @@ def masks(
     root = Path(path)
     found = (images or "images", masks or "masks")
     pairs = [found] if images or masks else PAIRS
-    pair = next((p for p in pairs if all((root / name).is_dir() for name in p)), None)
+    pair = next((p for p in pairs if all(is_there(root / name) for name in p)), None)
     if pair is None:
         raise DataError(f"'{shown(path)}' has no folders '{shown(found[0])}' and '{shown(found[1])}'; check the path")
     of_name = {p.stem: p for p in sorted((root / pair[1]).rglob("*")) if p.suffix.lower() == ".png"}

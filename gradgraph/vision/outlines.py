@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,21 @@ MOST_PIXELS = 64_000_000
 Polygons = list[Array]  # of each the corners [n, 2], x and y, in pixels
 
 
-def outline_of(value: Any, what: str) -> Polygons | Array:
-    """The polygons of an object, or its mask (bool ``[height, width]``).
+class Runs(NamedTuple):
+    """A mask of height × width pixels, column by column: how many are outside, then inside, then outside, …"""
+
+    size: tuple[int, int]
+    runs: Array
+
+    def mask(self) -> Array:
+        """The pixels inside: bool ``[height, width]``."""
+        inside = np.repeat(np.arange(len(self.runs)) % 2 == 1, self.runs)
+        mask: Array = inside.reshape(self.size[1], self.size[0]).T
+        return mask
+
+
+def outline_of(value: Any, what: str) -> Polygons | Runs:
+    """The polygons of an object, or the runs of its mask.
 
     Raises:
         UnreadableError: it is neither polygons (lists of x, y, x, y, …) nor run lengths.
@@ -31,9 +44,7 @@ def outline_of(value: Any, what: str) -> Polygons | Array:
     runs = _unpacked(given, what) if isinstance(given, str) else np.array(fields.wholes("counts"), np.int64)
     if runs.sum() != height * width:
         raise UnreadableError(f"the runs of {what} have {runs.sum()} pixels, and its size {height * width}")
-    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    mask: Array = flat.reshape(width, height).T
-    return mask
+    return Runs((height, width), runs)
 
 
 def _polygon(part: Any, what: str) -> Array:

@@ -15,7 +15,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import Augment, Layout
 from gradgraph.runtime.data.images import SUFFIXES
-from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options
+from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
 
 TABLES = ("data.yaml", "dataset.yaml", "data.yml")
 CLASSES = ("classes.txt", "obj.names")
@@ -54,7 +54,9 @@ def yolo(
         DataError: there are no such files, or one is damaged.
     """
     given = Path(path)
-    table = given if given.is_file() else next((given / name for name in TABLES if (given / name).is_file()), None)
+    table = next(
+        (path for path in (given, *(given / name for name in TABLES)) if is_there(path) and path.is_file()), None
+    )
     if table is not None:
         classes, pictures = _of_table(table, split)
     else:
@@ -81,7 +83,7 @@ def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
     found = []
     for place in [places] if isinstance(places, str) else list(places):
         options = [base / place, file.parent / place, file.parent / place.removeprefix("../")]
-        at = next((option for option in options if option.exists()), None)
+        at = next((option for option in options if is_there(option)), None)
         if at is None:
             raise DataError(f"'{shown(file)}' names '{shown(place)}', which is not there; check the path")
         found += _listed_in(at, base) if at.suffix == ".txt" else _in_folder(at)
@@ -101,7 +103,7 @@ def _names(given: Value) -> list[str]:
 
 def names_in(folder: Path) -> list[str] | None:
     """The lines of ``classes.txt``; None where there is none."""
-    file = next((folder / name for name in CLASSES if (folder / name).is_file()), None)
+    file = next((folder / name for name in CLASSES if is_there(folder / name)), None)
     return None if file is None else [line.strip() for line in _lines(file) if line.strip()]
 
 
@@ -115,7 +117,7 @@ def _classes_in(folder: Path) -> list[str]:
 
 def _split_in(folder: Path, split: str) -> Path:
     images = folder / "images"
-    return images / split if (images / split).is_dir() else images
+    return images / split if is_there(images / split) else images
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -154,7 +156,7 @@ def _found(picture: Path, classes: int) -> Found:
     file = _text_of(picture)
     labels: list[int] = []
     boxes: list[Array] = []
-    for number, line in enumerate(_lines(file) if file.exists() else [], 1):
+    for number, line in enumerate(_lines(file) if is_there(file) else [], 1):
         if not line.strip():
             continue
         try:

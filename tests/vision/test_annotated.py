@@ -396,6 +396,20 @@ def test_masks_are_class_numbers(tmp_path: Path, mode: str) -> None:
     assert set(np.unique(mask)) == {0, 1, 255}
 
 
+def test_masks_as_ones_and_zeros(tmp_path: Path) -> None:
+    """For sigmoids and Dice: of anything, or of each class; what does not count is of none."""
+    data = gg.vision.masks(drawn_shapes.masks(tmp_path))
+    numbers = loaded(data, IMAGE, MAP)["target"]
+    one, three = (TargetSpec("t", "float32", ("batch", n, 48, 48)) for n in (1, 3))
+    np.testing.assert_array_equal(loaded(data, IMAGE, one)["t"][:, 0], numbers > 0)
+    each = loaded(data, IMAGE, three)["t"]
+    assert each.dtype == np.float32
+    for c in range(3):
+        np.testing.assert_array_equal(each[:, c], numbers == c)
+    with pytest.raises(DataError, match="a mask has the class 2, and 't' takes 2"):
+        loaded(data, IMAGE, TargetSpec("t", "float32", ("batch", 2, 48, 48)))
+
+
 def test_masks_move_with_their_picture(tmp_path: Path) -> None:
     data = gg.vision.masks(drawn_shapes.masks(tmp_path), augment=["flip", "zoom"], letterbox=True)
     for epoch in range(5):
