@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.choices import Listed
+from gradgraph.cli.choices import Listed, Suggested
 from gradgraph.cli.key_values import value_of
 from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown
@@ -37,7 +37,7 @@ START = placed(
     "--model",
     "start",
     key="start",
-    type=Listed("tables:MODELS"),
+    type=Listed("tables.starting_models:MODELS"),
     metavar="NAME",
     help="Begin with this network for the columns of a table, in place of MODEL; --target says what it predicts.",
 )
@@ -54,8 +54,9 @@ COLUMN = placed(
     of="",
     multiple=True,
     callback=_kinds,
+    type=Suggested("preprocess.column_kinds:KINDS"),
     metavar="NAME=KIND",
-    help="A column that is not what it looks like: number, category, date, text or drop; or with arguments, such as "
+    help="A column that is not what it looks like, such as zip=category; or with arguments, "
     """notes='{"kind": "text", "buckets": 256}'; repeatable.""",
 )
 

@@ -303,3 +303,16 @@ def test_damaged_plans_are_refused() -> None:
     for one in damaged:
         with pytest.raises(ArgumentError):
             Preprocessing.from_data(one)
+
+
+def test_a_run_that_begins_keeps_its_preprocessing() -> None:
+    """Tables that it does not fit are refused, and not taken as they are, and so are data that another has prepared."""
+    plan, frame = _plan()
+    model = gg.frontend.export(nn.Linear(4, 1), {"x": ("batch", 4)})
+    trainers = [gg.Trainer(gg.build(model, loss="mse"), device="cpu") for _ in range(2)]
+    trainers[0].names = gg.DataNames(preprocess=plan)
+    with pytest.raises(DataError, match="the table lacks the column 'town'"):
+        trainers[0].fit(frame.rename(columns={"town": "city"}), progress=False)
+    trainers[1].names = gg.DataNames(preprocess=fit(frame[:10], "y"))
+    with pytest.raises(DataError, match="prepared with another preprocessing"):
+        trainers[0].fit(trainers[1].prepare(frame), progress=False)

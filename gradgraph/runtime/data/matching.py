@@ -73,6 +73,10 @@ def check_same(names: DataNames, known: DataNames) -> None:
 
     More classes than one of them has may follow in the other.
     """
+    if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
+        raise UnmatchedError(
+            "these data were prepared with another preprocessing than that of the model; prepare them again"
+        )
     for name in names.columns.keys() & known.columns.keys():
         if names.columns[name] != known.columns[name]:
             raise _prepared_otherwise(name, "columns", names.columns[name], known.columns[name])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import LARGEST, csv_columns, csv_head
+from gradgraph.files.untrusted.documents import LARGEST, csv_columns, csv_head, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.frames import Frame, text_of
 from gradgraph.runtime.data.matching import class_numbers, classes_for
@@ -39,6 +39,7 @@ _AS_TEXT: dict[str, dict[str, Any]] = {
     "polars": {"infer_schema": False, "missing_utf8_is_empty_string": True},
 }
 _MANY_COLUMNS = 10_000
+_LOOKED_AT = 1000  # columns, to say which hold text
 _HEAD = 1 << 16  # bytes of a file whose first row is looked at
 
 
@@ -96,12 +97,16 @@ def _check_header(path: Path, separator: str) -> None:
 def first_row(path: Path) -> list[Any]:
     """The cells of the first row of a file, which tell what it names; none where it cannot be read."""
     separator = SEPARATORS.get(path.suffix.lower())
-    if separator is None:
-        table = read_table(path)
-        return [cell for name in columns_in(table) for cell in column_of(table, name)[:1].tolist()]
+    if separator is None and path.suffix.lower() != ".jsonl":
+        columns = _Columns(read_table(path))
+        return [cell for name in columns for cell in columns[name][:1].tolist()]
     try:
         with open_regular(path) as file:
-            return csv_head(file.read(_HEAD), separator)[1]
+            head = file.read(_HEAD)
+        if separator is not None:
+            return csv_head(head, separator)[1]
+        row = json_of(head.partition(b"\n")[0])
+        return list(row.values()) if isinstance(row, dict) else []
     except (UnreadableError, OSError):
         return []  # which is said where it is read
 

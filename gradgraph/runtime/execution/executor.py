@@ -144,7 +144,7 @@ class Executor:
         try:
             return self.source(data, order, steps)
         except UnmatchedError as error:
-            if self.progress.steps:
+            if self.progress.steps or self.names.preprocess is not None:
                 raise
             log.warning("%s; this run begins with new names", error.problem)
             return self.source(data, order, steps, NO_NAMES)
