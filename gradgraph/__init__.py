@@ -189,7 +189,8 @@ def _module(name: str) -> ModuleType:
         ImportError: it is not there. Where another project of the same import name is installed, the message names it.
     """
     try:
-        _import_module(f"{__name__}.machine.light_imports")  # before anything else imports onnx-ir
+        if name != "errors":  # which needs no other package
+            _import_module(f"{__name__}.machine.light_imports")  # before anything else imports onnx-ir
         return _import_module(f"{__name__}.{name}")
     except ImportError as error:
         from onnx_gradgraph import other_project

@@ -31,3 +31,11 @@ assert "sympy.core" not in sys.modules
 def test_sympy_comes_when_it_is_needed(code: str) -> None:
     ran = subprocess.run([sys.executable, "-c", "import sys\n" + code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_errors_need_no_other_package() -> None:
+    code = """import sys, gradgraph as gg
+assert issubclass(gg.errors.DataError, gg.errors.GradgraphError)
+assert not {"numpy", "onnx", "onnx_ir", "onnxruntime"} & set(sys.modules)"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

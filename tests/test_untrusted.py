@@ -454,7 +454,7 @@ ELSEWHERE = {
     ("surgery/ort_adapters.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
     ("runtime/execution/profiler.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
     ("runtime/execution/opened.py", "onnx.load"): "what onnxruntime has just written to a folder of ours",
-    ("runtime/trainer.py", "onnx.load"): "the model that it has just written",
+    ("runtime/exports.py", "onnx.load"): "the model that it has just written",
     ("runtime/loop/sizing.py", "read_text"): "what the kernel says of memory",
     ("runtime/loop/logs.py", "read_text"): "what the kernel says of memory",
     ("machine/limits.py", "read_text"): "what the kernel says of memory",

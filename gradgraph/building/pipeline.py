@@ -54,7 +54,7 @@ from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
-from gradgraph.step.placed_columns import placed
+from gradgraph.step.placed_columns import fitting
 from gradgraph.step.preprocessing import learn_preprocessing
 from gradgraph.step.step import Step
 
@@ -221,10 +221,7 @@ def manifest(draft: Draft) -> Draft:
         backend=draft.options.backend,
         machine=draft.backend.machine(),
         separate=halves.spec if halves else None,
-        data=placed(draft.data.fitting(
-            {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)},
-            {t.name: t.classes for t in targets if t.ignore_index is not None},
-        ), inputs, targets),
+        data=fitting(draft.data, inputs, targets),
         opset=draft.opset,
     )  # fmt: skip
     return draft

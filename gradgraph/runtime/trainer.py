@@ -47,9 +47,9 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.data_names import DataNames
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import UPDATE, Manifest
-from gradgraph.step.placed_columns import placed
+from gradgraph.step.placed_columns import fitting, placed
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -470,7 +470,7 @@ class Trainer(Exports):
 
         Args:
             values: arrays by name, or a file of them: safetensors (as checkpoints are), ``.npz``, or an ``.onnx`` with
-                its weights.
+                its weights. A checkpoint and a model bring the names of their columns and classes, too.
             strict: the whole state must come, and nothing else. If not, weights and running statistics whose name and
                 shape fit are taken (floating types are converted), and copies of them that the optimizer keeps, such
                 as averages and master weights, begin anew; all else stays as it is.
@@ -483,9 +483,11 @@ class Trainer(Exports):
                 fits. Nothing was changed then.
             BusyError: ``fit`` runs in another thread.
         """
-        given = values if isinstance(values, Mapping) else read_values(values)
+        given, names = (values, NO_NAMES) if isinstance(values, Mapping) else read_values(values)
+        names = fitting(names, self.manifest.inputs, self.manifest.targets)
         with self.turns.trained("load_state_dict"):
             loaded = self._executor.take(given, strict)
+            self._executor.learn(names)
             self._unread = None
             return loaded
 

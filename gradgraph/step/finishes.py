@@ -6,7 +6,7 @@ samples is no sum: there, whoever evaluates keeps a row of each sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -238,12 +238,17 @@ def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> di
     return columns
 
 
-def as_row(columns: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers only: a vector becomes a column for each class, a matrix none."""
+def as_row(columns: Mapping[str, Any], classes: Collection[Sequence[str]] = ()) -> dict[str, float]:
+    """Numbers only: a vector becomes a column for each class, a matrix none.
+
+    ``classes`` are the names of the classes of each target: of a vector of that length they stand in its columns.
+    """
     row: dict[str, float] = {}
     for name, value in columns.items():
         if not isinstance(value, np.ndarray):
             row[name] = value
         elif value.ndim == 1:
-            row |= {f"{name}.{i}": float(x) for i, x in enumerate(value)}
+            fitting = [names for names in classes if len(names) == len(value)]
+            names = fitting[0] if len(fitting) == 1 else range(len(value))
+            row |= {f"{name}.{one}": float(x) for one, x in zip(names, value, strict=True)}
     return row

@@ -189,7 +189,7 @@ def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
 
 def _read(path: Path) -> Arrays:
     try:
-        return read_values(path)
+        return read_values(path)[0]
     except GradgraphError as error:
         what = f"'{shown(path)}'"
         problem = error.problem.replace(what, "it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,7 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from gradgraph.errors import listed, shown
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of
@@ -42,19 +43,13 @@ def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -
         UnreadableError: it is no JSON, or too large; it is nested more deeply than Python goes, has numbers
             of thousands of digits, a key twice, or half a character.
     """
-    try:
+    with _reading():
         text = _decoded(content, largest)
         constant, number = (_no_constant, _finite) if finite else (None, None)
         value = json.loads(text, object_pairs_hook=_table, parse_constant=constant, parse_float=number)
         if _SURROGATE.search(text):
             _check_characters(value)
-    except UnreadableError:
-        raise
-    except RecursionError:
-        raise UnreadableError("it is nested too deeply") from None
-    except ValueError as error:
-        raise UnreadableError(reason_of(error)) from None
-    return value
+        return value
 
 
 def toml_of(content: bytes) -> dict[str, Any]:
@@ -64,11 +59,18 @@ def toml_of(content: bytes) -> dict[str, Any]:
         UnreadableError: it is no TOML, or larger than LARGEST; it is nested more deeply than Python goes, or has keys
             of 32 parts.
     """
-    try:
+    with _reading():
         text = _decoded(content)
         if _LONG_KEY.search(text):
             raise UnreadableError("a key has too many parts")
         return tomllib.loads(text)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """A block whose ValueErrors, and nesting beyond Python's, become an UnreadableError."""
+    try:
+        yield
     except UnreadableError:
         raise
     except RecursionError:
@@ -91,14 +93,24 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
         raise UnreadableError(reason_of(error)) from None
 
 
-def csv_columns(content: bytes, separator: str = ",") -> list[str]:
-    """The header of a CSV table, of its beginning; none where there is no CSV."""
-    text = content.decode("utf-8-sig", "replace")
+def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
+    """The header of a CSV table, of which no more is read than that; none where there is no CSV.
+
+    It may go over several lines, where names are quoted, and have LARGEST bytes.
+    """
     try:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        rows = csv.reader(_lines(file), delimiter=separator)
         return next((row for row in rows if any(cell.strip() for cell in row)), [])
     except csv.Error:
         return []
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    """The first LARGEST bytes of a file as text, line by line."""
+    left, encoding = LARGEST, "utf-8-sig"
+    while left > 0 and (line := file.readline(left)):
+        yield from io.StringIO(line.decode(encoding, "replace"), newline="")
+        left, encoding = left - len(line), "utf-8"
 
 
 def csv_head(content: bytes, separator: str = ",") -> tuple[list[str], list[str]]:

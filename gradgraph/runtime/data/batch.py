@@ -13,7 +13,7 @@ from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.remedies import for_shape, for_type
-from gradgraph.runtime.data.tables import columns_in, columns_of, matrix_of
+from gradgraph.runtime.data.tables import columns_in, columns_of, matrix_of, text_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
@@ -181,7 +181,8 @@ class BatchChecker:
         self._usual_counts = (rows, sum(known) if known else rows) if len(known) == len(labels) else None
 
     def arrays_by_name(self, data: Batch, known: DataNames) -> tuple[Mapping[str, Any], DataNames]:
-        """:meth:`named` data, a table among them as arrays; with the names of the columns that these are made of.
+        """:meth:`named` data, a table among them as arrays, and labels that are text as numbers; with the names of the
+        columns and classes that these are made of.
 
         Raises:
             DataError: names or columns do not fit.
@@ -190,9 +191,11 @@ class BatchChecker:
             return columns_of(data, self.specs, known)
         named, names = self.named(data), NO_NAMES
         for name, value in named.items():
-            if not is_table(value):
-                continue
             spec = self.specs[name]
+            if not is_table(value):
+                if (labels := text_labels(value, spec, known)) is not None:
+                    named, names = {**named, name: labels[0]}, names.updated(labels[1])
+                continue
             if len(spec.shape) == 2:
                 array, found = matrix_of(value, name, known)
             elif len(spec.shape) == 1 and name in columns_in(value):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import LARGEST, csv_columns, csv_head, json_of
+from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.frames import Frame, text_of
 from gradgraph.runtime.data.matching import class_numbers, classes_for
@@ -83,7 +83,7 @@ def _check_header(path: Path, separator: str) -> None:
     """Raise DataError where names come twice among so many that pandas would take ages to tell them apart."""
     try:
         with open_regular(path) as file:
-            names = csv_columns(file.read(LARGEST), separator)
+            names = csv_columns(file, separator)
     except (UnreadableError, OSError):
         return  # which the library says, too
     if len(names) > _MANY_COLUMNS and len(set(names)) < len(names):
@@ -334,14 +334,11 @@ class _Columns(Frame):
         learnt = None if known.preprocess is None else known.preprocess.targets.get(column)
         if learnt is not None and learnt.classes and takes_labels(spec):
             names = learnt.classes
-        elif not _is_text(values) or not (takes_labels(spec) or len(names or set(values.tolist())) == 2):
+        elif not _name_classes(values, spec, names):
             numbers = self._numbers(column).reshape(shape)
             return (numbers if learnt is None else numbers.astype(numpy_dtype(spec.dtype))), None
-        labels = text_of(values).tolist()
-        found, where = sorted(set(labels)), f"the column '{shown(column)}'"
-        names = classes_for(spec, found, names, where)
-        number = dict(zip(found, class_numbers(found, names, where), strict=True))
-        return np.array([number[label] for label in labels], np.int64).reshape(shape), names
+        numbers, names = _numbered(values, spec, names, f"the column '{shown(column)}'")
+        return numbers.reshape(shape), names
 
     def is_text(self, name: str) -> bool:
         return self[name].dtype.kind in "OUT"
@@ -357,6 +354,43 @@ class _Columns(Frame):
                 f"the column '{shown(name)}' has {gaps} missing value{'s' if gaps > 1 else ''}; fill or drop those rows"
             )
         return array
+
+
+def text_labels(value: Any, spec: TensorSpec, known: DataNames) -> tuple[Array, DataNames] | None:
+    """The numbers of the classes that the labels of a target name, and the names of all of these; None of numbers.
+
+    Args:
+        value: an array, a list, or a column of a table: [rows], or [rows, 1].
+
+    Raises:
+        UnmatchedError: classes are known, and one is new.
+        DataError: the model has fewer classes.
+    """
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if not isinstance(spec, TargetSpec) or not (kind in ("U", "T", "O") or isinstance(value, list | tuple)):
+        return None
+    if kind is None and not (value and isinstance(value[0], str)):
+        return None
+    values = np.asarray(value, object)
+    names = known.classes.get(spec.name)
+    if values.size != len(values) or not _name_classes(values := values.reshape(-1), spec, names):
+        return None
+    numbers, names = _numbered(values, spec, names, f"'{shown(spec.name)}'")
+    return numbers.reshape((-1,) if len(spec.shape) == 1 else (-1, 1)), DataNames(classes={spec.name: names})
+
+
+def _name_classes(values: Array, spec: TensorSpec, names: Sequence[str] | None) -> bool:
+    """Are these texts that name the classes of a target? Of two, numbers may be wanted for the labels, too."""
+    return _is_text(values) and (takes_labels(spec) or len(names or set(values.tolist())) == 2)
+
+
+def _numbered(values: Array, spec: TensorSpec, names: Sequence[str] | None, where: str) -> tuple[Array, Sequence[str]]:
+    """The number of the class of each label, and the names of all classes."""
+    labels = text_of(values).tolist()
+    found = sorted(set(labels))
+    names = classes_for(spec, found, names, where)
+    number = dict(zip(found, class_numbers(found, names, where), strict=True))
+    return np.array([number[label] for label in labels], np.int64), names
 
 
 def _is_text(values: Array) -> bool:

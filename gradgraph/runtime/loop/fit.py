@@ -150,7 +150,7 @@ class Fit:
         if self.options.patience is None:
             return
         column = self.options.monitor.of(names)
-        if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
+        if not any(column == name or column.startswith(f"{name}.") for name in names):  # <metric>.<class>
             known = column.removeprefix("val_") in (*names, *rows) and self.validation is None
             needs = "; pass validation data" if known else suggestion(column, names)
             raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")
@@ -405,7 +405,7 @@ class Fit:
     def _means(self) -> dict[str, float]:
         """The losses and metrics of this epoch so far."""
         measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
-        return self._numbers() | as_row(finished(tuple(measures), self.progress.totals))
+        return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
 
     def _numbers(self) -> dict[str, float]:
         return WeightedMeans(self.progress.sums, self.progress.weight).result()
@@ -425,7 +425,10 @@ class Fit:
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
             found = self.executor.evaluate(source, self.options.limit, stop=lambda: received.requested)
-        return {f"val_{name}": value for name, value in as_row(found).items()}
+        return {f"val_{name}": value for name, value in self._as_row(found).items()}
+
+    def _as_row(self, columns: Mapping[str, Any]) -> dict[str, float]:
+        return as_row(columns, self.executor.names.classes.values())
 
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
         """Evaluate, and write a row of the history; return False if that was interrupted: a resume repeats it."""

@@ -31,8 +31,13 @@ class Monitor:
     min_delta: float = 0.0
 
     def of(self, columns: Collection[str]) -> str:
-        """The name of the column among ``columns``."""
-        return self.column or ("val_loss" if "val_loss" in columns else "loss")
+        """The name of the column among ``columns``, where that of a class may be meant by its number."""
+        if self.column is None:
+            return "val_loss" if "val_loss" in columns else "loss"
+        stem, _, number = self.column.rpartition(".")
+        of_classes = [column for column in columns if column.startswith(f"{stem}.")]  # in the order of their numbers
+        is_number = self.column not in columns and number.isdecimal() and int(number) < len(of_classes)
+        return of_classes[int(number)] if is_number else self.column
 
     def value(self, row: Mapping[str, float]) -> float:
         """The value of the column in a row of the history; raises DataError."""

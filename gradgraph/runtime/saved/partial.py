@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.passes.normal import load_plain
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, to_array
+from gradgraph.runtime.saved.checkpoint import METADATA_KEY
+from gradgraph.runtime.saved.record import from_text
+from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
 
 WEIGHTS = ("parameter", "statistic")
@@ -112,27 +116,34 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder.
+def read_values(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], DataNames]:
+    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder. And
+    the names of the data that they were trained on, of a model and of a checkpoint.
 
     Raises:
         CheckpointError, DataError, ModelError: not there, or damaged.
     """
     path = weights_of(path)
     if path.suffix == ".onnx":
-        weights = load_plain(path).graph.initializers.items()
-        return {name: v.const_value.numpy() for name, v in weights if isinstance(v.const_value, ir.TensorProtocol)}
+        model = load_plain(path)
+        weights = {name: v.const_value for name, v in model.graph.initializers.items()}
+        found = {name: t.numpy() for name, t in weights.items() if isinstance(t, ir.TensorProtocol)}
+        return found, DataNames.read_from(model.metadata_props)
     if path.suffix == ".npz":
-        return load_arrays(path)
+        return load_arrays(path), NO_NAMES
     if not is_there(path):
         raise CheckpointError(
             mistaken(path, Place.CHECKPOINT, Place.MODEL)
             or f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx"
         )
     try:
-        return safetensors_in(path)[0]
+        values, metadata = safetensors_in(path)
     except UnreadableError as error:
         raise CheckpointError(
             mistaken(path, Place.CHECKPOINT, Place.MODEL)
             or f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None
+    names = NO_NAMES
+    with contextlib.suppress(ValueError):  # its weights are of use without its record
+        names = from_text(metadata[METADATA_KEY]).progress.names if METADATA_KEY in metadata else NO_NAMES
+    return values, names
