@@ -70,6 +70,7 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
     "layout": lambda value: value in ("NCHW", "NHWC"),
     "shorter": lambda value: _is_size([value, value]),
     "resample": lambda value: isinstance(value, str) and value in INTERPOLATIONS,
+    "letterbox": lambda value: isinstance(value, bool),
 }
 
 

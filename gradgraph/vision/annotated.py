@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradgraph.arguments import FLAG
-from gradgraph.augment.augmentation import AUGMENTATIONS, Augmentation, Augmentations
+from gradgraph.augment.augmentation import AUGMENTATIONS, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import NEAREST, Placing, at_random, whole
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
@@ -33,7 +33,7 @@ IGNORED = 255  # in masks, as in Pascal VOC
 ROTATED = 0x0112  # the tag of EXIF that says how a camera was held
 
 OPTIONS = {name: kind for name, kind in KINDS.items() if name not in ("shorter", "resample")}
-OPTIONS["letterbox"] = FLAG
+OPTIONS["letterbox"] = FLAG.or_none()
 FOLLOWED = ("flip", "zoom", "color_jitter")  # augmentations by name that boxes can follow
 
 
@@ -45,20 +45,34 @@ class Options:
     flip: float = 0.0
     zoom: Sequence[float] | None = None
     recolour: Augmentations | None = None
-    letterbox: bool = False
     threads: int | None = None
 
     @classmethod
-    def of(cls, size: Any, mean: Any, std: Any, layout: Any, augment: Any, **others: Any) -> Options:
+    def of(
+        cls, size: Any, mean: Any, std: Any, layout: Any, letterbox: Any, augment: Any, threads: int | None
+    ) -> Options:
         numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
-        form = ImageForm(None if size is None else (size[0], size[1]), numbers[0], numbers[1], layout)
-        return cls(form, *_followed(() if augment is None else augment), **others)
+        sides = None if size is None else (size[0], size[1])
+        form = ImageForm(sides, numbers[0], numbers[1], layout, letterbox=letterbox)
+        return cls(form, *_followed(() if augment is None else augment), threads)
 
-    def placing(self, source: tuple[int, int], size: tuple[int, int], rng: np.random.Generator | None) -> Placing:
+    def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:
         """Where a picture of this (width, height) goes; at random where there is ``rng``."""
+        size, letterbox = size_in(form, source), bool(form.letterbox)
         if rng is None or not (self.flip or self.zoom):
-            return whole(source, size, self.letterbox)
-        return at_random(source, size, self.letterbox, self.flip, self.zoom, rng)
+            return whole(source, size, letterbox)
+        return at_random(source, size, letterbox, self.flip, self.zoom, rng)
+
+
+def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
+    """Width and height of what a model gets; those of the picture where the form leaves them open."""
+    return source if form.size is None else (form.size[1], form.size[0])
+
+
+def laid(place: Placing, image: Any, form: ImageForm) -> Array:
+    """The array of a picture, laid as ``place`` says."""
+    made: Array = form(place.picture(image, how=INTERPOLATIONS[form.resample or "bilinear"]))
+    return made
 
 
 def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations | None]:
@@ -157,22 +171,21 @@ class Annotated(Loadable):
         size: tuple[int, int] = known or self._picture(i).size
         return size
 
-    def size_for(self, specs: Sequence[TensorSpec], known: DataNames) -> tuple[int, int] | None:
-        """Width and height of what a step gets that takes these inputs; None where each picture keeps its own."""
-        spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
-        size = None if spec is None else self._form(spec.name, known).of(spec).size
-        return None if size is None else (size[1], size[0])
+    def form_for(self, specs: Sequence[TensorSpec], known: DataNames) -> ImageForm:
+        """How pictures become arrays for a step that takes these inputs.
 
-    def in_picture(self, i: int, boxes: Array, seen: tuple[int, int] | None) -> Array:
-        """Boxes in shares of what a model got (left, top, right, bottom) in pixels of the picture, inside it.
-
-        Args:
-            i: the number of the picture.
-            boxes: ``[n, 4]``.
-            seen: width and height of what the model got; None for those of the picture.
+        Raises:
+            DataError: none of them takes pictures.
         """
+        spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
+        if spec is None:
+            raise DataError(f"the step takes {listed([str(spec) for spec in specs])}, and no pictures")
+        return self._form(spec.name, known).of(spec)
+
+    def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
+        """Boxes in shares of what a model got (left, top, right, bottom) in pixels of the picture, inside it."""
         size = self.size_of(i)
-        place = whole(size, seen or size, self.options.letterbox)
+        place = whole(size, size_in(form, size), bool(form.letterbox))
         found: Array = np.clip(place.back(boxes * np.array([*place.size, *place.size])), 0, [*size, *size])
         return found
 
@@ -262,8 +275,8 @@ class Annotated(Loadable):
         rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
         if rng is not None and self.options.recolour is not None:
             image = recoloured(image, self.options.recolour, rng)
-        height, width = form.size or image.size[::-1]
-        place = self.options.placing(image.size, (width, height), rng)
+        place = self.options.placing(form, image.size, rng)
+        width, height = place.size
         found = self.found[i]
         boxes = place.boxes(before := found.in_pixels(image.size))
         inside = np.clip(boxes, 0, [width, height] * 2)
@@ -272,7 +285,7 @@ class Annotated(Loadable):
         for name, part in parts.items():
             dtype = numpy_dtype(specs[name].dtype) if name in specs else np.dtype("float32")
             if part == "image":
-                made[name] = form(place.picture(image))
+                made[name] = laid(place, image, form)
             elif part == "labels":
                 made[name] = numbers[found.labels[kept]].astype(np.int64)
             elif part == "boxes":

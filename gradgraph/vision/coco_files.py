@@ -33,7 +33,7 @@ def coco(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
-    letterbox: bool = False,
+    letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Annotated:
@@ -54,7 +54,8 @@ def coco(
         path: the JSON file, or its folder.
         images: the folder of the pictures; by default it is looked for beside the file.
         size, mean, std, layout: of the arrays, as for :func:`gradgraph.image_folder`.
-        letterbox: keep the shape of a picture, in the middle of grey (114); by default it is stretched.
+        letterbox: keep the shape of a picture, in the middle of grey (114). By default it is as in training, or else
+            pictures are stretched.
         augment: as for :func:`gradgraph.image_folder`, of what boxes can follow: ``"flip"``, ``"zoom"``,
             ``"color_jitter(…)"`` and functions that keep the shape, or a list of them. Boxes of which less than a
             quarter is left do not count.
@@ -80,8 +81,7 @@ def coco(
     except UnreadableError as error:
         raise DataError(f"{where} is no file of COCO annotations ({error}); check the file") from None
     folder = Path(images) if images is not None else _folder_of(file, names[0] if names else "")
-    options = Options.of(size, mean, std, layout, letterbox=letterbox, augment=augment,
-                         threads=threads)  # fmt: skip
+    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
     return Annotated(where, classes, [folder / name for name in names], found, options)
 
 

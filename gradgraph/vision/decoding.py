@@ -181,7 +181,7 @@ def detect(
         raise DataError(
             f"no objects can be made of what the loss '{shown(loss.get('name'))}' reads; give {listed(DECODERS)}"
         )
-    seen = pictures.size_for(trainer.manifest.inputs, trainer.names)
+    form = pictures.form_for(trainer.manifest.inputs, trainer.names)
     found: list[Detections] = []
     for given in trainer.predict(pictures, batch_size, averaged=averaged, per_batch=True):
         named = given if isinstance(given, Mapping) else {"": given}
@@ -190,5 +190,5 @@ def detect(
             raise DataError(f"the model has no output {listed(missing)}; it has {listed(named)}")
         arguments = dict(loss["arguments"])
         for one in detections(loss["name"], [named[n] for n in names], score, overlap, most, **arguments):
-            found.append(Detections(one.labels, one.scores, pictures.in_picture(len(found), one.boxes, seen)))
+            found.append(Detections(one.labels, one.scores, pictures.in_picture(len(found), one.boxes, form)))
     return found

@@ -22,7 +22,7 @@ from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import classes_for
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, recoloured
+from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, laid, recoloured
 from gradgraph.vision.yolo_files import names_in
 
 PAIRS = (("images", "masks"), ("JPEGImages", "SegmentationClass"))
@@ -114,10 +114,9 @@ class MaskFolder(Loadable):
         rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
         if rng is not None and self.options.recolour is not None:
             image = recoloured(image, self.options.recolour, rng)
-        height, width = form.size or image.size[::-1]
-        place = self.options.placing(image.size, (width, height), rng)
+        place = self.options.placing(form, image.size, rng)
         numbers = np.asarray(place.picture(_as_numbers(mask), self.ignore, NEAREST), np.int64)
-        return form(place.picture(image)), np.where(numbers == self.ignore, ignored, numbers)
+        return laid(place, image, form), np.where(numbers == self.ignore, ignored, numbers)
 
 
 def _takes_masks(spec: TensorSpec) -> bool:
@@ -176,7 +175,7 @@ def masks(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
-    letterbox: bool = False,
+    letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> MaskFolder:
@@ -212,6 +211,5 @@ def masks(
     if not pictures:
         raise DataError(f"no picture in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
     names = classes if classes is not None else names_in(root) or ()
-    options = Options.of(size, mean, std, layout, letterbox=letterbox, augment=augment,
-                         threads=threads)  # fmt: skip
+    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
     return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)

@@ -30,7 +30,7 @@ def yolo(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
-    letterbox: bool = False,
+    letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Annotated:
@@ -61,8 +61,7 @@ def yolo(
         classes, pictures = _of_table(table, split)
     else:
         classes, pictures = _classes_in(given), _in_folder(_split_in(given, split))
-    options = Options.of(size, mean, std, layout, letterbox=letterbox, augment=augment,
-                         threads=threads)  # fmt: skip
+    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
     found = [_found(picture, len(classes)) for picture in pictures]
     return Annotated(f"'{shown(path)}'", classes, pictures, found, options)
 

@@ -90,15 +90,30 @@ def test_detections_lie_in_pixels_of_the_picture(tmp_path: Path) -> None:
     trainer = gg.Trainer(built("detr"), device="cpu")
     for letterbox in (False, True):
         data = gg.vision.coco(shapes, letterbox=letterbox)
-        size = data.size_for(trainer.manifest.inputs, trainer.names)
-        assert size == (48, 48)
+        form = data.form_for(trainer.manifest.inputs, trainer.names)
+        assert (form.size, bool(form.letterbox)) == ((48, 48), letterbox)
         specs = {s.name: s for s in (*trainer.manifest.inputs, *trainer.manifest.targets)}
         (batch,) = data.load(iter([range(4)]), specs, ())
         for i, (labels, boxes) in enumerate(zip(batch["target"], batch["target_boxes"], strict=True)):
             seen = boxes[labels >= 0]
             corners = np.concatenate([seen[:, :2] - seen[:, 2:] / 2, seen[:, :2] + seen[:, 2:] / 2], 1)
-            np.testing.assert_allclose(data.in_picture(i, corners, size), data.truths()[i].boxes, atol=1e-3)
+            np.testing.assert_allclose(data.in_picture(i, corners, form), data.truths()[i].boxes, atol=1e-3)
         assert len(gg.vision.detect(trainer, data)) == 4
+
+
+def test_a_letterbox_of_training_is_one_later(tmp_path: Path) -> None:
+    """For pictures with boxes, and for folders that know nothing of them; unless they say otherwise."""
+    shapes = drawn_shapes.coco(tmp_path, 4, (96, 40), most=2)
+    trainer = gg.Trainer(built("fcos"), device="cpu")
+    boxed = gg.vision.coco(shapes, letterbox=True)
+    trainer.fit(boxed, epochs=1, batch_size=4, progress=False)
+    assert trainer.names.images["image"]["letterbox"] is True
+    expected = trainer.predict(boxed)
+    for later in (gg.vision.coco(shapes), gg.image_folder(tmp_path / "images")):
+        for name, array in trainer.predict(later).items():
+            np.testing.assert_array_equal(array, expected[name])
+    stretched = trainer.predict(gg.vision.coco(shapes, letterbox=False))
+    assert not np.array_equal(stretched["output_0"], expected["output_0"])
 
 
 def test_another_loss_finds_no_objects(shapes: Path) -> None:

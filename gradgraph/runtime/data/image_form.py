@@ -12,13 +12,15 @@ import numpy as np
 
 from gradgraph.arguments import NUMBERS, WHOLE, Kind
 from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
+from gradgraph.augment.placing import whole
 from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
 from gradgraph.step.manifest import TensorSpec
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
-ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample")  # those that say how an image becomes an array
+# those that say how an image becomes an array
+ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "letterbox")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MOST_PIXELS = 64_000_000
 LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
@@ -30,7 +32,12 @@ Augment = Any  # an augmentation, its name or call, a function, or a list of the
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The way from an image to an array; the model decides on what is None."""
+    """The way from an image to an array; the model decides on what is None.
+
+    Attributes:
+        letterbox: keep the shape of an image, in the middle of grey; only data with boxes and masks are told so, and a
+            model that was trained on them.
+    """
 
     size: tuple[int, int] | None = None
     mean: tuple[float, ...] | None = None
@@ -38,6 +45,7 @@ class ImageForm:
     layout: Layout | None = None
     shorter: int | None = None
     resample: str | None = None
+    letterbox: bool | None = None
     channels: int | None = None
     raw: bool = False
 
@@ -69,7 +77,7 @@ class ImageForm:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Arguments of ``image_folder``: all that is not left open."""
+        """Everything that says how an image becomes an array and is not left open."""
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
@@ -99,6 +107,8 @@ class ImageForm:
         if self.size is None:
             return image
         (height, width), how = self.size, INTERPOLATIONS[self.resample or "bilinear"]
+        if self.letterbox:
+            return whole(image.size, (width, height), True).picture(image, how=how)
         if self.shorter is None:
             return image if image.size == (width, height) else image.resize((width, height), how)
         short, long = sorted(image.size)
