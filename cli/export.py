@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 @NOT_AVERAGED
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
 @build_option("size")
+@click.option("--image-input", is_flag=True, help="Let the model take bytes of images (uint8 [samples, height, width, "
+              "channels]): resizing and normalisation become nodes in front of it.")  # fmt: skip
 @STORE
 @click.option(
     "--quantize",
@@ -119,6 +121,7 @@ class _Export:
     not_averaged: bool
     mixed: bool
     size: dict[str, Any]
+    image_input: bool
     store: str
     quantize: str | None
     calibration: Path | None
@@ -130,6 +133,7 @@ class _Export:
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
+            "image-input": self.image_input,
             "store": self.store != "float32", "quantize": self.quantize, "calibration": self.calibration,
             "temperature": self.temperature, "types": self.types,
         }  # fmt: skip
@@ -166,9 +170,7 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
     model = write(export.step, checkpoint=export.checkpoint, outputs=export.outputs or None,
                   averaged=not export.not_averaged, mixed=export.mixed, weights=export.other_weights(),
                   sizes=export.size)  # fmt: skip
-    graph = model.graph
-    names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
-    facts = {"file": str(export.out), "nodes": len(graph.node), **names}
+    facts = {"file": str(export.out), **_shape_of(model)}
     if export.temperature:
         model, found = _calibrated(export, model)
         facts |= {"calibrated": str(found), "calibration": found.as_data, "nodes": len(model.graph.node)}
@@ -210,11 +212,15 @@ def _onnx(export: _Export) -> dict[str, Any]:
     else:
         model, facts = _model(export, inference_model)
         save_model(model, export.out)
-    if export.temperature:  # the file is to differ from the step
-        return facts
-    report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
-                           weights=export.other_weights())  # fmt: skip
-    return facts | report.as_data | {"checked": str(report)}
+    if not export.temperature:  # by which the file is to differ from the step
+        report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
+                               weights=export.other_weights())  # fmt: skip
+        facts |= report.as_data | {"checked": str(report)}
+    if export.image_input:
+        model = _with_image_input(export.out)
+        save_model(model, export.out)
+        facts |= _shape_of(model)
+    return facts
 
 
 def _ort(export: _Export) -> dict[str, Any]:
@@ -222,8 +228,23 @@ def _ort(export: _Export) -> dict[str, Any]:
     from gradgraph.files.atomic import write_atomically
 
     model, facts = _model(export, inference_model)
+    if export.image_input:
+        model = _with_image_input(model)
+        facts |= _shape_of(model)
     write_atomically(export.out, ort_model(model))
     return facts
+
+
+def _with_image_input(model: Any) -> onnx.ModelProto:
+    from gradgraph.export import with_image_input
+
+    return with_image_input(model)
+
+
+def _shape_of(model: onnx.ModelProto) -> dict[str, Any]:
+    graph = model.graph
+    names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
+    return {"nodes": len(graph.node), **names}
 
 
 def _safetensors(export: _Export) -> dict[str, Any]:
@@ -258,7 +279,7 @@ def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
 
 
 _WEIGHTS = ("checkpoint", "not-averaged", "weights")
-_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store", "quantize", "calibration", "temperature")
+_MODEL = (*_WEIGHTS, "output", "mixed", "size", "image-input", "store", "quantize", "calibration", "temperature")
 _KINDS = {
     ".onnx": _Kind("a model", _onnx, "{nodes} nodes", _MODEL),
     ".ort": _Kind("an .ort file", _ort, "{nodes} nodes, as onnxruntime optimises them", _MODEL),

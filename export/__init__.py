@@ -7,6 +7,7 @@ It knows nothing of how a step is built.
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights
 from gradgraph.export.flat import FlatWeights, Place, flat_models, flat_weights
 from gradgraph.export.held_against import Compared, ExportReport, compared, drawn, export_report
+from gradgraph.export.image_input import with_image_input
 from gradgraph.export.mistakes import save_mistakes
 from gradgraph.export.ort_format import ort_model, required_operators, save_ort, save_required_operators
 from gradgraph.export.step_page import save_page
@@ -37,6 +38,7 @@ __all__ = [
     "save_required_operators",
     "save_weights",
     "weights",
+    "with_image_input",
     "with_temperature",
 ]
 

@@ -1,0 +1,143 @@
+"""A model that takes the bytes of images: resizing, cropping and normalisation as ONNX nodes in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.prune import prune
+from gradgraph.graph.shapes import as_dims
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.runtime.data.image_form import ImageForm
+from gradgraph.step.data_names import DataNames
+from gradgraph.step.manifest import TensorSpec, dtype_name
+from gradgraph.step.preprocessing import learn_preprocessing
+
+LEAST_OPSET = 13
+FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+BYTE = 255.0
+
+
+def with_image_input(model: Source) -> onnx.ModelProto:
+    """A copy of an inference model whose input of images takes bytes: uint8 [samples, height, width, channels].
+
+    Height and width are open. What ``gradgraph.image_folder`` did in training, by the metadata of the model (or what a
+    file beside it says), stands in front as nodes of standard ONNX: resizing as Pillow computes it, cropping, division
+    by 255, mean and std. Pixels equal those of Pillow but for a level or two of 255: where ties are rounded otherwise,
+    and in tall images, which Pillow shrinks first in the other direction.
+
+    Raises:
+        ModelError: the model has no input of images, or is of an opset below 13; images of four channels are resized,
+            or by another filter than bilinear and bicubic.
+    """
+    work = load_model(model)
+    learn_preprocessing(work, model)
+    names = DataNames.read_from(work.metadata_props)
+    inputs = [v for v in work.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
+    known = [v for v in inputs if v.name in names.images] or inputs
+    if len(known) != 1 or known[0].dtype is None:
+        raise ModelError("the model has no input that is known to be of images; bytes of images need one")
+    if work.opset_imports.get("", LEAST_OPSET) < LEAST_OPSET:
+        raise ModelError(f"the model is of an opset below {LEAST_OPSET}; convert it first")
+    _put_in_front(work, known[0], names)
+    return to_proto(work)
+
+
+def _put_in_front(work: ir.Model, value: ir.Value, names: DataNames) -> None:
+    graph, name = work.graph, value.name or ""
+    assert value.shape is not None and value.dtype is not None
+    spec = TensorSpec(name, dtype_name(int(value.dtype)), as_dims(value.shape))
+    form = ImageForm(**names.images.get(name, {})).of(spec)
+    op = Builder(names_of(work), scope=f"{name}.bytes")
+    raw = ir.Value(name=name, type=ir.TensorType(ir.DataType.UINT8),
+                   shape=ir.Shape([value.shape[0], f"{name}_height", f"{name}_width", form.channels]))  # fmt: skip
+    value.name = op.fresh(f"{name}.array")
+    made = _normalised(op, _resized(op, op.wrap(raw), form), form, value.dtype)
+    value.replace_all_uses_with(made.value)
+    graph.inputs[list(graph.inputs).index(value)] = raw
+    op.finish(graph, graph[0])
+    prune(work)  # of constants that others were made of
+    images = {**names.images, name: {"layout": "NHWC"}}
+    data = DataNames(names.columns, names.classes, images, names.softmax)
+    work.metadata_props.update(data.as_metadata())
+
+
+def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
+    """Pixels as float32 [samples, channels, height, width], at the size of the form."""
+    x = op.Transpose(op.Cast(raw, to=FLOAT), perm=[0, 3, 1, 2])
+    if form.size is None:
+        return x
+    kind = _FILTERS.get(form.resample or "bilinear")
+    if kind is None or form.channels == 4:
+        what = (
+            f"by the filter {shown(form.resample)}" if kind is None else "of four channels, whose colours Pillow weighs"
+        )
+        raise ModelError(f"images {what} are not resized in the model; resize them before, and export without this")
+    sides = [op.Gather(op.Shape(raw), i, axis=0) for i in (1, 2)]
+    new = [op.const(side) for side in form.size]
+    if form.shorter is not None:
+        new = [side * form.shorter / op.Min(*sides) for side in sides]  # whole numbers, rounded down
+    across = op.Transpose(_weights(op, sides[1], new[1], kind), perm=[1, 0])
+    x = _rounded(op, op.MatMul(x, across))
+    x = _rounded(op, op.MatMul(_weights(op, sides[0], new[0], kind), x))
+    return x if form.shorter is None else _middle(op, x, new, form.size)
+
+
+def _middle(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int]) -> Var:
+    """Cut the middle out; a half is rounded to the even number, as Python does it."""
+    for axis, side, wanted in zip((2, 3), sides, size, strict=True):
+        first = op.Cast(op.Round((op.Cast(side, to=FLOAT) - float(wanted)) * 0.5), to=INT64)
+        first = op.Reshape(first, [1])
+        x = op.Slice(x, first, first + wanted, [axis])
+    return x
+
+
+def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
+    """How much each of ``before`` pixels counts for each of ``after``: [after, before].
+
+    Those of Pillow's ``precompute_coeffs``: a filter around the middle of each new pixel, as wide as it is in old ones.
+    """
+    zero, step = op.const(0), op.const(1)
+    scale = op.Cast(before, to=FLOAT) / op.Cast(after, to=FLOAT)
+    middles = (op.Cast(op.Range(zero, after, step), to=FLOAT) + 0.5) * scale
+    places = op.Cast(op.Range(zero, before, step), to=FLOAT) + 0.5
+    far = op.Abs(op.Unsqueeze(middles, [1]) - op.Unsqueeze(places, [0])) / op.Max(scale, 1.0)
+    shares = kind(op, far)
+    return shares / op.ReduceSum(shares, [1], keepdims=1)
+
+
+def _bilinear(op: Builder, far: Var) -> Var:
+    return op.Max(1.0 - far, 0.0)
+
+
+def _bicubic(op: Builder, far: Var) -> Var:
+    """Keys' cubic with a = −1/2."""
+    near = (1.5 * far - 2.5) * far * far + 1.0
+    beyond = ((far - 5.0) * far + 8.0) * far * -0.5 + 2.0
+    return op.Where(far < 1.0, near, op.Where(far < 2.0, beyond, 0.0))
+
+
+_FILTERS: dict[str, Callable[[Builder, Var], Var]] = {"bilinear": _bilinear, "bicubic": _bicubic}
+
+
+def _rounded(op: Builder, x: Var) -> Var:
+    """Levels of bytes, as Pillow keeps them after each direction."""
+    return op.Clip(op.Floor(x + 0.5), 0.0, BYTE)
+
+
+def _normalised(op: Builder, x: Var, form: ImageForm, dtype: ir.DataType) -> Var:
+    """Numbers in the type and layout of the model."""
+    if not form.raw:
+        x = x / BYTE
+        for values, is_mean in ((form.mean, True), (form.std, False)):
+            if values is not None:
+                column = op.const(np.array(values, np.float32).reshape(-1, 1, 1))
+                x = x - column if is_mean else x / column
+    x = op.Transpose(x, perm=[0, 2, 3, 1]) if form.layout == "NHWC" else x
+    return x if dtype == FLOAT else op.Cast(x, to=dtype)
