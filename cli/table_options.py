@@ -12,13 +12,14 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import Listed, Suggested
 from gradgraph.cli.key_values import value_of
 from gradgraph.cli.sections import placed
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import CheckpointError, DataError, shown
 
 if TYPE_CHECKING:
     import onnx
 
     from gradgraph.preprocess import Preprocessing
     from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.step import Step
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -96,3 +97,11 @@ def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mappi
     index = any(len(spec.shape) == 2 and "int" in spec.dtype for spec in manifest.inputs)
     plan = learnt(data, target or [t.name for t in manifest.targets], kinds, index)
     trainer.names = DataNames(preprocess=plan)
+
+
+def check_same_data(trainer: Trainer, step: Step) -> None:
+    """Raise CheckpointError if a run goes on whose starting model was made for other data."""
+    if trainer.names.preprocess != step.manifest.data.preprocess:
+        raise CheckpointError(
+            "the run began with other data, of which its model was made; go on with those, or from a run folder"
+        )

@@ -32,7 +32,7 @@ from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
-from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, preprocess, starting_model
+from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, check_same_data, preprocess, starting_model
 from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
@@ -261,6 +261,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         trainer = Trainer(step, device=run.device, seed=run.seed, options=options)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
+    if run.start is not None:
+        check_same_data(trainer, step)
     if run.preprocess is not None:
         preprocess(trainer, run.data, run.target, run.column)
     elif run.column and run.start is None:

@@ -25,6 +25,7 @@ __all__ = ["Compared", "ExportReport", "compared", "drawn", "export_report"]
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
 _ROUNDING = 1e-5  # of the largest number: what another order of float32 sums makes
+_ROWS = 16  # of a table that is drawn
 _MOST_SHOWN = 6  # operators in words
 
 
@@ -114,16 +115,22 @@ def export_report(
     after = Predictor(exported, device="cpu")
     names = [o.name for o in trainer.definition.eval.graph.output]
 
+    plan = after.names.preprocess
+    takes_columns = plan is not None and set(after.specs) == set(plan.read)
+
     def before(feeds: Feeds) -> Outputs:
-        found = trainer.predict(feeds, averaged=averaged)
+        given = plan.arrays(feeds) if plan is not None and takes_columns else feeds
+        found = trainer.predict(given, averaged=averaged)
         return found if isinstance(found, Mapping) else {name: found for name in after.outputs if name in names}
 
     def run(feeds: Feeds) -> None:
         after(feeds)
         before(feeds)
 
-    same = set(after.specs) == {spec.name for spec in trainer.manifest.inputs}  # no columns of a table in their place
-    feeds = drawn(exported, run) if same else None
+    if plan is not None and takes_columns:
+        feeds: Feeds | None = plan.drawn(np.random.default_rng(0), after.fixed_rows or _ROWS)
+    else:
+        feeds = drawn(exported, run)
     held = {} if feeds is None else compared(before, after, [feeds])
     graph = trainer.definition.eval.graph
     return ExportReport(

@@ -15,6 +15,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import ArgumentError, BuildError, DataError
+from gradgraph.export import export_report
 from gradgraph.frontend import nn
 from gradgraph.preprocess import Preprocessing, fit
 
@@ -194,6 +195,9 @@ def test_random_frames_train_export_and_predict_alike(seed: int, tmp_path: Path)
         assert found["class"].tolist() == [trainer.names.classes["target"][i] for i in found["output"].argmax(1)]
         np.testing.assert_allclose(found["probabilities"].sum(1), 1, rtol=1e-5)
 
+    compared = export_report(tmp_path / "t.onnx", trainer.definition, weights=trainer.state_dict()).compared
+    assert compared["output"].relative < 1e-5
+
     again = gg.Trainer(gg.build(tmp_path / "t.onnx", loss="cross_entropy" if text else "mse"), device="cpu")
     np.testing.assert_allclose(again.predict(shuffled), expected, rtol=1e-4, atol=1e-4)
     trainer.save(tmp_path / "t.ckpt")
@@ -251,8 +255,10 @@ def test_what_later_tables_lack_is_named() -> None:
 
 def test_what_cannot_be_learnt_is_said() -> None:
     _, frame = _plan()
-    with pytest.raises(DataError, match=r"the table has the columns 'age', 'town', 'y', and no 'prize'"):
+    with pytest.raises(DataError, match="the table has no column 'prize'; there is age, town, y"):
         fit(frame, "prize")
+    with pytest.raises(ArgumentError, match=r"table is 'train.csv'; it should be a DataFrame .*read_csv"):
+        fit("train.csv", "y")
     with pytest.raises(DataError, match="'y', which is to be predicted, has 2 missing values"):
         fit(frame.assign(y=[None, np.nan, *range(18)]), "y")
     with pytest.raises(BuildError, match="there is no kind of column 'categories'; did you mean 'category'"):
@@ -316,3 +322,16 @@ def test_a_run_that_begins_keeps_its_preprocessing() -> None:
     trainers[1].names = gg.DataNames(preprocess=fit(frame[:10], "y"))
     with pytest.raises(DataError, match="prepared with another preprocessing"):
         trainers[0].fit(trainers[1].prepare(frame), progress=False)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS if name not in ("categorical", "nullable integers", "strings")]
+)
+def test_tables_of_arrow_and_dicts_are_read_as_frames_are(name: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="an extra: onnx-gradgraph[tables]")
+    train, other = _frames([name], 2)
+    plan = fit(train, kinds=_overrides([name]))
+    made = [arrow.Table.from_pandas, lambda frame: {key: frame[key].to_numpy() for key in frame}]
+    for table in made:
+        assert fit(table(train), kinds=_overrides([name])) == plan
+        np.testing.assert_array_equal(plan.arrays(table(other))["x"], plan.arrays(other)["x"])

@@ -30,7 +30,7 @@ DATE = (
 )
 
 
-class Kind:
+class ColumnKind:
     """A kind of column.
 
     Attributes:
@@ -50,6 +50,10 @@ class Kind:
 
     def write(self, op: Builder, x: Var) -> Var:
         """Emit nodes: [rows], text or float64, to [rows, width]."""
+        raise NotImplementedError
+
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        """A column, as the nodes read it, with gaps and values that training data lack: text, or float64."""
         raise NotImplementedError
 
     def as_data(self) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def _centre(name: str, values: Array) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Number(Kind):
+class Number(ColumnKind):
     """Take off the mean, divide by the standard deviation; a gap is the mean, and a column of its own says so.
 
     Attributes:
@@ -111,6 +115,9 @@ class Number(Kind):
     def parts(self) -> list[str]:
         return ["", *([" is missing"] if self.has_gaps else [])]
 
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        return np.where(rng.random(rows) < 0.1, np.nan, self.fill + self.std * rng.normal(size=rows))
+
     def write(self, op: Builder, x: Var) -> Var:
         gap = op.IsNaN(x)
         scaled = _float((op.Where(gap, self.fill, x) - self.mean) / self.std)
@@ -118,7 +125,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Category(Kind):
+class Category(ColumnKind):
     """One of the values that training data have, each with a slot of its own; the last slot is for all others.
 
     Attributes:
@@ -166,6 +173,11 @@ class Category(Kind):
     def parts(self) -> list[str]:
         return [""] if self.is_index else [f"={slot}" for slot in self.slots]
 
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        if self.takes_text:
+            return rng.choice(np.array([*self.values, "", "a value that nobody has"], object), rows)
+        return rng.choice(np.array([*self.values, np.nan, 0.123456789]), rows)
+
     def write(self, op: Builder, x: Var) -> Var:
         last, many = len(self.slots) - 1, len(self.values)
         if not many:
@@ -187,7 +199,7 @@ class Category(Kind):
 
 
 @dataclass(frozen=True)
-class Date(Kind):
+class Date(ColumnKind):
     """The year, and where in the year, in the week and in the day it is, as the sine and cosine of a circle.
 
     Dates are text in ISO form, such as 2024-05-31 or 2024-05-31 12:30; anything else is a gap, whose numbers are 0.
@@ -223,6 +235,11 @@ class Date(Kind):
         cyclic = [f", {part} {circle}" for circle in circles for part in ("sine", "cosine")]
         return [", year", *cyclic, *([" is missing"] if self.has_gaps else [])]
 
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        seconds = np.array(round(self.mean) - 1970) * 31_556_952 + rng.integers(0, 31_556_952, rows)
+        texts = np.datetime_as_string(seconds.astype("datetime64[s]")).astype(object)
+        return np.where(rng.random(rows) < 0.1, "", texts)
+
     def write(self, op: Builder, x: Var) -> Var:
         there = op.RegexFullMatch(x, pattern=DATE)
         date, time = self._split(op, op.Where(there, x, _text(op, "1970-01-01")))
@@ -257,7 +274,7 @@ class Date(Kind):
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class Text(ColumnKind):
     """How often each of some buckets occurs among the hashes of the words (between spaces), as a vector of length 1.
 
     Attributes:
@@ -279,6 +296,10 @@ class Text(Kind):
     def parts(self) -> list[str]:
         return [f", words in bucket {i}" for i in range(self.buckets)]
 
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        words = [" ".join(f"word{n}" for n in rng.integers(0, 1000, rng.integers(0, 8))) for _ in range(rows)]
+        return np.array(words, object)
+
     def write(self, op: Builder, x: Var) -> Var:
         """MurmurHash3 with seed 0, as scikit-learn's HashingVectorizer has it, of words with ASCII in lower case."""
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")
@@ -296,7 +317,7 @@ class Text(Kind):
 
 
 @dataclass(frozen=True)
-class Drop(Kind):
+class Drop(ColumnKind):
     """Not read at all."""
 
     name = "drop"

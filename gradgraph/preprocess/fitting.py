@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.arguments import FLAG, NAMES, as_names, bound, checked, instance
+from gradgraph.arguments import FLAG, NAMES, Kind, as_names, bound, checked, instance
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.preprocess.column_kinds import DATE, KINDS, Category, Kind, Number, _centre
-from gradgraph.preprocess.frames import Array, Frame, are_numbers, is_gap, numbers_of, text_of
+from gradgraph.preprocess.column_kinds import DATE, KINDS, Category, ColumnKind, Number, _centre
+from gradgraph.preprocess.frames import Array, Frame, are_numbers, is_gap, is_table, numbers_of, text_of
 from gradgraph.preprocess.plan import Learnt, Preprocessing
 
 MOST_CATEGORIES = 100  # text of more different values is read by its words
@@ -20,7 +20,13 @@ MOST_CLASSES = 20  # of whole numbers that are classes
 OVERRIDES = "a dict of columns and kinds, such as {'zip': 'category', 'notes': {'kind': 'text', 'buckets': 256}}"
 
 
-@checked(target=NAMES.or_none(), kinds=instance(Mapping, OVERRIDES).or_none(), index=FLAG)
+TABLE = Kind(
+    "a DataFrame of pandas or polars, an Arrow table, or a dict of columns, such as pandas.read_csv('train.csv')",
+    lambda value: is_table(value) or isinstance(value, Mapping),
+)
+
+
+@checked(table=TABLE, target=NAMES.or_none(), kinds=instance(Mapping, OVERRIDES).or_none(), index=FLAG)
 def fit(
     table: Any,
     target: str | Iterable[str] | None = None,
@@ -50,8 +56,7 @@ def fit(
     given = {name: _written(name, kind) for name, kind in (kinds or {}).items()}
     for name in (*targets, *given):
         if name not in frame:
-            raise DataError(f"the table has the columns {listed(list(frame))}, and no '{shown(name)}'"
-                            f"{suggestion(name, list(frame))}")  # fmt: skip
+            raise DataError(f"the table has no column '{shown(name)}'{suggestion(name, list(frame))}")
     columns = {name: _learnt(name, frame[name], given.get(name), index) for name in frame if name not in targets}
     rows = len(frame[next(iter(frame))]) if frame.keys else 0
     return Preprocessing(columns, {name: _target(name, frame[name], given.get(name)) for name in targets}, rows)
@@ -65,14 +70,14 @@ def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, A
     return given.pop("kind"), given
 
 
-def _learnt(name: str, values: Array, given: tuple[str, dict[str, Any]] | None, index: bool) -> Kind:
+def _learnt(name: str, values: Array, given: tuple[str, dict[str, Any]] | None, index: bool) -> ColumnKind:
     kind, arguments = given or (_looks_like(values), {})
     learn = KINDS.named(kind).learn
     if kind == Category.name:
         arguments = {"index": index, **arguments}
     signature = inspect.signature(learn)
     bound(learn, signature, (name, values), arguments)
-    learnt: Kind = learn(name, values, **arguments)
+    learnt: ColumnKind = learn(name, values, **arguments)
     return learnt
 
 

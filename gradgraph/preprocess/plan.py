@@ -12,7 +12,7 @@ import numpy as np
 
 from gradgraph.errors import ArgumentError, UnmatchedError, listed, shown
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.preprocess.column_kinds import KINDS, Kind
+from gradgraph.preprocess.column_kinds import KINDS, ColumnKind
 from gradgraph.preprocess.frames import Array, Frame, numbers_of, text_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Preprocessing:
         ArgumentError: no table can have given that.
     """
 
-    columns: Mapping[str, Kind]
+    columns: Mapping[str, ColumnKind]
     targets: Mapping[str, Learnt] = field(default_factory=dict)
     rows: int = 0
     numbers: str = "x"
@@ -77,7 +77,7 @@ class Preprocessing:
     # --- what it makes --------------------------------------------------------------------------------------
 
     @property
-    def read(self) -> dict[str, Kind]:
+    def read(self) -> dict[str, ColumnKind]:
         """The columns that the model reads."""
         return {name: kind for name, kind in self.columns.items() if kind.parts}
 
@@ -126,6 +126,10 @@ class Preprocessing:
                 parts[name].append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
+    def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
+        """The columns of a table of numbers and words that are drawn, as :meth:`feeds` gives them."""
+        return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
+
     # --- written and read -----------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
@@ -168,10 +172,10 @@ def _said(learnt: Learnt) -> str:
     return f"to be predicted, one of {len(learnt.classes)} classes: {listed(learnt.classes)}"
 
 
-def _kind(kind: str, **given: Any) -> Kind:
+def _kind(kind: str, **given: Any) -> ColumnKind:
     if kind not in KINDS:
         raise ArgumentError(f"there is no kind of column '{shown(kind)}'{KINDS.hint(str(kind))}")
-    made: Kind = KINDS[kind](**given)
+    made: ColumnKind = KINDS[kind](**given)
     return made
 
 

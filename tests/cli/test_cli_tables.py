@@ -124,7 +124,7 @@ BAD = {
     "no target": (["train", "--model", "mlp", "--data", "train.csv"], "predicts a column of the table; name it with"),
     "no such model": (["train", "--model", "mpl", "--data", "train.csv"], "not one of 'mlp'"),
     "no such target": (["train", "--model", "mlp", "--data", "train.csv", "--target", "prize"],
-                       "and no 'prize'; did you mean 'price'"),
+                       "no column 'prize'; did you mean 'price'"),
     "no table": (["train", "--model", "mlp", "--data", "train.npz", "--target", "y"], "'train.npz' is no table"),
     "no such kind": ([*_train("price"), "--column", "town=categories"], "no kind of column 'categories'"),
     "no kind": ([*_train("price"), "--column", "town"], "should be NAME=KIND, such as zip=category"),
@@ -146,3 +146,19 @@ def test_a_missing_column_is_one_sentence(cli: Cli, tables: Any) -> None:
     assert (
         ran.code == 1 and "the table lacks the column 'town', which the model reads, and has the new 'city'" in ran.err
     )
+
+
+def test_a_run_without_a_folder_goes_on_with_the_data_that_it_began_with_alone(cli: Cli, tables: Any) -> None:
+    words = [*_train("price"), "--checkpoint", "run.ckpt"]
+    ok(cli, *words)
+    ok(cli, *words, "--resume", "--epochs", "3")
+    tables[10:60].to_csv("train.csv", index=False)
+    ran = cli(*words, "--resume", "--epochs", "4")
+    assert ran.code == 1 and "the run began with other data, of which its model was made" in ran.err
+
+
+def test_what_is_exported_is_held_against_the_step(cli: Cli, tables: Any) -> None:
+    ok(cli, *_train("kind"), "--run", str(RUN))
+    for words in ([], ["--size", "batch=1"]):
+        ran = cli("export", str(RUN), "-o", "t.onnx", *words)
+        assert ran.code == 0 and "on a batch that was drawn: 'logits' is equal up to rounding" in ran.err

@@ -234,8 +234,8 @@ def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -
         return
     if missing := [column for column in made_of if column not in columns.keys]:
         raise DataError(
-            f"the table has the columns {listed(columns.keys)}, and lacks the {_columns(missing)}, of which the target "
-            f"'{shown(spec.name)}' is made{suggestion(missing[0], list(columns.keys))}"
+            f"the table lacks the {_columns(missing)}, of which the target '{shown(spec.name)}' is made"
+            f"{suggestion(missing[0], list(columns.keys))}"
         )
     width = 1 if _takes_one(spec) else spec.shape[1] if len(spec.shape) == 2 else len(made_of)
     if width not in (len(made_of), None):
