@@ -271,7 +271,7 @@ def test_a_fault_at_a_kink_is_found(monkeypatch: pytest.MonkeyPatch, name: str, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("width", "beside"), [(1e-7, 0.5), *((w, b) for w in (1e-5, 1e-3, 1e-1) for b in (0.5, 0.0))])
+@pytest.mark.parametrize(("width", "beside"), [(w, b) for w in (1e-7, 1e-5, 1e-3, 1e-1) for b in (0.5, 0.0)])
 def test_a_fault_that_lies_near_a_kink_is_found(
     monkeypatch: pytest.MonkeyPatch, width: float, beside: float, seed: int
 ) -> None:
