@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
-from gradgraph import augment, errors, export, extend, frontend, losses, metrics, optim, sound, surgery, text
+from gradgraph import augment, errors, export, extend, frontend, losses, metrics, optim, sound, surgery, text, vision
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -68,6 +68,7 @@ PAGES: dict[str, tuple[str, list[ModuleType | Mapping[str, type]]]] = {
     "api-surgery.md": ("Surgery", [surgery]),
     "api-text.md": ("Texts", [text]),
     "api-sound.md": ("Sounds", [sound]),
+    "api-vision.md": ("Detectors and segmenters", [vision]),
     "api-frontend.md": ("Networks", [frontend, init]),
     "api-layers.md": ("Layers", families(nn, of_losses=False)),
     "api-functions.md": ("Functions", families(functional, of_losses=False)),

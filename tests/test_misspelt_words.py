@@ -22,6 +22,7 @@ MODULES = (
     "surgery",
     "export",
     "extend",
+    "vision",
     "frontend.nn",
     "frontend.functional",
 )
@@ -59,6 +60,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
     trainer.save(folder / "run.ckpt")
     return {
         "gg.memory": (step,),
+        "vision.detections": ("detr", []),
+        "vision.read": ("annotations.json",),
         "export.save_page": (step, folder / "page.html"),
         "optim.by_name": ("adamw",),
         "losses.by_name": ("huber",),

@@ -6,7 +6,19 @@ import pytest
 
 import gradgraph as gg
 
-MODULES = ["augment", "extend", "export", "frontend", "losses", "metrics", "optim", "sound", "surgery", "text"]
+MODULES = [
+    "augment",
+    "extend",
+    "export",
+    "frontend",
+    "losses",
+    "metrics",
+    "optim",
+    "sound",
+    "surgery",
+    "text",
+    "vision",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

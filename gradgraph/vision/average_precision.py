@@ -56,12 +56,17 @@ def mean_average_precision(
 
 
 def evaluate(
-    trainer: Trainer, pictures: Annotated, outputs: Sequence[str] | None = None, **options: Any
+    trainer: Trainer,
+    pictures: Annotated,
+    outputs: Sequence[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    averaged: bool = True,
 ) -> dict[str, Any]:
     """COCO's average precision of what a model finds in these pictures.
 
     Args:
-        trainer, pictures, outputs, options: as for :func:`gradgraph.vision.detect`.
+        trainer, pictures, outputs, batch_size, averaged: as for :func:`gradgraph.vision.detect`.
 
     Returns:
         As :func:`mean_average_precision`.
@@ -69,7 +74,8 @@ def evaluate(
     Raises:
         DataError: as for :func:`gradgraph.vision.detect`.
     """
-    return mean_average_precision(detect(trainer, pictures, outputs, **options), pictures)
+    found = detect(trainer, pictures, outputs, batch_size=batch_size, averaged=averaged)
+    return mean_average_precision(found, pictures)
 
 
 def _mean(table: Array) -> float:
