@@ -93,6 +93,9 @@ def test_every_sample_is_counted_once(source: str, loss: str, photos: Path) -> N
     assert found.pairs[0].samples[0].index == 14
     pixels = np.asarray(Image.open(io.BytesIO(first.picture)).convert("RGB"))
     np.testing.assert_allclose(pixels, 30, atol=1)
+    worst = trainer.worst(data, 3)
+    assert [one.picture for one in worst] == [one.picture for one in found.worst[:3]]
+    assert worst._repr_html_().count("<img") == 3
     assert first.file == (str(photos / "light" / "14.png") if source == "folder" else "")
     assert "called 'dark', and is 'light': 1" in str(found)
 

@@ -253,6 +253,23 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
     return _small_png(image, side)
 
 
+def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """A small PNG of a sample: of its file, or of that array of it which is an image.
+
+    Args:
+        file: where it comes from; "" where it has no file.
+        row: its arrays by name, without the axis of samples.
+        images: how images became arrays, by name.
+    """
+    try:
+        if file:
+            return thumbnail(file)
+        found = next((name for name, array in row.items() if array.ndim == 3), None)
+        return b"" if found is None else picture_of(row[found], images.get(found, {}))
+    except (DataError, OSError, ImportError):  # it is there no more, or is no image; or there is no Pillow
+        return b""
+
+
 def thumbnail(path: str, side: int = 96) -> bytes:
     """An image file as a small PNG; raises DataError if it cannot be read."""
     try:

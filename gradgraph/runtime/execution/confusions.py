@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array, on_host
-from gradgraph.runtime.data.image_form import picture_of, thumbnail
+from gradgraph.runtime.data.image_form import pictured
 from gradgraph.runtime.data.matching import with_softmax
 from gradgraph.runtime.data.sources import Samples, Source, rows_at
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.predictor import is_softmax
 from gradgraph.runtime.execution.scores import Scores, scores_in
-from gradgraph.runtime.saved.printed import Markup, html_table
+from gradgraph.runtime.saved.printed import Markup, html_table, image_markup
 from gradgraph.step.data_names import DataNames
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Called:
     @property
     def markup(self) -> Markup:
         """The picture in HTML."""
-        content = base64.b64encode(self.picture).decode()
-        return Markup(f'<img alt="" src="data:image/png;base64,{content}">' if content else "")
+        return image_markup(self.picture)
 
     def __str__(self) -> str:
         file = f" ({shown(self.file)})" if self.file else ""
@@ -142,23 +140,6 @@ def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, 
         return labels, called, np.full(len(array), np.nan), array[rows, called] - array[rows, own]
     shares = scores.probabilities(array)
     return labels, called, shares[rows, called], -np.log(np.maximum(shares[rows, own], TINY))
-
-
-def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """A small PNG of a sample: of its file, or of that array of it which is an image.
-
-    Args:
-        file: where it comes from; "" where it has no file.
-        row: its arrays by name, without the axis of samples.
-        images: how images became arrays, by name.
-    """
-    try:
-        if file:
-            return thumbnail(file)
-        found = next((name for name, array in row.items() if array.ndim == 3), None)
-        return b"" if found is None else picture_of(row[found], images.get(found, {}))
-    except (DataError, OSError):  # it is there no more, or is no image
-        return b""
 
 
 def confusions_of(executor: Executor, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:

@@ -43,6 +43,7 @@ from gradgraph.runtime.data.batch import (
     on_host,
     rows_of,
 )
+from gradgraph.runtime.data.image_form import pictured
 from gradgraph.runtime.data.matching import check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
@@ -453,8 +454,10 @@ class Executor:
             layouts = ((n, a, self.opened.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
             alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
             file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
-            names = names_of_classes(self.names.updated(source.names), row, outputs)
-            found.append(WorstSample(index, value, {n: a[0] for n, a in row.items()}, alone, file, *names))
+            known, one = self.names.updated(source.names), {n: a[0] for n, a in row.items()}
+            picture = pictured(file, one, known.images)
+            names = names_of_classes(known, row, outputs)
+            found.append(WorstSample(index, value, one, alone, file, *names, picture))
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import heapq
 import math
 from collections.abc import Iterable, Mapping
@@ -11,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import thumbnail
-from gradgraph.runtime.saved.printed import Markup, html_table
+from gradgraph.runtime.saved.printed import html_table, image_markup
 
 MOST_NUMBERS = 8  # of an array that is printed
 
@@ -30,6 +28,7 @@ class WorstSample:
         outputs: of the model, likewise.
         file: where it comes from, if it has a file of its own.
         label, called: the name of its class, and of the class that the model takes it for, where classes have names.
+        picture: a small PNG, of the file or of the array of an image; empty where it is neither.
     """
 
     index: int
@@ -39,6 +38,7 @@ class WorstSample:
     file: str = ""
     label: str = ""
     called: str = ""
+    picture: bytes = b""
 
     @property
     def words(self) -> dict[str, str]:
@@ -70,26 +70,18 @@ class WorstSamples(list[WorstSample]):
         names = list(self[0].sample) + list(self[0].outputs) if self else []
         words = list(dict.fromkeys(word for one in self for word in one.words))
         arrays = [{**one.sample, **one.outputs} for one in self]
+        pictured = any(one.picture for one in self)
         rows = [
             [
                 f"{one.index:,}",
                 f"{one.value:.6g}",
                 *(one.words.get(word, "") for word in words),
-                *([_picture(one.file)] if "file" in words else []),
+                *([image_markup(one.picture)] if pictured else []),
                 *(_shown(held[name]) for name in names),
             ]
             for one, held in zip(self, arrays, strict=True)
         ]
-        return html_table(["sample", "loss", *words, *(["picture"] if "file" in words else []), *names], rows)
-
-
-def _picture(file: str) -> str:
-    """The image in a file, as HTML; nothing if it is there no more."""
-    try:
-        content = base64.b64encode(thumbnail(file)).decode()
-    except (DataError, OSError):
-        return ""
-    return Markup(f'<img src="data:image/png;base64,{content}">')
+        return html_table(["sample", "loss", *words, *(["picture"] if pictured else []), *names], rows)
 
 
 def _shown(array: Array) -> str:

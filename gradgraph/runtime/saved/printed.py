@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Collection, Iterable, Sequence
 
 
 class Markup(str):
     """A cell that is HTML already."""
+
+
+def image_markup(png: bytes) -> Markup:
+    """A picture in HTML; nothing where there is none."""
+    content = base64.b64encode(png).decode()
+    return Markup(f'<img src="data:image/png;base64,{content}" alt="">' if content else "")
 
 
 def text_table(rows: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
