@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -45,10 +46,8 @@ class Listed(click.Choice[str]):
 
     def told(self) -> tuple[str, ...]:
         """The choices, for help, which imports no table: ``names.txt`` has what the tables of this package hold."""
-        if metadata.entry_points(group="gradgraph"):  # other packages add to the tables
-            return self.choices
-        written = written_names()
-        return tuple(name for place in self.places for name in written.get(place) or _names(place))
+        extended = bool(metadata.entry_points(group="gradgraph"))  # other packages add to the tables
+        return tuple(name for place in self.places for name in (_names if extended else _told)(place))
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(self.told())}]"
@@ -88,6 +87,12 @@ def written_names() -> dict[str, list[str]]:
     """The names of each table as ``make pages`` wrote them: a line for each, its place before them."""
     lines = (Path(__file__).parent / "names.txt").read_text("utf-8").splitlines()
     return {place: names for place, *names in map(str.split, lines)}
+
+
+def _told(place: str) -> Iterable[str]:
+    """The names at a place: those in memory where its table has been imported, and may have been added to."""
+    is_imported = f"gradgraph.{place.partition(':')[0]}" in sys.modules
+    return _names(place) if is_imported or ":" not in place else written_names()[place]
 
 
 def _names(place: str) -> Iterable[str]:

@@ -6,12 +6,14 @@ import sys
 import names_in_help
 import pytest
 
+import gradgraph as gg
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.choices import Listed
 
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "gradgraph.frontend", "gradgraph.rules")
 CODE = f"""
 import sys
+import gradgraph as gg
 from gradgraph.cli.app import run
 for command in sys.argv[1:]:
     assert run([*command.split(), "--help"]) == 0
@@ -29,11 +31,14 @@ def test_the_names_in_help_are_those_of_the_tables() -> None:
 
 
 def test_names_of_other_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an installed package extends gradgraph, help reads the tables."""
+    """Where a program or an installed package extends gradgraph, help reads the tables."""
     from gradgraph.losses import LOSSES
 
     kind = Listed("losses:LOSSES", "none")
     monkeypatch.setitem(LOSSES, "of_a_stranger", LOSSES["mse"])
-    assert "of_a_stranger" not in kind.told()
-    monkeypatch.setattr("gradgraph.cli.choices.metadata.entry_points", lambda group: ["a point of " + group])
     assert {"of_a_stranger", "mse", "none"} <= {*kind.told()}
+    monkeypatch.delitem(sys.modules, "gradgraph.losses")
+    assert "of_a_stranger" not in kind.told() and {"mse", "none"} <= {*kind.told()}
+    monkeypatch.setitem(sys.modules, "gradgraph.losses", gg.losses)
+    monkeypatch.setattr("gradgraph.cli.choices.metadata.entry_points", lambda group: ["a point of " + group])
+    assert "of_a_stranger" in kind.told()

@@ -212,7 +212,7 @@ WRITERS = {
     "gradgraph/runtime/saved/checkpoint.py": {"mkdir"},
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
-    "cli/run_folder.py": {"mkdir"},
+    "cli/run_folder.py": {"mkdir", "open"},  # a line at the end of the commands of a run
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
@@ -222,6 +222,7 @@ WRITERS = {
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
+    "gradgraph/surgery/integer_model.py": {"TemporaryDirectory"},
     "gradgraph/files/aside.py": {"mkdtemp"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads

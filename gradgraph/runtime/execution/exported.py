@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Exported:
-    """What ``Trainer.export`` is asked for.
+    """One call of ``Trainer.export``.
 
     Args:
         executor: of the trainer.
