@@ -11,7 +11,7 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
-    """The part of ``names``, another model's, that fits these inputs and targets; raises DataError as ``placed`` does."""
+    """The part of ``names``, another model's, that fits these inputs and targets; DataError as of ``placed``."""
     columns = {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)}
     classes = {t.name: t.classes for t in targets if t.ignore_index is not None}
     return placed(names.fitting(columns, classes), inputs, targets)
