@@ -29,6 +29,7 @@ COMMANDS = {
     "grad": "Append gradients to a model: write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
     "surgery": "Give a finished model another head, other ends, open sizes or other weights.",
+    "runs": "Compare the runs of a folder: their figures, and the options in which they differ.",
     "export": "Write the trained model as a plain inference model.",
     "evaluate": "Print loss and metrics of a step on data from disk, and what it gets wrong.",
     "predict": "Write what a model or a trained step says of arrays from disk.",

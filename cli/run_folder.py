@@ -215,6 +215,7 @@ class RunFolder:
             "go on, for more epochs": ["train", run, "--resume"],
             "what it gets wrong": ["evaluate", run, "--data", data, "--worst", "10"],
             "what it says": ["predict", run, "--data", data],
+            "it, and others beside it": ["runs", str(self.path.parent)],
         }
         return [f"{shlex.join(['gradgraph', *words])}    # {why}" for why, words in commands.items()]
 

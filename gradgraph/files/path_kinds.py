@@ -71,8 +71,8 @@ def step_of(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
         return path
-    own, named = path / STEP, _named(path, "output", "step")
-    found = [p for p in (own, named, _named(path, "model", "path")) if p is not None and kind_of(p) is Kind.STEP]
+    own, named = path / STEP, named_by_run(path, "output", "step")
+    found = [p for p in (own, named, named_by_run(path, "model", "path")) if p is not None and kind_of(p) is Kind.STEP]
     if not found:
         where = f" '{shown(named)}'" if named is not None else ""
         raise ModelError(f"the step{where} that the run '{shown(path)}' has trained is not there; give its folder")
@@ -88,7 +88,7 @@ def model_of(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
         return path
-    found = _named(path, "output", "export") or path / MODEL
+    found = named_by_run(path, "output", "export") or path / MODEL
     if not found.is_file():
         raise ModelError(
             f"the run '{shown(path)}' has written no trained model yet",
@@ -103,7 +103,7 @@ def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
     run = _run_of(Path(path))
     if run is None:
         return None
-    last = _named(run, "output", "checkpoint") or run / LAST
+    last = named_by_run(run, "output", "checkpoint") or run / LAST
     return last if last.is_file() else None
 
 
@@ -139,7 +139,7 @@ def _run_of(path: Path) -> Path | None:
     return run if path.absolute().name == STEP and kind_of(run) is Kind.RUN else None
 
 
-def _named(run: Path, table: str, key: str) -> Path | None:
+def named_by_run(run: Path, table: str, key: str) -> Path | None:
     """The path that the recipe of a run has there, if any. One that is not readable names none."""
     try:
         tables: dict[str, Any] = toml_of(regular_bytes(run / RECIPE, 1 << 20))

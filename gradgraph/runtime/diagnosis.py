@@ -59,7 +59,7 @@ class Diagnosis:
         step: str | None = None,
     ) -> RateCurve:
         """Find a learning rate: a run in which it grows step by step from ``start`` to ``end`` until the loss blows up,
-        and then short runs at a rate each, of which the one that comes lowest is suggested.
+        and then short runs at a rate each, between which the loss is least near the suggestion.
 
         It also works for a step whose rate follows a schedule in the graph: the suggestion is for its peak. State and
         progress are as they were afterwards.
@@ -67,7 +67,7 @@ class Diagnosis:
         Args:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
             start, end: the range; the rates are equally far apart on a logarithmic scale.
-            steps: of the first run, and of each short one, of which there are about five.
+            steps: of the first run; each short one, of which there are about five, has twice as many.
             step: of several named steps, the one that is tried; the others rest.
 
         Returns:

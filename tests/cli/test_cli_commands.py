@@ -450,7 +450,7 @@ def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--checkpoint", "run.ckpt", "-o", "step"]
     ran = cli(*words, "--find-lr")
     assert 1e-7 <= float(ran.out) <= 10
-    assert "the loss falls fastest at" in ran.err and f"that at {ran.out.strip()} comes lowest" in ran.err
+    assert "the loss falls fastest at" in ran.err and f"least near {ran.out.strip()}" in ran.err
     facts = json.loads(ok(cli, *words, "--find-lr", "--overfit", "--json"))
     assert len(facts["rates"]) == len(facts["losses"])
     assert len(facts["overfit"]) == 200

@@ -45,11 +45,12 @@ def test_its_commands_work(cli: Cli) -> None:
     ok(cli, *TRAIN)
     page = (RUN / "README.md").read_text()
     commands = [shlex.split(line, comments=True)[1:] for line in page.splitlines() if line.startswith("gradgraph")]
-    assert [words[0] for words in commands] == ["train", "train", "evaluate", "predict"]
+    assert [words[0] for words in commands] == ["train", "train", "evaluate", "predict", "runs"]
     assert "worst" in page and ok(cli, *commands[2]).count("sample") == 10
     ok(cli, *commands[3])
     ok(cli, *commands[1], "--epochs", "4")
     assert "12 steps, 4 epochs." in (RUN / "README.md").read_text()
+    assert "one" in ok(cli, *commands[4])
     ok(cli, *TRAIN[:5], "4", "--export", "whole.onnx", "--data", "train.npz", "--epochs", "4")
     predicted = []
     for model in ("whole.onnx", str(RUN / "trained.onnx")):

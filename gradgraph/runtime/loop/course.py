@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from gradgraph.runtime.saved.printed import clock
+
 
 class Course:
     """The way from the first batch of a fit to its last. What lies between epochs (validation, checkpoints) counts.
@@ -44,10 +46,3 @@ class Course:
                 return ""
             limits.append(max(end - at, 0) * (now - self._since) / max(at - self._first, 1))
         return f"{clock(min(limits))} left" if limits else ""
-
-
-def clock(seconds: float) -> str:
-    """Seconds as text: ``0:07``, ``12:34``, ``1:02:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -24,7 +24,7 @@ BLOWN_UP = 4.0  # times the range of the losses so far, above the least of them:
 SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
 APART = math.sqrt(10.0)  # from the rate of one short run to that of the next
 AT_MOST = 12  # short runs
-CLOSE = 0.05  # of the least loss: of rates that come so close to it the lowest is suggested
+LONGER = 2  # times as many steps as the sweep has a short run
 LEARNED = 0.1  # of the first loss
 
 
@@ -38,8 +38,8 @@ class RateCurve:
         steepest: the rate at which the smoothed loss falls fastest; None if it never falls.
         tried: of short runs from the same beginning, the rate and the mean loss of the last quarter of its steps;
             infinite where it blew up.
-        suggestion: the rate of the short run that came lowest; without any, a third of ``steepest``; None if no rate
-            lowers the loss.
+        suggestion: the rate at which the loss of short runs is least, between those that were tried; without any, a
+            third of ``steepest``; None if no rate lowers the loss.
     """
 
     rates: tuple[float, ...]
@@ -56,7 +56,7 @@ class RateCurve:
         fastest = "" if self.steepest is None else f"{swept}, the loss falls fastest at {self.steepest:.2g}; "
         if not self.tried:
             return f"{fastest}{self.suggestion:.2g} is a third of it"
-        return f"{fastest}of {len(self.tried)} short runs, that at {self.suggestion:.2g} comes lowest"
+        return f"{fastest}after {len(self.tried)} short runs it is least near {self.suggestion:.2g}"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Loss over rate as an image (``.png``, ``.svg``, ``.pdf``) at ``path``; returns the matplotlib figure.
@@ -139,7 +139,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
 
     One run in which the rate grows from step to step shows where the loss falls and where it blows up (L. Smith, 2017,
     "Cyclical Learning Rates for Training Neural Networks"). What falls fastest within a few steps of it is no good rate
-    for many: so short runs of as many steps, each at one rate, from the same weights and on the same batches, are
+    for many: so short runs of twice as many steps, each at one rate, from the same weights and on the same batches, are
     compared from there up and down, until both neighbours of the lowest are known.
 
     Raises:
@@ -155,9 +155,9 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
         tried: dict[float, float] = {}
         if steepest is not None:
             tried = _compared(
-                lambda rate: _after(trial, beginning, rate, steps), max(steepest / APART, start), start, end
+                lambda rate: _after(trial, beginning, rate, LONGER * steps), max(steepest / APART, start), start, end
             )
-    best = _lowest(tried, smoothed[0])
+    best = _vertex(tried, smoothed[0])
     if best is None and steepest is not None and not tried:
         best = steepest / APART
     return RateCurve(rates, losses, smoothed, steepest, tuple(sorted(tried.items())), best)
@@ -217,15 +217,26 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
                 return math.inf
     except DivergedError:
         return math.inf
+    except DataError:  # a generator that the sweep has used up
+        if losses:
+            raise
     return float(np.mean(losses[-max(len(losses) // 4, 1) :])) if losses else None
 
 
-def _lowest(tried: Mapping[float, float], before: float) -> float | None:
-    """The lowest rate that comes close to the least loss; None if none comes below the loss ``before``."""
-    least = min(tried.values(), default=math.inf)
-    if not least < before:
+def _vertex(tried: Mapping[float, float], before: float) -> float | None:
+    """The rate at which the loss of short runs is least: the vertex of the parabola through the least and its two
+    neighbours, over logarithms; None if none comes below the loss ``before``.
+    """
+    rates = sorted(tried)
+    lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)
+    if not rates or not tried[rates[lowest]] < before:
         return None
-    return min(rate for rate, loss in tried.items() if loss <= least + CLOSE * abs(least))
+    near = [tried[rate] for rate in rates[max(lowest - 1, 0) : lowest + 2]]
+    if len(near) < 3 or not all(0 < loss < math.inf for loss in near):
+        return rates[lowest]
+    below, least, above = map(math.log, near)
+    bend = below - 2 * least + above
+    return rates[lowest] * math.exp(math.log(APART) * (0.5 * (below - above) / bend if bend > 0 else 0.0))
 
 
 def _compared(after: Callable[[float], float | None], first: float, start: float, end: float) -> dict[float, float]:

@@ -40,13 +40,14 @@ class Panel:
     curves: Sequence[Curve]
 
 
-def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None) -> list[Panel]:
+def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, over: str | None = None) -> list[Panel]:
     """The columns of a history by kind: losses, shares (metrics from 0 to 1), rates, and each other one alone.
 
     Args:
         kept: the row whose weights were kept, where that is not the last.
+        over: the column of the x axis; by default "epoch", or "step" where an epoch has several rows.
     """
-    over = "epoch" if _is_increasing(history.get("epoch", ())) else "step"
+    over = over or axis_of(history)
     x = list(history.get(over, ()))
     kinds: dict[str, list[Curve]] = {}
     for name, column in history.items():
@@ -56,6 +57,11 @@ def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None) -
     titles = {"loss": "Losses", "share": "Metrics from 0 to 1", "learning rate": "Learning rates"}
     order = [*titles, *(kind for kind in kinds if kind not in titles)]
     return [Panel(titles.get(k, k), over, k, kinds[k]) for k in order if k in kinds]
+
+
+def axis_of(history: Mapping[str, Sequence[float]]) -> str:
+    """The column of the x axis: epochs, or steps where an epoch has several rows."""
+    return "epoch" if _is_increasing(history.get("epoch", ())) else "step"
 
 
 def _is_increasing(values: Sequence[float]) -> bool:
@@ -83,6 +89,7 @@ def _is_error(name: str) -> bool:
 # --- SVG ----------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 420, 280  # of a panel, in pixels
+GRID = "#d1d9e0"
 ACROSS = 3  # panels in a row
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 34, 52
 LINE = 15  # of the legend
@@ -114,10 +121,10 @@ def _panel(panel: Panel) -> str:
     parts = [_text(WIDTH / 2, 18, panel.title, 'text-anchor="middle" font-size="13" font-weight="600"')]
     for x in x_ticks:
         at = place(x, y_ticks[0])
-        parts += [_line(at, place(x, y_ticks[-1]), "#d1d9e0"), _text(at[0], at[1] + 15, f"{x:.4g}", _MIDDLE)]
+        parts += [_line(at, place(x, y_ticks[-1]), GRID), _text(at[0], at[1] + 15, f"{x:.4g}", _MIDDLE)]
     for y in y_ticks:
         at = place(x_ticks[0], y)
-        parts += [_line(at, place(x_ticks[-1], y), "#d1d9e0"), _text(at[0] - 6, at[1] + 4, f"{y:.4g}", _END)]
+        parts += [_line(at, place(x_ticks[-1], y), GRID), _text(at[0] - 6, at[1] + 4, f"{y:.4g}", _END)]
     parts += [_text(LEFT + across / 2, HEIGHT - 20, panel.x_label, _MIDDLE)]
     middle = TOP + down / 2
     parts += [_text(14, middle, panel.y_label, f'{_MIDDLE} transform="rotate(-90 14 {middle:g})"')]
@@ -173,7 +180,8 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
 
 def _line(a: tuple[float, float], b: tuple[float, float], colour: str, width: float = 1) -> str:
     ends = "M{:.1f} {:.1f}L{:.1f} {:.1f}".format(*a, *b)
-    return f'<path d="{ends}" stroke="{colour}" stroke-width="{width:g}"/>'
+    kind = ' class="grid"' if colour == GRID else ""
+    return f'<path{kind} d="{ends}" stroke="{colour}" stroke-width="{width:g}"/>'
 
 
 def _dot(at: str, colour: str, more: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Tables as lines of text, and as HTML for notebooks."""
+"""Tables as lines of text, and as HTML for notebooks; times."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | N
 
 def _cell(cell: str) -> str:
     return cell if isinstance(cell, Markup) else html.escape(cell)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as text: ``0:07``, ``12:34``, ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,226 @@
+"""The runs of a folder, as their own folders tell of them: figures of each, and the options in which they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradgraph.errors import DataError, shown, suggestion
+from gradgraph.files.path_kinds import RECIPE, Kind, kind_of, named_by_run
+from gradgraph.files.untrusted.documents import csv_rows, json_of, toml_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.runtime.saved.curves import INDEX, Curve, Panel, axis_of, panels_of
+from gradgraph.runtime.saved.history import History
+from gradgraph.runtime.saved.monitor import Monitor
+from gradgraph.runtime.saved.printed import clock
+
+LARGEST_LOG = 64 << 20  # bytes of a history or a log that are read
+DEEPEST = 3  # folders below the one that is looked at
+_PLACES = ("output",)  # tables of a recipe that say where things go
+
+
+@dataclass
+class Run:
+    """A run, as it lies in its folder.
+
+    Attributes:
+        name: its path below the folder that was looked at.
+        history: a row for each epoch or evaluation; also of a run that is not done.
+        seconds: how long it has trained, where its log says so.
+        epochs: how many it was to train.
+        kept: the row that counts: the best one by what the run monitors, where it looked for that, else the last.
+        best: the column that it monitors, and the best value in it.
+        options: of its recipe, by ``table.key``.
+    """
+
+    name: str
+    history: History
+    seconds: float | None = None
+    epochs: int | None = None
+    kept: int = -1
+    best: tuple[str, float] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float]:
+        """Loss and metrics of the row that counts: those on held-out data, where there are any, and the loss."""
+        if not self.history:
+            return {}
+        row = {n: v for n, v in self.history.row(self.kept).items() if n not in INDEX and not _is_rate(n)}
+        held_out = [name for name in row if name.startswith("val_")]
+        return {n: v for n, v in row.items() if not held_out or n in held_out or n.rpartition(".")[2] == "loss"}
+
+    def as_data(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        done = self.history.row() if self.history else {}
+        return {
+            "run": self.name, "epochs": int(done.get("epoch", 0)), "of": self.epochs, "steps": int(done.get("step", 0)),
+            "seconds": self.seconds, **self.figures(),
+            "best": None if self.best is None else {"column": self.best[0], "value": self.best[1]},
+        }  # fmt: skip
+
+
+def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs in ``folder`` and in folders in it; or the one that it is, by name.
+
+    Raises:
+        DataError: there is none.
+    """
+    top = Path(folder)
+    found = [_run(path, str(path.relative_to(top)) if path != top else path.absolute().name) for path in _folders(top)]
+    if not found:
+        raise DataError(f"'{shown(top)}' holds no run; give the folder of those that `gradgraph train --run` wrote")
+    return sorted(found, key=lambda run: run.name)
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The options in which ``runs`` differ, with the value of each run; None where its recipe has none.
+
+    An option is called by its key alone where no other table has that key among them.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run.options))
+    values = {name: [run.options.get(name) for run in runs] for name in names}
+    found = {name: column for name, column in values.items() if any(value != column[0] for value in column)}
+    keys = [name.partition(".")[2] for name in found]
+    return {key if keys.count(key) == 1 else name: found[name] for name, key in zip(found, keys, strict=True)}
+
+
+def table_of(runs: Sequence[Run]) -> list[list[str]]:
+    """A head and a row for each run: epochs, steps, time, figures, the best, and the options in which they differ."""
+    figures = list(dict.fromkeys(name for run in runs for name in run.figures()))
+    options, is_any_best = differing(runs), any(run.best and run.kept == -1 for run in runs)
+    rows = [["run", "epochs", "steps", "time", *figures, *(["best"] if is_any_best else []), *options]]
+    for i, run in enumerate(runs):
+        told, own = run.as_data(), run.figures()
+        of = f"/{run.epochs}" if run.epochs else ""
+        best = [f"{run.best[0]} {run.best[1]:.4g}" if run.best else ""] if is_any_best else []
+        numbers = [f"{own[name]:.4g}" if name in own else "" for name in figures]
+        time = "" if run.seconds is None else clock(run.seconds)
+        rows.append([run.name, f"{told['epochs']}{of}", f"{told['steps']:,}", time, *numbers, *best,
+                     *(_said(values[i]) for values in options.values())])  # fmt: skip
+    return rows
+
+
+def _said(value: Any) -> str:
+    return "" if value in (None, []) else value if isinstance(value, str) else json.dumps(value)
+
+
+def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
+    """The runs in the order of a column, the better first; by default that which the first of them monitors.
+
+    Raises:
+        DataError: no run has such a column.
+    """
+    known = ["run", "epochs", "steps", "seconds", *dict.fromkeys(name for run in runs for name in run.figures())]
+    chosen = column or next((run.best[0] for run in runs if run.best), "run")
+    if chosen not in known:
+        raise DataError(f"the runs have no column '{shown(chosen)}'{suggestion(chosen, known)}")
+    sign = 1.0
+    with contextlib.suppress(DataError):  # nothing says what is better
+        sign = Monitor(chosen).sign
+    values = {run.name: run.as_data().get(chosen) for run in runs}
+
+    def key(run: Run) -> tuple[bool, Any]:
+        value = values[run.name]
+        if isinstance(value, str):
+            return False, value
+        return (True, 0.0) if value is None or math.isnan(value) else (False, sign * value)
+
+    return sorted(runs, key=key)
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Each column of the histories with the curves of all runs over each other, losses first."""
+    found: dict[str, list[Curve]] = {}
+    labels: dict[str, tuple[int, str, str]] = {}
+    over = "step" if any(axis_of(run.history) == "step" for run in runs) else "epoch"
+    for run in runs:
+        kept = None if run.kept == -1 else run.kept
+        for rank, panel in enumerate(panels_of(run.history, kept, over)):
+            for curve in panel.curves:
+                found.setdefault(curve.name, []).append(Curve(run.name, curve.x, curve.y, curve.kept))
+                labels.setdefault(curve.name, (rank, panel.x_label, panel.y_label))
+    order = sorted(found, key=lambda name: (labels[name][0], not name.startswith("val_")))
+    return [Panel(name, *labels[name][1:], found[name]) for name in order]
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _folders(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """The folders of runs, none inside another one's."""
+    if kind_of(folder) is Kind.RUN:
+        yield folder
+    elif depth <= DEEPEST:
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _folders(Path(entry.path), depth + 1)
+
+
+def _run(path: Path, name: str) -> Run:
+    tables: dict[str, Any] = {}
+    with contextlib.suppress(UnreadableError):
+        tables = toml_of(regular_bytes(path / RECIPE, 1 << 20))
+    training = tables.get("training", {}) if isinstance(tables.get("training"), dict) else {}
+    rows, seconds = _logged(path / "log.jsonl")
+    history = _stored(named_by_run(path, "output", "history") or path / "history.csv") or rows
+    run = Run(name, history, seconds, training.get("epochs"), options=dict(_flat(tables)))
+    given = {key: training[key] for key in ("monitor", "mode") if isinstance(training.get(key), str)}
+    monitor = Monitor(given.get("monitor"), given.get("mode"))
+    column = monitor.of(history)
+    values = [v for v in history.get(column, ()) if math.isfinite(v)]
+    with contextlib.suppress(DataError):
+        if values:
+            best = min(values, key=lambda value: monitor.sign * value)
+            run.best = (column, best)
+            run.kept = history[column].index(best) if training.get("patience") else -1
+    return run
+
+
+def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a recipe by ``table.key``; files by their names alone."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from () if key in _PLACES and not place else _flat(value, f"{place}{key}.")
+        else:
+            is_path = isinstance(value, str) and os.sep in value and Path(value).is_absolute()
+            yield f"{place}{key}", Path(value).name if is_path else value
+
+
+def _stored(path: Path) -> History | None:
+    """The history that a run has written at its end."""
+    with contextlib.suppress(UnreadableError, ValueError):
+        columns, rows = csv_rows(regular_bytes(path, LARGEST_LOG).decode("utf-8"))
+        return History({name: [float(row[name]) for row in rows] for name in columns}) if rows else None
+    return None
+
+
+def _logged(path: Path) -> tuple[History, float | None]:
+    """The rows of a log, and the seconds of all fits that wrote to it."""
+    history, spent, last = History(), 0.0, None
+    try:
+        lines = regular_bytes(path, LARGEST_LOG).decode("utf-8").splitlines()
+    except (UnreadableError, UnicodeDecodeError):
+        return history, None
+    for line in lines:
+        with contextlib.suppress(UnreadableError):
+            record = json_of(line)
+            if not isinstance(record, dict):
+                continue
+            numbers = {n: float(v) for n, v in record.items() if isinstance(v, int | float)}
+            seconds = numbers.pop("seconds", None)
+            if seconds is not None:
+                spent, last = spent + (last or 0.0) * (last is not None and seconds < last), seconds
+            if record.get("event") in ("epoch", "eval"):
+                history.append(numbers)
+    return history, None if last is None else spent + last
+
+
+def _is_rate(name: str) -> bool:
+    return name.rpartition(".")[2] == "learning_rate"
