@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import onnx_ir as ir
+
 from gradgraph.errors import ModelError, shown
 from gradgraph.frontend.activations import relu
-from gradgraph.frontend.pointwise import maximum, minimum, real
+from gradgraph.frontend.pointwise import cast, maximum, minimum, real
 from gradgraph.frontend.shaping import stack, unbind
 from gradgraph.frontend.trace import TensorLike, tensor
 
@@ -41,9 +43,15 @@ class Overlap(NamedTuple):
         return self.iou - (self.hull - self.either) / (self.hull + EPS)
 
 
+def wide(x: TensorLike) -> Tensor:
+    """``x`` in float32 at least: float16 ends at 65,504, the area of 256 × 256 pixels."""
+    y = real(x)
+    return cast(y, ir.DataType.FLOAT) if y.dtype.bitwidth < 32 else y
+
+
 def corners(boxes: TensorLike, form: str = "xyxy") -> tuple[Tensor, ...]:
     """Left, top, right and bottom of boxes ``[…, 4]``, each ``[…]``."""
-    x = real(boxes)
+    x = wide(boxes)
     if form not in FORMATS:
         raise ModelError(f"boxes are written as {', '.join(FORMATS)}, not as '{shown(form)}'")
     if not x.ndim or x.shape[-1] != 4:

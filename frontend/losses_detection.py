@@ -17,13 +17,13 @@ from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import reductions
 from gradgraph.frontend.anchors import RATIOS, SCALES, STRIDES, anchors, checked_size, points
 from gradgraph.frontend.assignment import linear_sum_assignment
-from gradgraph.frontend.boxes import box_convert, corners, overlap, pairs
+from gradgraph.frontend.boxes import box_convert, corners, overlap, pairs, wide
 from gradgraph.frontend.gradients import detach
 from gradgraph.frontend.loss import Spec, Target, named
 from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.losses_regions import sigmoid_focal_loss
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, smooth_l1_loss
-from gradgraph.frontend.pointwise import cast, logical_and, logical_or, maximum, minimum, real, sqrt, where
+from gradgraph.frontend.pointwise import cast, logical_and, logical_or, maximum, minimum, sqrt, where
 from gradgraph.frontend.shaping import cat, stack
 from gradgraph.frontend.subscripts import arange, full, gather
 from gradgraph.frontend.trace import TensorLike, op, tensor
@@ -68,7 +68,7 @@ class Objects(NamedTuple):
 
 def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
     """Scores ``[B, Q, C]`` and the number of classes, which must be known."""
-    x = real(logits)
+    x = wide(logits)
     classes = x.shape[-1] if x.ndim == 3 else None
     if not isinstance(classes, int):
         raise ModelError(
@@ -107,7 +107,7 @@ def detr_loss(
             by the number of objects in the batch.
     """
     x, classes = _scores(logits, "detr")
-    predicted = real(boxes)
+    predicted = wide(boxes)
     objects = Objects.of(labels, target_boxes, classes - 1, x.dtype)
     costs = _assignment_costs(detach(x), detach(predicted), objects, class_cost, box_cost, giou_cost)
     met = objects.at(linear_sum_assignment(costs, objects.real))
@@ -187,7 +187,7 @@ def retinanet_loss(
     called = where(logical_or(met.real, is_background), called, 0.0)
     centre = (met.boxes[..., :2] - anchor[:, :2]) / anchor[:, 2:]
     sides = op.Log(where(met.real.unsqueeze(-1), met.boxes[..., 2:], anchor[:, 2:]) / anchor[:, 2:])
-    placed = reductions.sum(smooth_l1_loss(real(deltas), cat([centre, sides], -1), "none", beta), -1)
+    placed = reductions.sum(smooth_l1_loss(wide(deltas), cat([centre, sides], -1), "none", beta), -1)
     losses = reductions.sum(called + box_weight * where(met.real, placed, 0.0), 1)
     return reductions.mean(losses / maximum(count, 1.0))
 
@@ -258,13 +258,13 @@ def fcos_loss(
     there = cast(met.real, x.dtype)
     is_class = cast(met.labels.unsqueeze(-1) == arange(classes), x.dtype)
     called = reductions.sum(sigmoid_focal_loss(x, is_class, alpha, gamma, "none"))
-    left, top, right, bottom = (real(distances)[..., i] * stride for i in range(4))
+    left, top, right, bottom = (wide(distances)[..., i] * stride for i in range(4))
     truth = corners(met.boxes)
     giou = overlap((px - left, py - top, px + right, py + bottom), truth).giou
     placed = reductions.sum(where(met.real, 1.0 - giou, 0.0))
     sides = [where(met.real, d, 1.0) for d in (px - truth[0], py - truth[1], truth[2] - px, truth[3] - py)]
     across, along = (minimum(sides[i], sides[i + 2]) / maximum(sides[i], sides[i + 2]) for i in (0, 1))
-    logit = op.Reshape(real(centerness), op.Shape(there))
+    logit = op.Reshape(wide(centerness), op.Shape(there))
     centred = binary_cross_entropy_with_logits(logit, sqrt(across * along), None, "none")
     centred = reductions.sum(where(met.real, centred, 0.0))
     return (called + box_weight * placed + centred) / maximum(reductions.sum(there), 1.0)
@@ -305,7 +305,9 @@ def _targets(spare: int) -> tuple[Target, ...]:
 
     def boxes(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,)
-        return Spec(outputs[1].dtype, (shape[0], "objects", 4), (0, None, None))
+        dtype = outputs[1].dtype  # float16 would move boxes by a third of a pixel of 640
+        dtype = ir.DataType.FLOAT if dtype.bitwidth < 32 else dtype
+        return Spec(dtype, (shape[0], "objects", 4), (0, None, None))
 
     return (
         Target("labels", "class numbers (int64) `[B, N]`, −1 for none", labels),

@@ -180,6 +180,25 @@ def test_slopes_are_those_of_central_differences(name: str) -> None:
     assert slope == pytest.approx((above - below) / (2 * eps), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", [n for n in SLOPES if n not in ("tversky", "lovasz")])
+def test_models_of_float16_have_losses_of_float32(name: str) -> None:
+    """Boxes of 300 × 300 pixels, whose area float16 cannot hold, among them."""
+    loss, outputs, targets = SLOPES[name]
+    if "-apart" in name:
+        outputs, targets = [outputs[0] * 1000], [targets[0] * 1000]
+    halves = [x.astype(np.float16) for x in outputs]
+    step = gg.build(shifted(halves), loss, gg.optim.sgd(1.0))
+    fields = {f"x{i}": x for i, x in enumerate(halves)} | {f"w{i}": 0 * x for i, x in enumerate(halves)}
+    fields |= {t.name: x.astype(t.dtype) for t, x in zip(step.manifest.targets, targets, strict=True)}
+    value = float(run(step.eval, fields)["loss"])
+    singles = [x.astype(np.float32) for x in halves]
+    wide = gg.build(shifted(singles), loss, gg.optim.sgd(1.0))
+    fields = {f"x{i}": x for i, x in enumerate(singles)} | {f"w{i}": 0 * x for i, x in enumerate(singles)}
+    fields |= {t.name: x.astype(step.manifest.targets[i].dtype).astype(t.dtype)
+               for i, (t, x) in enumerate(zip(wide.manifest.targets, targets, strict=True))}  # fmt: skip
+    assert value == pytest.approx(float(run(wide.eval, fields)["loss"]), rel=2e-3)
+
+
 # --- errors ------------------------------------------------------------------------------------------------
 
 
