@@ -71,7 +71,7 @@ def test_it_is_copied_and_pickled_with_what_it_has_learnt() -> None:
 
 
 def test_partial_fit_goes_on() -> None:
-    parts = Classifier(random_state=0)
+    parts = Classifier(learning_rate=1e-2, random_state=0)
     order = np.random.default_rng(0).permutation(len(X))
     losses = []
     for epoch in range(6):
@@ -242,11 +242,11 @@ def test_a_warm_start_goes_on(kind: Any) -> None:
 def test_several_labels_of_a_sample() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     y = np.stack([Y == 0, X[:, 1] > 3, X[:, 2] > 4], 1).astype(int)
-    trained = Classifier(epochs=60, random_state=0).fit(X, y)
+    trained = Classifier(epochs=60, learning_rate=1e-2, random_state=0).fit(X, y)
     found, p = trained.predict(X), trained.predict_proba(X)
     assert found.shape == p.shape == y.shape and trained.score(X, y) > 0.8  # all three of a sample
     np.testing.assert_array_equal(found, p > 0.5)
-    again = Classifier(epochs=60, random_state=0).fit(X, sparse.csr_matrix(y))
+    again = Classifier(epochs=60, learning_rate=1e-2, random_state=0).fit(X, sparse.csr_matrix(y))
     np.testing.assert_array_equal(again.predict_proba(X), p)
     assert again.partial_fit(X, y).n_iter_ == 61
     with pytest.raises(ValueError, match="another form"):
@@ -287,7 +287,7 @@ def network(outputs: int, end: str = "") -> onnx.ModelProto:
 @pytest.mark.parametrize(("end", "loss"), [("", "bce_with_logits"), ("Sigmoid", "bce"), ("Sigmoid", "bce_with_logits")])
 def test_two_classes_may_have_one_score(end: str, loss: str) -> None:
     yes = np.where(Y == 0, "yes", "no")
-    trained = Classifier(network(1, end), loss=loss, epochs=20, random_state=0).fit(X, yes)
+    trained = Classifier(network(1, end), loss=loss, epochs=20, learning_rate=1e-2, random_state=0).fit(X, yes)
     p = trained.predict_proba(X)
     assert p.shape == (150, 2) and trained.score(X, yes) > 0.95
     np.testing.assert_allclose(p.sum(1), 1)

@@ -62,7 +62,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         hidden: Sequence[int] = (64,),
         loss: str | None = None,
         optimizer: str = "adamw",
-        learning_rate: float = 1e-2,
+        learning_rate: float = 2e-3,
         optimizer_options: Mapping[str, Any] | None = None,
         epochs: int = 50,
         batch_size: int = 32,

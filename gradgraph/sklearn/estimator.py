@@ -42,7 +42,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (64,),
         loss: str | None = None,
         optimizer: str = "adamw",
-        learning_rate: float = 1e-2,
+        learning_rate: float = 2e-3,
         optimizer_options: Mapping[str, Any] | None = None,
         epochs: int = 50,
         batch_size: int = 32,

@@ -36,7 +36,7 @@ def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = 
         path: a file to write it to.
         X: some rows of what ``predict`` takes. The inputs have their columns and types, and the file is held against
             ``predict`` on them before it is written. Without it, columns that an encoder has seen as text are text, and
-            all others float64. Where skl2onnx or onnxruntime cannot take such numbers, they are float32.
+            all others float64. Steps that know no such numbers compute in float32.
 
     Returns:
         A model that takes a matrix ``X`` [rows, features], or of a pipeline that was fitted on a table an input
@@ -53,12 +53,12 @@ def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = 
     if path is not None:
         check_suffix(path, ".onnx")
     parts = _parts(estimator)
-    kinds = _kinds(parts.steps[0], X) if parts.steps else {"X": np.dtype(np.float32)}
+    kinds = _kinds(parts, X)
     model = _with_results(parts, _scores(parts.last), kinds)
     if parts.steps:
         model = _with_steps(parts, model, estimator, X, kinds)
     elif X is not None:
-        _check_equal(model, estimator, np.asarray(X), kinds)
+        _check_equal(_taking(kinds, model), estimator, X, kinds)
     if path is not None:
         save_model(model, path)
     return model
@@ -220,25 +220,48 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
             raise ArgumentError(f"the columns '{shown(other)}' and '{shown(name)}' differ in signs alone, which "
                                 "skl2onnx takes for one; rename one of them")  # fmt: skip
     try:
-        return _tried(parts, model, estimator, X, kinds)
-    except ModelError:
+        found = _behind(_before(parts, kinds), model)
+        _check_equal(found, estimator, X, kinds)
+    except ModelError:  # of steps that have float32 alone
         narrow = {name: np.dtype(np.float32) if kind.kind in "fiu" else kind for name, kind in kinds.items()}
-        return _tried(parts, model, estimator, X, narrow)
-
-
-def _tried(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
-    """The file with inputs of these types, or ModelError where it does not run, or not as it should."""
-    found = _behind(_before(parts, kinds), model)
-    _check_equal(found, estimator, X, kinds)
+        found = _behind(_taking(kinds, _before(parts, narrow)), model)
+        _check_equal(found, estimator, X, kinds)
     return found
 
 
-def _kinds(first: Any, X: Any) -> _Kinds:
-    """The inputs of the file, each with its element type: the columns of a table, or a matrix."""
+def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
+    """Let a model take inputs of these types, and cast them to those that it has, in place."""
+    for value in before.graph.input:
+        had, taken = value.type.tensor_type.elem_type, _element(kinds[value.name])
+        if had != taken:
+            inner = f"{value.name}/cast"
+            for node in before.graph.node:
+                node.input[:] = [inner if name == value.name else name for name in node.input]
+            before.graph.node.insert(0, helper.make_node("Cast", [value.name], [inner], to=had))
+            value.type.tensor_type.elem_type = taken
+    return before
+
+
+def _element(kind: np.dtype[Any]) -> int:
+    """The element type of ONNX that stands for a dtype."""
+    wide: dict[str, int] = {
+        "i": TensorProto.INT64,
+        "u": TensorProto.INT64,
+        "b": TensorProto.BOOL,
+        "f": TensorProto.FLOAT,
+    }
+    return int(TensorProto.DOUBLE if kind == np.float64 else wide.get(kind.kind, TensorProto.STRING))
+
+
+def _kinds(parts: _Parts, X: Any) -> _Kinds:
+    """The inputs of the file, each with its type: the columns of a table that steps read, or a matrix."""
+    if not parts.steps:
+        return {"X": np.dtype(np.float32) if X is None else np.asarray(X).dtype}
     if hasattr(X, "columns"):
         return {str(name): np.asarray(X[name][:1]).dtype for name in X.columns}
     if X is not None:
         return {"X": X.dtype}
+    first = parts.steps[0]
     columns = list(getattr(first, "feature_names_in_", ()))
     texts = _texts(first, columns)
     return {str(name): np.dtype(object if name in texts else np.float64) for name in columns or ["X"]}
@@ -276,11 +299,11 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
     """These inputs in the words of skl2onnx; of a matrix, the number of columns."""
     from skl2onnx.common import data_types as of
 
-    known = {"f": of.FloatTensorType, "i": of.Int64TensorType, "u": of.Int64TensorType, "b": of.BooleanTensorType}
-    types = [of.DoubleTensorType if kind == np.float64 else known.get(kind.kind, of.StringTensorType)
-             for kind in kinds.values()]  # fmt: skip
-    return [(name, kind([None, features if name == "X" and len(kinds) == 1 else 1]))
-            for name, kind in zip(kinds, types, strict=True)]  # fmt: skip
+    types = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
+             TensorProto.INT64: of.Int64TensorType, TensorProto.BOOL: of.BooleanTensorType,
+             TensorProto.STRING: of.StringTensorType}  # fmt: skip
+    width = features if len(kinds) == 1 else 1
+    return [(name, types[_element(kind)]([None, width])) for name, kind in kinds.items()]
 
 
 def _texts(step: Any, columns: Sequence[Any]) -> list[Any]:
@@ -337,7 +360,7 @@ def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) 
 
 def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
     """The columns of a table, or a matrix, for a session of the file."""
-    wide = {"i": np.int64, "u": np.int64, "O": object, "U": object, "T": object}
-    columns = {str(name): X[name] for name in X.columns} if hasattr(X, "columns") else {"X": X}
-    arrays = {name: np.asarray(columns[name]).astype(wide.get(kind.kind, kind)) for name, kind in kinds.items()}
+    columns = {"X": X, **{str(name): X[name] for name in getattr(X, "columns", ())}}
+    types = {name: helper.tensor_dtype_to_np_dtype(_element(kind)) for name, kind in kinds.items()}
+    arrays = {name: np.asarray(columns[name]).astype(kind) for name, kind in types.items()}
     return {name: array[:, None] if array.ndim == 1 else array for name, array in arrays.items()}
