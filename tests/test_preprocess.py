@@ -298,17 +298,41 @@ def test_targets_are_classes_or_numbers(name: str) -> None:
         assert plan.targets["y"].std == pytest.approx(np.std(values))
 
 
-def test_damaged_plans_are_refused() -> None:
-    data = _plan()[0].as_data()
-    damaged: list[Any] = [None, [], {}, {**data, "more": 1}, {**data, "columns": {"a": {"kind": "text", "buckets": 0}}},
-                          {**data, "numbers": 3}, {**data, "targets": {"y": {"std": 0.0}}},
-                          {**data, "columns": {"a": {**data["columns"]["age"], "std": float("nan")}}},
-                          {**data, "columns": {"a": {"kind": "category", "values": ["a", "a"]}}},
-                          {**data, "columns": {"a": {"kind": "category", "values": "ab"}}},
-                          {**data, "columns": {"a": {"kind": "date", "mean": 1, "std": 1}}}]  # fmt: skip
-    for one in damaged:
-        with pytest.raises(ArgumentError):
-            Preprocessing.from_data(one)
+DAMAGED: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+    "None": lambda data: None,
+    "a list": lambda data: [],
+    "nothing": lambda data: {},
+    "more": lambda data: {**data, "more": 1},
+    "a name that is none": lambda data: {**data, "numbers": 3},
+    "two names alike": lambda data: {**data, "numbers": data["indices"]},
+    "rows below zero": lambda data: {**data, "rows": -1},
+    "half a character": lambda data: {**data, "columns": {"\ud800": data["columns"]["age"]}},
+    "a kind that is none": lambda data: {**data, "columns": {"a": {"kind": []}}},
+    "a column that is none": lambda data: {**data, "columns": {"a": 3}},
+    "no columns": lambda data: {**data, "columns": {}},
+    "no buckets": lambda data: {**data, "columns": {"a": {"kind": "text", "buckets": 0}}},
+    "too many buckets": lambda data: {**data, "columns": {"a": {"kind": "text", "buckets": 1 << 40}}},
+    "not a number": lambda data: {**data, "columns": {"a": {**data["columns"]["age"], "std": float("nan")}}},
+    "text for a number": lambda data: {**data, "columns": {"a": {**data["columns"]["age"], "mean": "1"}}},
+    "too large a number": lambda data: {**data, "columns": {"a": {**data["columns"]["age"], "mean": 10**400}}},
+    "no spread": lambda data: {**data, "columns": {"a": {**data["columns"]["age"], "std": 0}}},
+    "a value twice": lambda data: {**data, "columns": {"a": {"kind": "category", "values": ["a", "a"]}}},
+    "text for values": lambda data: {**data, "columns": {"a": {"kind": "category", "values": "ab"}}},
+    "values of both": lambda data: {**data, "columns": {"a": {"kind": "category", "values": ["a", 1]}}},
+    "half a character in values": lambda data: {**data, "columns": {"a": {"kind": "category", "values": ["\udfff"]}}},
+    "half a date": lambda data: {**data, "columns": {"a": {"kind": "date", "mean": 1, "std": 1}}},
+    "a target without spread": lambda data: {**data, "targets": {"y": {"std": 0.0}}},
+    "classes that are none": lambda data: {**data, "targets": {"y": {"classes": [1]}}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_plans_are_refused(name: str) -> None:
+    data = DAMAGED[name](_plan()[0].as_data())
+    for read in (Preprocessing.from_data, lambda found: gg.DataNames.from_data({"preprocess": found})):
+        if name != "None" or read is Preprocessing.from_data:
+            with pytest.raises(ArgumentError):
+                read(data)
 
 
 def test_a_run_that_begins_keeps_its_preprocessing() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gradgraph.arguments import Table
 from gradgraph.errors import ArgumentError, DataError, shown
-from gradgraph.preprocess.frames import Array, are_numbers, numbers_of, text_of
+from gradgraph.preprocess.frames import Array, are_numbers, is_text, numbers_of, text_of
 
 if TYPE_CHECKING:
     from gradgraph.graph.builder import Builder, Var
@@ -71,7 +71,7 @@ KINDS: Table[type[Any]] = Table("kind of column")
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -1e308 < value < 1e308
 
 
 def _centre(name: str, values: Array) -> tuple[float, float]:
@@ -142,7 +142,7 @@ class Category(ColumnKind):
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values) if isinstance(self.values, list) else self.values)
         self.check(isinstance(self.values, tuple), isinstance(self.has_gaps, bool), isinstance(self.is_index, bool))
-        text = all(isinstance(value, str) for value in self.values)
+        text = all(map(is_text, self.values))
         self.check(text or all(map(_is_number, self.values)), not (text and self.values and self.has_gaps))
         self.check(len(set(self.values)) == len(self.values) <= MOST_CATEGORIES)
 

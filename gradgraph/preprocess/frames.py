@@ -52,6 +52,14 @@ class Frame:
         return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
 
 
+def is_text(value: Any) -> bool:
+    """Whether it is text that UTF-8 can say."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
 def is_gap(value: Any) -> bool:
     """Is it what stands for a missing value: None, NaN, NaT, NA?"""
     return value is None or type(value).__name__ in _GAPS or (isinstance(value, float | np.floating) and value != value)

@@ -13,7 +13,7 @@ import numpy as np
 from gradgraph.errors import ArgumentError, UnmatchedError, listed, shown
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.preprocess.column_kinds import KINDS, ColumnKind
-from gradgraph.preprocess.frames import Array, Frame, numbers_of, text_of
+from gradgraph.preprocess.frames import Array, Frame, is_text, numbers_of, text_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -37,8 +37,8 @@ class Learnt:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
-        numbers = all(type(n) in (int, float) and np.isfinite(n) for n in (self.mean, self.std))
-        if not numbers or self.std <= 0 or not all(isinstance(name, str) for name in self.classes):
+        numbers = all(type(n) in (int, float) and -1e308 < n < 1e308 for n in (self.mean, self.std))
+        if not numbers or self.std <= 0 or not all(map(is_text, self.classes)):
             raise ArgumentError("a target of the preprocessing has values that it cannot have")
 
 
@@ -63,13 +63,11 @@ class Preprocessing:
     indices: str = "categories"
 
     def __post_init__(self) -> None:
-        if len(self.columns) > MOST_COLUMNS or not all(
-            isinstance(name, str) for name in (*self.columns, *self.targets)
-        ):
+        if len(self.columns) > MOST_COLUMNS or not all(map(is_text, (*self.columns, *self.targets))):
             raise ArgumentError("the columns of the preprocessing should be names")
         if type(self.rows) is not int or self.rows < 0:
             raise ArgumentError("the rows of the preprocessing should be a number")
-        if not (isinstance(self.numbers, str) and isinstance(self.indices, str) and self.numbers != self.indices):
+        if not (is_text(self.numbers) and is_text(self.indices) and self.numbers != self.indices):
             raise ArgumentError("the inputs of the preprocessing should be two names")
         if not self.read:
             raise ArgumentError("the preprocessing reads no column; give one that is neither a target nor dropped")
