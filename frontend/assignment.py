@@ -9,10 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Extent
 from gradgraph.frontend.gradients import detach
 from gradgraph.frontend.pointwise import cast
-from gradgraph.frontend.subscripts import arange, full
-from gradgraph.frontend.trace import TensorLike, current, wrap
+from gradgraph.frontend.shaping import op_sizes
+from gradgraph.frontend.subscripts import arange
+from gradgraph.frontend.trace import TensorLike, current, op, tensor, wrap
 from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.shapes import Shape
 
@@ -44,17 +46,22 @@ def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
     batch, rows, columns = x.shape
     wide, thin = (batch, columns), (batch, 1)
     first = {
-        "length": full(wide, np.inf, NUMBER),
-        "before": full(wide, -1, WHOLE),
-        "seen": full(wide, 0, FLAG),
-        "least": full(thin, 0.0, NUMBER),
-        "at": full(thin, -1, WHOLE),
+        "length": _all_of(wide, np.inf, NUMBER),
+        "before": _all_of(wide, -1, WHOLE),
+        "seen": _all_of(wide, 0, FLAG),
+        "least": _all_of(thin, 0.0, NUMBER),
+        "at": _all_of(thin, -1, WHOLE),
     }
-    price, row_of = full(wide, 0.0, NUMBER), full(wide, -1, WHOLE)
+    price, row_of = _all_of(wide, 0.0, NUMBER), _all_of(wide, -1, WHOLE)
     assign = _Assignment(x, flags, arange(columns).unsqueeze(0), first)
     found = assign.all(current().size(rows), current().size(columns), price, row_of)
     current().record(found, wide)
     return wrap(found)
+
+
+def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor:
+    """A tensor of one value."""
+    return op.Expand(tensor(value, dtype), op_sizes(sizes), shape=sizes)
 
 
 class _Assignment:
