@@ -253,9 +253,15 @@ class Makers(Table[Callable[..., T]]):
         """Make what is called ``name``.
 
         Raises:
-            BuildError: there is no such name, or it has no such argument; the message suggests what was meant.
+            BuildError: there is no such name, or it has no such argument, or needs another one; the message suggests
+                what was meant.
         """
         self.check_arguments(name, arguments)
+        parameters = inspect.signature(self[name]).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if missing := [p.name for p in needed if p.name not in arguments]:
+            example = ", ".join(f"{key}=…" for key in missing)
+            raise BuildError(f"the {self.what} {name} needs {listed(missing)}; write {name}({example})")
         return self[name](**arguments)
 
     def typed(self, text: str, more: Mapping[str, Any] = {}) -> T:

@@ -376,6 +376,7 @@ def test_one_number_for_two_classes(photos: Path) -> None:
         ("rand_augment(magnitude=31)", "a whole number below num_magnitude_bins"),
         (["flip", "random_resized_crop"], "let it be the first of all"),
         (["random_resized_crop", "random_resized_crop"], "leave one random_resized_crop"),
+        ("rotation", "the augmentation rotation needs 'degrees'; write rotation(degrees=…)"),
         (gg.augment.flip, "call what makes one: gradgraph.augment"),
         (7, "augment is 7; it should be an augmentation"),
     ],
@@ -386,10 +387,13 @@ def test_what_cannot_be_meant_is_said(given: Any, says: str, photos: Path) -> No
     assert says in str(raised.value)
 
 
-def test_classes_that_are_numbers_cannot_be_mixed(photos: Path) -> None:
+@pytest.mark.parametrize("source", ["folder", "shards"])
+def test_classes_that_are_numbers_cannot_be_mixed(source: str, photos: Path, tar: Path) -> None:
+    """The error comes before the first step, and before anything is written."""
     trainer = gg.Trainer(gg.build(model(), loss="cross_entropy"), device="cpu")
+    data = gg.image_folder(photos, augment="mixup") if source == "folder" else gg.shards(tar, augment="mixup")
     with pytest.raises(gg.errors.DataError, match=r"mixup\(\) mixes classes, .*loss='soft_cross_entropy'"):
-        trainer.fit(gg.image_folder(photos, augment="mixup"), progress=False)
+        trainer.prepare(data)
 
 
 # --- shell, recipe and Python are one list --------------------------------------------------------------------------

@@ -95,6 +95,16 @@ def number_of(seed: Sequence[int], *further: int) -> list[int]:
     return [*(s % (1 << 64) for s in seed), *further]
 
 
+def check_mixing(augmented: Augmentations | None, spec: TensorSpec | None) -> None:
+    """Raise DataError where augmentations mix classes, and the target takes class numbers."""
+    if augmented is not None and augmented.mixing and spec is not None and takes_labels(spec):
+        raise DataError(
+            f"{augmented.mixing[0].call} mixes classes, and the step takes class numbers",
+            remedy="build it with loss='soft_cross_entropy', whose targets are the shares of classes",
+            shell="add --loss soft_cross_entropy, whose targets are the shares of classes",
+        )
+
+
 def mixed(
     batch: dict[str, Array],
     image: str,
@@ -107,23 +117,14 @@ def mixed(
 
     Args:
         batch: images and targets by name.
-        image, label: their names.
+        image, label: their names; None where there are no targets.
         form: of the images.
         augmented: the augmentations.
         seed: of the batch: those of the epoch, and the number of its first image.
-
-    Raises:
-        DataError: the step takes class numbers, which cannot be mixed.
     """
     if not augmented.mixing:
         return batch
-    call = augmented.mixing[0].call
-    if label is None or batch[label].dtype.kind in "iub":
-        raise DataError(
-            f"{call} mixes classes, and the step takes class numbers",
-            remedy="build it with loss='soft_cross_entropy', whose targets are the shares of classes",
-            shell="add --loss soft_cross_entropy, whose targets are the shares of classes",
-        )
     rng = np.random.default_rng(number_of(seed, OF_BATCH))
-    images, targets = augmented.of_batch(batch[image], batch[label], form.axes, rng)
-    return {**batch, image: images, label: targets}
+    shares = np.zeros((len(batch[image]), 0), np.float32) if label is None else batch[label]
+    images, targets = augmented.of_batch(batch[image], shares, form.axes, rng)
+    return {**batch, image: images} | ({} if label is None else {label: targets})

@@ -16,7 +16,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular, rea
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of, opened, stacked
-from gradgraph.runtime.data.image_labels import Labels, mixed, number_of
+from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
@@ -65,6 +65,7 @@ class Images(Loadable):
         names = DataNames(images={image: self.form.like(known.images.get(image, {})).given})
         if label is None:
             return names
+        check_mixing(self.augmented, specs[label])
         labels, columns = self._labels_of(label, known)
         classes = {label: labels.names_for(specs[label], known.classes.get(label))} if labels.classes else {}
         return names.updated(DataNames(columns=columns, classes=classes))

@@ -25,7 +25,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular, rea
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, form_of, opened, stacked
-from gradgraph.runtime.data.image_labels import Labels, as_targets, mixed, number_of
+from gradgraph.runtime.data.image_labels import Labels, as_targets, check_mixing, mixed, number_of
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import displaced, permutation
@@ -124,6 +124,7 @@ class Shards(Loadable):
             UnmatchedError: a class is new.
         """
         fields = self._fields(specs)
+        check_mixing(self.augmented, next((spec for spec in specs.values() if isinstance(spec, TargetSpec)), None))
         images = (name for name, field in fields.items() if _last(field.extension) in IMAGES)
         named = {name: labels for name, field in fields.items() if (labels := self._named(specs[name], field))}
         return DataNames(
