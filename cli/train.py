@@ -267,7 +267,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         preprocess(trainer, run.data, run.target, run.column)
     elif run.column and run.start is None:
         raise click.UsageError("--column says how --preprocess reads a column; add --preprocess auto", ctx)
-    if run.target and trainer.names.preprocess is None:
+    if run.target and run.start is None and run.preprocess is None:  # else what was learnt of the table has them
         trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
     samples = run.reading(model).data(run.data, trainer.names, run.augment)
     data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)

@@ -162,3 +162,17 @@ def test_what_is_exported_is_held_against_the_step(cli: Cli, tables: Any) -> Non
     for words in ([], ["--size", "batch=1"]):
         ran = cli("export", str(RUN), "-o", "t.onnx", *words)
         assert ran.code == 0 and "on a batch that was drawn: 'logits' is equal up to rounding" in ran.err
+
+
+def test_a_trained_model_is_tuned_to_another_column_of_raw_tables(cli: Cli, tables: Any) -> None:
+    """The step is built of the file that takes columns; what it exports takes them, too, as they were learnt."""
+    ok(cli, *_train("price"), "--export", "t.onnx")
+    tables[:60].assign(rent=tables.price / 1000).drop(columns=["price", "kind"]).to_csv("other.csv", index=False)
+    words = ["train", "t.onnx", "--data", "other.csv", "--loss", "mse", "--epochs", "1", "--export", "tuned.onnx"]
+    assert "lacks the column 'price'" in cli(*words).err
+    ok(cli, *words, "--target", "rent")
+    first, tuned = (onnx.load(name) for name in ("t.onnx", "tuned.onnx"))
+    assert [i.name for i in tuned.graph.input] == [i.name for i in first.graph.input]
+    session = ort.InferenceSession("tuned.onnx")
+    feeds = {"area": np.array([90.0]), "town": np.array(["Ulm"], object), "built": np.array(["2003-01-01"], object)}
+    assert np.isfinite(session.run(None, feeds)[0]).all()
