@@ -9,6 +9,7 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import handmade
 import numpy as np
@@ -19,6 +20,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop import reporter as progress
 from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.fit import Fit
+from gradgraph.runtime.saved.curves import HEIGHT, LEFT, TOP, WIDTH, panels_of, ticks
 from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.runtime.trainer import Trainer
 
@@ -55,6 +57,51 @@ def test_plot(tmp_path: Path) -> None:
         history().plot(tmp_path / "h.wat")
     with pytest.raises(DataError, match="no curve yet"):
         History().plot(tmp_path / "h.png")
+
+
+def curves() -> History:
+    h = History({"epoch": [1, 2, 3], "step": [5, 10, 15], "loss": [2.0, 1.0, 0.5], "val_loss": [2.0, math.nan, 1.5]})
+    h |= {"accuracy": [0.1, 0.5, 0.6], "mae": [0.3, 0.2, 0.1], "a.learning_rate": [1e-3, 1e-3, 1e-4], "<b>": [9, 8, 7]}
+    h.restored = 1
+    return h
+
+
+def test_each_kind_of_figure_has_a_panel() -> None:
+    found = panels_of(curves(), 1)
+    assert [(p.title, p.y_label, [c.name for c in p.curves]) for p in found] == [
+        ("Losses", "loss", ["loss", "val_loss"]),
+        ("Metrics from 0 to 1", "share", ["accuracy"]),
+        ("Learning rates", "learning rate", ["a.learning_rate"]),
+        ("mae", "mae", ["mae"]),  # an error, which only happens to lie there
+        ("<b>", "<b>", ["<b>"]),
+    ]
+    assert {p.x_label for p in found} == {"epoch"} and {c.kept for p in found for c in p.curves} == {2}
+    assert panels_of({"epoch": [1, 1, 2], "step": [2, 4, 6], "loss": [3, 2, 1]})[0].x_label == "step"
+
+
+def test_a_drawing_without_matplotlib(tmp_path: Path) -> None:
+    text = curves().to_svg(tmp_path / "h.svg")
+    assert (tmp_path / "h.svg").read_text() == text
+    root = ElementTree.fromstring(text)
+    names = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    for said in ("Losses", "Metrics from 0 to 1", "epoch", "loss", "<b>", "loss (kept: 1 at 2)"):
+        assert said in names
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 5  # val_loss has two points apart: dots
+    for shape in root.iter("{http://www.w3.org/2000/svg}polyline"):
+        xs, ys = zip(*(map(float, at.split(",")) for at in shape.attrib["points"].split()), strict=True)
+        assert min(xs) >= LEFT and max(xs) <= WIDTH and min(ys) >= TOP and max(ys) <= HEIGHT
+    with pytest.raises(DataError, match="no curve yet"):
+        History().to_svg()
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 1.0], [3.0], [-2e-9, 5e-9], [1e9, 1e9 + 3], [0.1234], [-5, 7], [1e-300, 2e-300], []]
+)
+def test_ticks_are_round_and_hold_all_values(values: list[float]) -> None:
+    found = ticks(values)
+    assert 2 <= len(found) <= 8 and all(a < b for a, b in itertools.pairwise(found))
+    slack = 1e-6 * (found[1] - found[0])
+    assert not values or (found[0] <= min(values) + slack and max(values) <= found[-1] + slack)
 
 
 def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def table_of(runs: Sequence[Run]) -> list[list[str]]:
     rows = [["run", "epochs", "steps", "time", *figures, *(["best"] if is_any_best else []), *options]]
     for i, run in enumerate(runs):
         told, own = run.as_data(), run.figures()
-        of = f"/{run.epochs}" if run.epochs else ""
+        of = f"/{run.epochs}" if isinstance(run.epochs, int) and run.epochs > told["epochs"] else ""
         best = [f"{run.best[0]} {run.best[1]:.4g}" if run.best else ""] if is_any_best else []
         numbers = [f"{own[name]:.4g}" if name in own else "" for name in figures]
         time = "" if run.seconds is None else clock(run.seconds)
