@@ -7,10 +7,10 @@ gets; it must not know how a model is trained: it gives datasets and models to t
 from __future__ import annotations
 
 from gradgraph.sound.log_mel import log_mel
-from gradgraph.sound.mel_filters import CONVENTIONS
+from gradgraph.sound.mel_filters import CONVENTIONS, Convention
 from gradgraph.sound.sounds import Sounds, folder, table
 
-__all__ = ["CONVENTIONS", "Sounds", "folder", "log_mel", "table"]
+__all__ = ["CONVENTIONS", "Convention", "Sounds", "folder", "log_mel", "table"]
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, FLAG, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.arguments import FINITE, FLAG, PATH, TEXT, WHOLE, Kind, checked, instance
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import shape_of
@@ -20,15 +20,16 @@ from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operated import Path, Result, closed, forget_sizes_behind, opened
 
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+CONVENTION = instance(str | Convention, "the name of a convention, or a gradgraph.sound.Convention")
 NOT_NEGATIVE = Kind("a number that is not negative", lambda value: FINITE.fits(value) and value >= 0)
 
 
-@checked(convention=TEXT, sample_rate=ABOVE_ZERO, n_fft=ABOVE_ZERO, hop=ABOVE_ZERO, mels=ABOVE_ZERO,
+@checked(convention=CONVENTION, sample_rate=ABOVE_ZERO, n_fft=ABOVE_ZERO, hop=ABOVE_ZERO, mels=ABOVE_ZERO,
          low=NOT_NEGATIVE.or_none(), high=NOT_NEGATIVE.or_none(), scale=FINITE, mean=FINITE, std=FINITE,
          input=TEXT.or_none(), name=TEXT, time_first=FLAG.or_none(), out=PATH.or_none())  # fmt: skip
 def log_mel(
     model: Source,
-    convention: str = "whisper",
+    convention: str | Convention = "whisper",
     *,
     sample_rate: int = 16000,
     n_fft: int = 400,
@@ -60,7 +61,8 @@ def log_mel(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         convention: ``"whisper"`` (OpenAI's: log10 within 8 of the loudest, plus 4, over 4); ``"kaldi"`` (fbank, as
             torchaudio.compliance.kaldi has it, without dither: the natural logarithm, frames first); ``"librosa"``
-            (power_to_db(melspectrogram(…))); ``"torchaudio"`` (MelSpectrogram and AmplitudeToDB).
+            (power_to_db(melspectrogram(…))); ``"torchaudio"`` (MelSpectrogram and AmplitudeToDB); or a
+            :class:`Convention` of your own.
         sample_rate: samples a second; files of other rates are resampled to it, as the model remembers it.
         n_fft: samples of a frame.
         hop: samples from one frame to the next.
@@ -82,9 +84,10 @@ def log_mel(
         ModelError: the input takes no such spectrogram.
         OutputError: ``out`` cannot be written.
     """
-    if convention not in CONVENTIONS:
+    how = CONVENTIONS.get(convention) if isinstance(convention, str) else convention
+    if how is None:
         raise UnknownNameError(f"there is no convention '{shown(convention)}'{suggestion(convention, CONVENTIONS)}")
-    work, how = opened(model, out), CONVENTIONS[convention]
+    work = opened(model, out)
     old = _input_of(work, input)
     low, high = how.low if low is None else low, sample_rate / 2 if high is None else high
     if not low < high <= sample_rate / 2 or n_fft < 2 or std == 0:
