@@ -294,3 +294,12 @@ def test_two_classes_may_have_one_score(end: str, loss: str) -> None:
     np.testing.assert_array_equal(trained.predict(X), np.where(p[:, 1] > 0.5, "yes", "no"))
     with pytest.raises(gg.GradgraphError, match="the model has 1 classes, and y has 3"):
         Classifier(network(1, end), loss=loss).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_a_prediction_does_not_depend_on_the_samples_beside_it(kind: Any) -> None:
+    predict = "predict_proba" if kind is Classifier else "predict"
+    trained = kind(epochs=2, random_state=0).fit(X, Y)
+    for rows in (1, 2, 7):
+        parts = [getattr(trained, predict)(X[i : i + rows]) for i in range(0, len(X), rows)]
+        np.testing.assert_array_equal(np.concatenate(parts), getattr(trained, predict)(X))
