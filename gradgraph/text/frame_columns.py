@@ -8,7 +8,7 @@ from typing import Any
 
 from gradgraph.arguments import PATH, described
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.runtime.data.tables import is_table_file, read_table
+from gradgraph.runtime.data.tables import SEPARATORS, is_table_file, read_table
 from gradgraph.text.sentence_files import SUFFIXES, read_sentences
 
 
@@ -36,6 +36,7 @@ class FrameColumns:
     def __init__(self, frame: Any) -> None:
         self.where = f"'{shown(frame)}'" if PATH.fits(frame) else "the table"
         self._frame = _read(Path(frame)) if PATH.fits(frame) else frame
+        self._is_text = PATH.fits(frame) and Path(frame).suffix.lower() in SEPARATORS  # each cell, an empty one, too
         if isinstance(self._frame, Mapping):
             keys = list(self._frame)
         else:
@@ -57,6 +58,7 @@ class FrameColumns:
             column = self._frame[self._keys[name]]
             how = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
             values = list(column) if how is None else getattr(column, how)()
+            values = ["" if value is None else value for value in values] if self._is_text else values
             if self._held and len(values) != len(next(iter(self._held.values()))):
                 raise DataError(f"the columns of {self.where} differ in length; give one value for each text in each")
             self._held[name] = values
@@ -69,6 +71,13 @@ class FrameColumns:
             raise DataError(f"the column '{shown(name)}' holds {described(odd)}, which is no text; give texts there")
         return values
 
+    def labels(self, name: str) -> list[Any]:
+        """A column of labels; raises DataError where one is missing, or is an empty text."""
+        values = self.whole(name)
+        if gaps := sum(isinstance(value, str) and not value.strip() for value in values):
+            raise self._lacks(name, gaps)
+        return values
+
     def lists(self, name: str) -> list[list[Any]]:
         """A column of lists, or of texts whose words blanks part."""
         return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
@@ -78,16 +87,19 @@ class FrameColumns:
         values = self[name]
         gaps = sum(map(is_missing, values))
         if gaps:
-            raise DataError(
-                f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''} in "
-                f"{self.rows} rows; fill or drop those rows"
-            )
+            raise self._lacks(name, gaps)
         odd = next((value for value in values if not isinstance(value, str) and not hasattr(value, "__len__")), None)
         if listed_too and odd is not None:
             raise DataError(
                 f"the column '{shown(name)}' holds {described(odd)}, where a list for each text is expected"
             )
         return values
+
+    def _lacks(self, name: str, gaps: int) -> DataError:
+        return DataError(
+            f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''} in "
+            f"{self.rows} rows; fill or drop those rows"
+        )
 
     def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:
         """Whether all values that are there are of this kind, and of text not all numbers."""

@@ -270,7 +270,7 @@ class TextTable(Loadable):
                 "of words; give such words and labels, or a model that labels texts"
             )
         if not form.labels_words(target) or form.words is None:
-            values = self.columns.whole(form.label)
+            values = self.columns.labels(form.label)
             if values and isinstance(values[0], LISTS):
                 raise DataError(
                     f"the column '{shown(form.label)}' has a list of labels for each text, and the model takes one "

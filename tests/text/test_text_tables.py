@@ -202,6 +202,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"a": [1.5], "label": [0]}, {}, "texts", "has no column of texts, only 'a', 'label'"),
     ({"a": ["x", None], "label": [0, 1]}, {"text": "a"}, "texts", "'a' of the table has 1 missing value in 2 rows"),
     ({"a": ["x", "y"], "label": [0, float("nan")]}, {}, "texts", "'label' of the table has 1 missing value"),
+    ({"a": ["x", "y"], "label": ["yes", " "]}, {"text": "a"}, "texts", "'label' of the table has 1 missing value"),
     ({"a": ["x", 3], "label": [0, 1]}, {"text": "a"}, "texts", "'a' holds 3, which is no text"),
     ({"a": ["x", "y"], "label": [0]}, {}, "texts", "differ in length"),
     ({"a": ["x"], "label": [0]}, {"text": "b"}, "texts", "has no column 'b'"),

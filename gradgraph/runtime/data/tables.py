@@ -36,7 +36,7 @@ _READERS: dict[str, tuple[str, str]] = {
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _AS_TEXT: dict[str, dict[str, Any]] = {
     "pandas": {"dtype": str, "keep_default_na": False},
-    "polars": {"infer_schema": False, "missing_utf8_is_empty_string": True},
+    "polars": {"infer_schema": False},  # empty cells are null there
 }
 _MANY_COLUMNS = 10_000
 _LOOKED_AT = 1000  # columns, to say which hold text
