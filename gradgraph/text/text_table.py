@@ -130,6 +130,12 @@ class TextTable(Loadable):
                 batch[inputs.target.name] = padded.of_words(labels, inputs.target) if of_words else labels[rows]
             yield {name: batch[name] for name in specs}
 
+    def text_of(self, i: int, known: DataNames) -> str:
+        """The texts of a sample, or its words."""
+        form = self.form.like(next(iter(known.texts.values()), {}))
+        values = [self.columns[name][i] for name in form.columns if name in self.columns.names]
+        return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
+
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
         """Texts of similar lengths are in one batch: among those of 50 batches, which are drawn anew each epoch."""
         shuffled = permutation(seed, epoch, len(self))

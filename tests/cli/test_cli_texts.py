@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -58,7 +59,8 @@ def test_the_tokenizer_goes_with_the_model(texts: Path, cli: Cli) -> None:
     }  # fmt: skip
     labels = [row["stars"] for row in rows_of((texts / "others.csv").read_text())]
     assert sum(row["class"] == label for row, label in zip(said[0], labels, strict=True)) > 90
-    assert "accuracy" in cli("evaluate", "run/step", "--data", "others.csv").out
+    evaluated = cli("evaluate", "run/step", "--data", "others.csv", "--worst", "2").out
+    assert "accuracy" in evaluated and re.search("sample [0-9]+: .* text 'the .*', input_ids", evaluated)
     assert cli("export", "run/step", "-o", "away.onnx").code == 0
     assert (texts / "away.tokenizer.json").is_file()
     assert rows_of(cli("predict", "away.onnx", "--data", "others.csv", "-o", "-").out) == said[0]

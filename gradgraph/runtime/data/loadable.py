@@ -46,6 +46,10 @@ class Loadable(ABC):
         All that is random follows from ``seed``; where that is empty, samples are not to train on, and nothing is.
         """
 
+    def text_of(self, i: int, known: DataNames) -> str:
+        """The text that a sample is made of, for messages; empty where it is none."""
+        return ""
+
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
         """The samples of a shuffled epoch, in order: a function of these numbers alone."""
         return permutation(seed, epoch, len(self))

@@ -219,6 +219,10 @@ class Samples:
                 stacked = {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
                 yield self._declared.numbered(stacked)
 
+    def text_of(self, i: int, known: DataNames) -> str:
+        """The text that a sample is made of; empty where it is none."""
+        return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
+
     def _wanted_part(self, sample: Any) -> Any:
         """The part of a sample that the step takes: datasets have further columns, such as an identifier."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():

@@ -457,7 +457,8 @@ class Executor:
             known, one = self.names.updated(source.names), {n: a[0] for n, a in row.items()}
             picture = pictured(file, one, known.images)
             names = names_of_classes(known, row, outputs)
-            found.append(WorstSample(index, value, one, alone, file, *names, picture))
+            text = source.text_of(index, known) if isinstance(source, Samples) else ""
+            found.append(WorstSample(index, value, one, alone, file, *names, picture, text))
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:

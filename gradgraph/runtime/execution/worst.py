@@ -28,6 +28,7 @@ class WorstSample:
         outputs: of the model, likewise.
         file: where it comes from, if it has a file of its own.
         label, called: the name of its class, and of the class that the model takes it for, where classes have names.
+        text: that its tokens are made of, if it is one.
         picture: a small PNG, of the file or of the array of an image; empty where it is neither.
     """
 
@@ -39,11 +40,12 @@ class WorstSample:
     label: str = ""
     called: str = ""
     picture: bytes = b""
+    text: str = ""
 
     @property
     def words(self) -> dict[str, str]:
-        """Names that are known of it: of its file and classes."""
-        known = {"file": self.file, "is": self.label, "called": self.called}
+        """Words that are known of it: its file, its classes, and its text."""
+        known = {"file": self.file, "is": self.label, "called": self.called, "text": self.text}
         return {what: name for what, name in known.items() if name}
 
     def __str__(self) -> str:
