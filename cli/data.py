@@ -14,9 +14,10 @@ import click
 from gradgraph.cli.choices import PATH, Suggested
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.sections import placed
-from gradgraph.errors import DataError, shown, suggestion
+from gradgraph.errors import DataError, ModelError, shown, suggestion
 
 if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
     from gradgraph.step.data_names import DataNames
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,6 +198,25 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
     for name in given:
         if name not in known:
             raise DataError(f"--{option} has no '{shown(name)}'{suggestion(name, known)}")
+
+
+def check_longest(trainer: Trainer, data: Any) -> None:
+    """Run the longest of texts, which a model with fewer positions fails on; raises DataError."""
+    from gradgraph.runtime.data.batch import fixed_rows
+    from gradgraph.text import TextTable
+
+    if not isinstance(data, TextTable):
+        return
+    specs = {spec.name: spec for spec in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+    longest, tokens = data.longest
+    rows = [longest] * (fixed_rows(specs.values()) or 1)
+    try:
+        trainer.evaluate([next(data.load(iter([rows]), specs, (), trainer.names))])
+    except ModelError as error:
+        raise DataError(
+            f"the model fails on the longest text, of {tokens:,} tokens ({error.problem}); if it has fewer positions, "
+            "cut texts to these with --text length=64, say"
+        ) from None
 
 
 # --- tokenizers that go with what is written ------------------------------------------------------------------------

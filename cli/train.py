@@ -14,7 +14,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH
-from gradgraph.cli.data import AUGMENT, TARGET, Reading, keep_tokenizer, reading_options
+from gradgraph.cli.data import AUGMENT, TARGET, Reading, check_longest, keep_tokenizer, reading_options
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
     BUILDING,
@@ -276,6 +276,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
     trainer.names = data.names
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
+    check_longest(trainer, samples)
     goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
     if out is not None and not run.is_trial and not goes_on:
         step.remember(trainer.names)

@@ -148,6 +148,12 @@ class TextTable(Loadable):
         order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])
         return order
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The number of the longest sample, and its tokens, once a step was prepared for."""
+        lengths = np.zeros(len(self), np.int64) if self._lengths is None else self._lengths
+        return int(lengths.argmax()), int(lengths.max())
+
     # --- words and their tags ---------------------------------------------------------------------------------
 
     def tagged(

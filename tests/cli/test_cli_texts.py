@@ -98,6 +98,15 @@ def test_words_get_tags(texts: Path, cli: Cli) -> None:
     assert found["entities"]["X"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 96}
 
 
+def test_a_text_of_more_tokens_than_the_model_has_positions(texts: Path, cli: Cli) -> None:
+    with (texts / "reviews.csv").open("a") as file:
+        file.write("\ngood,the kind" + " kind" * 99)
+    ran = cli(*TRAIN, "--run", "run")
+    assert ran.code == 1 and "fails on the longest text, of 103 tokens" in ran.err and "--text length=64" in ran.err
+    assert not (texts / "run").exists()
+    assert cli(*TRAIN, "--text", "length=64", "--run", "run").code == 0
+
+
 WRONG = [
     (("--data", "reviews.csv", "--target", "stars"), "texts become numbers by a tokenizer; add --tokenizer"),
     (("--data", "reviews.csv", "--text", "text=review"), "no tokenizer is given; add --tokenizer"),
