@@ -30,8 +30,8 @@ READING = (
         multiple=True,
         callback=arguments,
         metavar="KEY=VALUE",
-        help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, layout=NHWC; "
-        "repeatable.",
+        help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, "
+        "resample=bicubic, layout=NHWC; repeatable.",
     ),
     placed(
         "data",

@@ -106,6 +106,13 @@ def beside(folder: Path, file: Path, name: str) -> Path:
     return folder / "adapter"
 
 
+def one_image(file: Path) -> Any:
+    """A dataset of one image, which a table of its own names."""
+    table = file.with_suffix(".csv")
+    table.write_text(f"path\n{file.name}\n")
+    return gg.image_table(table)
+
+
 # the name of a door: the extension of the file, what is opened, given the folder of what is whole, and the file
 Door = tuple[str, Callable[[Path, Path], object]]
 DOORS: dict[str, Door] = {
@@ -136,6 +143,8 @@ DOORS: dict[str, Door] = {
     "fit on lines": (".jsonl", lambda f, x: Trainer(f / "step", device="cpu").fit(x, epochs=1)),
     "in_order": (".npz", lambda f, x: list(in_order(x, given(f)).batches(4))),
     "shards": (".tar", lambda f, x: Trainer(f / "step", device="cpu").fit(gg.shards(x), epochs=1)),
+    "image_table": (".csv", lambda f, x: gg.image_table(x)),
+    "an image": (".png", lambda f, x: one_image(x)[0]),
     "coco": (".json", lambda f, x: gg.vision.coco(x)),
     "yolo": (".yaml", lambda f, x: gg.vision.yolo(x)),
     "qat": (".npz", lambda f, x: gg.qat(f / "model.onnx", x)),
