@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     help="Some hundred samples, as predict takes them, for the ranges of --quantize.",
 )
 @click.option(
-    "--temperature",
+    "--calibrate",
     type=PATH,
     metavar="HELD_OUT",
     help="Divide the logits by the number at which probabilities are right on these data, and say what that changes.",
@@ -79,7 +79,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
       gradgraph export step/ --weights weights.bin --size batch=1 --store float16 -o trained.onnx
       gradgraph export runs/one --quantize int8 --calibration some.npz -o int8.onnx
-      gradgraph export runs/one --temperature held_out.npz -o calibrated.onnx
+      gradgraph export runs/one --calibrate held_out.npz -o calibrated.onnx
       gradgraph export step/ -o required_operators.config
       gradgraph export step/ --ort -o step-ort/
     """
@@ -125,7 +125,7 @@ class _Export:
     store: str
     quantize: str | None
     calibration: Path | None
-    temperature: Path | None
+    calibrate: Path | None
     types: bool
 
     def check(self, kind: _Kind) -> None:
@@ -135,10 +135,10 @@ class _Export:
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
             "image-input": self.image_input,
             "store": self.store != "float32", "quantize": self.quantize, "calibration": self.calibration,
-            "temperature": self.temperature, "types": self.types,
+            "calibrate": self.calibrate, "types": self.types,
         }  # fmt: skip
         if self.calibration and not self.quantize:
-            raise click.UsageError("--calibration is for --quantize int8; give both")
+            raise click.UsageError("--calibration is for --quantize int8; give both, or --calibrate for probabilities")
         if self.quantize and (self.mixed or self.store != "float32"):
             raise click.UsageError("--quantize makes integers of float32 weights; leave --mixed and --store out")
         for name, value in options.items():
@@ -171,7 +171,7 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
                   averaged=not export.not_averaged, mixed=export.mixed, weights=export.other_weights(),
                   sizes=export.size)  # fmt: skip
     facts = {"file": str(export.out), **_shape_of(model)}
-    if export.temperature:
+    if export.calibrate:
         model, found = _calibrated(export, model)
         facts |= {"calibrated": str(found), "calibration": found.as_data, "nodes": len(model.graph.node)}
     if export.store == "float16":
@@ -195,9 +195,9 @@ def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProt
     from gradgraph.export.artifacts import opened_trainer
     from gradgraph.export.temperature import calibrate
 
-    assert export.temperature is not None
+    assert export.calibrate is not None
     trainer = opened_trainer(export.step, export.checkpoint, export.other_weights())
-    held_out = Reading(model=export.step).data(export.temperature, trainer.names)
+    held_out = Reading(model=export.step).data(export.calibrate, trainer.names)
     output = export.outputs[0] if export.outputs else None
     found = calibrate(trainer, held_out, output=output, averaged=not export.not_averaged)
     return with_temperature(model, found.temperature, output), found
@@ -207,12 +207,12 @@ def _onnx(export: _Export) -> dict[str, Any]:
     from gradgraph.export import export_report, inference_model, save_inference
     from gradgraph.files.models import save_model
 
-    if export.store == "float32" and not export.quantize and not export.temperature:
+    if export.store == "float32" and not export.quantize and not export.calibrate:
         model, facts = _model(export, partial(save_inference, path=export.out))
     else:
         model, facts = _model(export, inference_model)
         save_model(model, export.out)
-    if not export.temperature:  # by which the file is to differ from the step
+    if not export.calibrate:  # by which the file is to differ from the step
         report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
                                weights=export.other_weights())  # fmt: skip
         facts |= report.as_data | {"checked": str(report)}
@@ -279,7 +279,7 @@ def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
 
 
 _WEIGHTS = ("checkpoint", "not-averaged", "weights")
-_MODEL = (*_WEIGHTS, "output", "mixed", "size", "image-input", "store", "quantize", "calibration", "temperature")
+_MODEL = (*_WEIGHTS, "output", "mixed", "size", "image-input", "store", "quantize", "calibration", "calibrate")
 _KINDS = {
     ".onnx": _Kind("a model", _onnx, "{nodes} nodes", _MODEL),
     ".ort": _Kind("an .ort file", _ort, "{nodes} nodes, as onnxruntime optimises them", _MODEL),

@@ -120,6 +120,8 @@ HOMES = (
     Home("ckpt_path resume_from_checkpoint initial_epoch ignore_data_skip", "Trainer.resume(path=…)", "--resume"),
     Home("overwrite_output_dir", "Step.save(force=…)", "--force"),
     Home("run_name", "Trainer.fit(checkpoint=…)", "--run"),
+    Home("calibrate_probabilities temperature_scaling", "calibrate(data=…)", "",
+         "`gradgraph export` takes --calibrate"),
     _advice("push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
             "model_registry", "nothing is sent anywhere, and gradgraph.Trainer.export writes a file to upload"),
     # trials

@@ -127,7 +127,7 @@ def test_the_shell_writes_it_and_says_what_it_changes(tmp_path: Path, capsys: py
     gg.build(model("Softmax <axis = 1>"), "cross_entropy").save(tmp_path / "step")
     np.savez(tmp_path / "held_out.npz", x=Z, target=Y)
     out = tmp_path / "calibrated.onnx"
-    given = ["export", tmp_path / "step", "--untrained", "--temperature", tmp_path / "held_out.npz", "-o", out]
+    given = ["export", tmp_path / "step", "--untrained", "--calibrate", tmp_path / "held_out.npz", "-o", out]
     assert shell([*map(str, given)]) == 0
     said = capsys.readouterr().err
     assert "temperature 2." in said and "NLL" in said
