@@ -40,6 +40,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
     from gradgraph.files.models import load_model, save_model
+    from gradgraph.step.preprocessing import learn_preprocessing
 
     changes = [each for change in CHANGES for each in _asked(ctx, change, asked)]
     _check_companions(ctx, asked)
@@ -47,6 +48,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
         raise click.UsageError("nothing is to be changed; give one of the options, such as --new-head 7", ctx)
     check_output(out, model)
     edited = load_model(model)
+    if told := learn_preprocessing(edited, model):
+        output.say(told)
     for _, change in changes:
         edited = change(edited)
     save_model(edited, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias, TypeVar
@@ -27,6 +28,8 @@ Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
 
+log = logging.getLogger("gradgraph")
+
 _TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
 
 
@@ -36,7 +39,8 @@ def opened(model: Source, out: Path | None) -> ir.Model:
         check_suffix(out, ".onnx")
         check_writable(out)
     work = load_plain(model)
-    learn_preprocessing(work, model)
+    if told := learn_preprocessing(work, model):
+        log.info("%s", told)
     learn_sizes(work)
     return work
 

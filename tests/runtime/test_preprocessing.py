@@ -120,6 +120,8 @@ def test_a_new_head_an_export_and_the_shell_keep_it(photos: Path, tmp_path: Path
     arrays = np.stack([plainly(Image.open(f), *arguments) for f in sorted(photos.glob("*/*.png"))]).astype(np.float32)
     trainer = gg.Trainer(gg.build(gg.new_head(path, 2), loss="cross_entropy"), device="cpu")
     trainer.export(tmp_path / "trained.onnx")
+    assert run(("surgery", str(path), "--new-head", "5", "-o", str(tmp_path / "headed.onnx"))) == 0
+    assert gg.build(tmp_path / "headed.onnx").manifest.data.images == trainer.names.images
     expected = trainer.predict(arrays)
     for given in (path, tmp_path / "trained.onnx"):
         out = tmp_path / "out.npz"
