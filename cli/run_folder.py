@@ -41,6 +41,7 @@ FILES = {  # options that name a file: the file in the folder, and what it holds
 OTHERS = {
     BEST: "the state of the best epoch, where `--patience` looks for one",
     **dict.fromkeys((PLOT, DRAWING), "the curves of the history"),
+    "tokenizer.json": "the tokenizer by which the model reads texts",
     MISTAKES: "the held-out images that it gets wrong, and which classes it takes for which",
     COMMANDS: "the commands that trained it, each with the time (UTC) and the steps done before it",
     RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
