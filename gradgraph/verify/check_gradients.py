@@ -422,7 +422,8 @@ class _Point:
     def _quotients(self, direction: Array, noise: float, step: float) -> Quotients:
         up, down = self._outputs(direction * step), self._outputs(direction * -step)
         spread = math.sqrt(sum(float(np.sum(np.square(w * up[y]))) for y, w in self.weights.items()))
-        rounded = ROUNDING * rounding(self.x.dtype) * spread / (2 * step)
+        coarsest = max(rounding(array.dtype) for array in (self.x, *self.weights.values()))  # weights are as outputs
+        rounded = ROUNDING * coarsest * spread / (2 * step)
         # outputs are subtracted before they are summed: less is lost
         ahead = sum(float(np.sum(w * (up[y] - self.here[y]))) for y, w in self.weights.items()) / step
         behind = sum(float(np.sum(w * (self.here[y] - down[y]))) for y, w in self.weights.items()) / step

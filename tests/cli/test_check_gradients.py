@@ -159,6 +159,24 @@ def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
     assert not report.tensors[0].resolved
 
 
+@pytest.mark.parametrize("offset", [0, 1e4, 1e6])
+def test_outputs_may_be_coarser_than_an_input(monkeypatch: pytest.MonkeyPatch, offset: float) -> None:
+    """As where numbers of a table, in float64, are scaled and cast: differences are rounded as the outputs are."""
+    monkeypatch.setattr(module, "SINGLE_INSIDE", frozenset({"Cast"}))
+    nodes = [
+        make_node("Mul", ["x", "scale"], ["s"]),
+        make_node("Cast", ["s"], ["c"], to=onnx.TensorProto.FLOAT),
+        make_node("Sin", ["c"], ["t"]),
+        make_node("Add", ["t", "offset"], ["y"]),
+    ]
+    weights = {"scale": np.array(1 / 30), "offset": np.array(offset, FLOAT)}
+    model = model_of(nodes, {"x": (np.float64, [1])}, weights)
+    report = check_gradients(model, wrt=["x"])
+    assert report.precision == "float32" and report.ok
+    broken(monkeypatch, "Sin", lambda rule: scaled(rule, 1.5))
+    assert check_gradients(model, wrt=["x"]).ok == (offset > 0)  # where too little is left to see
+
+
 def test_a_wrong_shape_of_an_output_misleads_nobody() -> None:
     model = mlp()
     del model.graph.output[0].type.tensor_type.shape.dim[1]
