@@ -21,7 +21,7 @@ from gradgraph.augment.mixing import mixup as mixup
 from gradgraph.augment.placing import zoom as zoom
 from gradgraph.augment.policies import rand_augment as rand_augment
 
-__all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]
+__all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __dir__() -> list[str]:

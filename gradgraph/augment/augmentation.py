@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, cast
 
 import numpy as np
 
@@ -92,11 +92,11 @@ class Augmentations:
 
     def __init__(self, given: Any) -> None:
         alone = isinstance(given, str | Augmentation) or callable(given)
-        listed: Sequence[Any] = [given] if alone else list(given)
+        every: Any = [given] if alone else given
         self.steps: list[Augmentation | Own] = []
         self.on_arrays: list[Augmentation] = []
         self.mixing: list[Augmentation] = []
-        for one in listed:
+        for one in every:
             made = _made(one)
             if isinstance(made, Augmentation) and made.stage in ("array", "batch"):
                 (self.on_arrays if made.stage == "array" else self.mixing).append(made)
@@ -148,8 +148,8 @@ def _made(given: Any) -> Augmentation | Own:
         raise ArgumentError(f"{described(given)} is no augmentation; give one list of them")
     if not callable(given) or given in AUGMENTATIONS.values() or library_of(given):
         return AUGMENTATIONS.given(given)  # which says what to give in its place
-    own: Own = given
-    return own
+    own: Any = given
+    return cast("Own", own)
 
 
 def _by_own(function: Own, image: Any, rng: Generator) -> Any:

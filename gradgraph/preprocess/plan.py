@@ -121,7 +121,7 @@ class Preprocessing:
         for first in range(0, max(rows, 1), ROWS_AT_ONCE):
             batch = {name: values[first : first + ROWS_AT_ONCE] for name, values in feeds.items()}
             for name, array in zip(parts, session.run(None, batch), strict=True):
-                parts[name].append(array)
+                parts[name].append(np.asarray(array))
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:

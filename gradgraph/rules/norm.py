@@ -397,8 +397,8 @@ def group_normalization(
 ) -> Gradients:
     dtype = _widest(x.dtype, ir.DataType(stash_type))
     wide_dy, wide_x, wide_scale = _cast_all(op, dtype, dy, x, scale)
-    wide = *_by_channel(op, wide_scale, wide_dy, wide_x), wide_scale
-    dx, *others = _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon)
+    dy_by_channel, x_by_channel = _by_channel(op, wide_scale, wide_dy, wide_x)
+    dx, *others = _group_gradients(op, dy_by_channel, x_by_channel, wide_scale, num_groups=num_groups, epsilon=epsilon)
     return back(op, [_as_given(op, dx, x), *others], (x, scale, b))
 
 

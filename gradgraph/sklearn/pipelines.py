@@ -147,7 +147,7 @@ def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str
     else:
         for transformer in reversed(parts.targets):
             out = _inverse(op, transformer, out)
-        shape = [-1] if last._is_flat else [0, -1]
+        shape = [-1] if getattr(last, "_is_flat", False) else [0, -1]
         value = op("Cast", out, to=TensorProto.FLOAT)
         op.output("variable", "Reshape", value, op.constant(np.array(shape)), shape=[None] * len(shape),
                   kind=TensorProto.FLOAT)  # fmt: skip
@@ -299,7 +299,7 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
     """These inputs in the words of skl2onnx; of a matrix, the number of columns."""
     from skl2onnx.common import data_types as of
 
-    types = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
+    types: dict[int, Any] = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
              TensorProto.INT64: of.Int64TensorType, TensorProto.BOOL: of.BooleanTensorType,
              TensorProto.STRING: of.StringTensorType}  # fmt: skip
     width = features if len(kinds) == 1 else 1
@@ -349,7 +349,7 @@ def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) 
         if X is None:
             return
         read = {i.name: kinds[i.name] for i in session.get_inputs()}
-        given = session.run(None, _feeds(X, read))[-1]
+        given = np.asarray(session.run(None, _feeds(X, read))[-1])
     wanted = estimator.predict_proba(X) if hasattr(estimator, "predict_proba") else estimator.predict(X)
     scale = max(1.0, float(np.abs(wanted).max(initial=0)))
     if not np.allclose(given, wanted, rtol=0, atol=LARGEST_DIFFERENCE * scale):

@@ -143,7 +143,7 @@ def _is_spectrogram(value: ir.Value) -> bool:
 
 def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None) -> bool:
     """Whether frames come before mels; raises ModelError where the input has another number of mels."""
-    *_, before, last = shape_of(value) or ()
+    *_, before, last = shape_of(value) or (None, None)
     fitting = [axis for axis, size in ((False, before), (True, last)) if size == mels or not isinstance(size, int)]
     sure = [axis for axis, size in ((False, before), (True, last)) if size == mels]
     chosen = given if given is not None else sure[0] if len(sure) == 1 else how.time_first
@@ -157,7 +157,7 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
     """The shape of the samples: as few as give the frames that the model is fixed to, if it is."""
-    shape: Sequence[Any] = shape_of(value) or ()
+    shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]
     if not isinstance(frames, int):
         return ir.Shape([shape[0], "samples"])

@@ -138,6 +138,7 @@ def _size(fields: Fields) -> dict[str, Any]:
     kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "of no type"))
     size, crop = fields.value("size"), fields.value("crop_size")
     crops = fields.flag("do_center_crop", False)
+    cut: tuple[int, int] | None = None
     if crops and crop is not None:
         cut = _pair(crop if isinstance(crop, Mapping) else {"height": crop, "width": crop}, "crop_size")
     if type(size) is int:
@@ -152,11 +153,11 @@ def _size(fields: Fields) -> dict[str, Any]:
     if kind.startswith("ConvNext") and "shortest_edge" in size and not crops:
         return _of_convnext(size["shortest_edge"], fields)
     if set(size) == {"shortest_edge"}:
-        if not crops or crop is None:
+        if cut is None:
             raise UnreadableError("it resizes the shorter side and cuts nothing out, so images have different sizes")
         return {"size": cut, "shorter": _side(size["shortest_edge"], "shortest_edge")}
     both = _pair(size, "size")
-    if crops and crop is not None and cut != both:
+    if cut is not None and cut != both:
         raise UnreadableError(f"it stretches images to {list(both)} and cuts {list(cut)} out, which is not done here")
     return {"size": both}
 

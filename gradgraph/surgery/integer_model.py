@@ -133,7 +133,7 @@ def _calibrated(model: onnx.ModelProto, batches: list[Batch]) -> onnx.ModelProto
         def __init__(self) -> None:
             self._batches = iter(batches)
 
-        def get_next(self) -> dict[str, Any] | None:
+        def get_next(self) -> Any:
             return dict(found) if (found := next(self._batches, None)) is not None else None
 
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder, _quiet():

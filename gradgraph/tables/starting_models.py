@@ -144,7 +144,7 @@ class _Tokens(nn.Module):
     def forward(self, numbers: Any, categories: Any) -> Any:
         given = numbers if numbers is not None else categories
         tokens = [self.of_all.expand(given.shape[0], -1, -1)]
-        if self.scale is not None:
+        if self.scale is not None and numbers is not None:
             tokens.append(numbers.unsqueeze(2) * self.scale + self.shift)
         if self.categories is not None:
             tokens.append(self.categories(categories))
