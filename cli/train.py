@@ -485,7 +485,7 @@ def _drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[No
         yield
     except BaseException:
         if folder is not None:
-            with contextlib.suppress(GradgraphError):
+            with contextlib.suppress(GradgraphError, OSError):
                 folder.draw(trainer.history)
         raise
 

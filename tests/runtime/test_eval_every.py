@@ -19,6 +19,7 @@ from gradgraph.errors import DataError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.record import body_of, from_text
 from gradgraph.runtime.trainer import Trainer
 
 DATA, HELD_OUT = handmade.points(112), handmade.points(32, seed=5)  # 7 batches an epoch
@@ -124,6 +125,17 @@ def test_a_keeper_keeps_the_best_evaluation(tmp_path: Path) -> None:
     ]  # fmt: skip
     best = Trainer.resume(handmade.classifier(), keeper.best, device="cpu").progress.steps
     assert best == history["step"][int(np.argmin(history["val_loss"]))]
+
+
+@pytest.mark.parametrize("wrong", [{"rowed": 99}, {"eval_every": 0}, {"eval_every": -1}, {"rowed": 0}])
+def test_a_record_that_contradicts_itself_is_refused(wrong: dict[str, int]) -> None:
+    t = trainer()
+    fit(t, max_steps=6, epochs=9)
+    body = json.loads(body_of(t.progress))
+    assert (body["rowed"], body["eval_every"], body["batch"]) == (6, 3, 6)
+    from_text(json.dumps({**body, "digest": ""}))
+    with pytest.raises(ValueError, match="rowed|eval_every|sums"):
+        from_text(json.dumps({**body, **wrong, "digest": ""}))
 
 
 def test_it_needs_held_out_data() -> None:
