@@ -18,7 +18,7 @@ from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.fit import Fit
-from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.record import body_of, from_text
 from gradgraph.runtime.trainer import Trainer
 
@@ -70,7 +70,7 @@ def test_a_resumed_run_has_the_same_bits(stop: int, tmp_path: Path) -> None:
 
 
 def image(t: Trainer) -> bytes:
-    return encode_checkpoint(t.state_dict(), t.progress)
+    return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
 def records(path: Path) -> list[tuple[str, int, float]]:
@@ -134,7 +134,7 @@ def test_a_record_that_contradicts_itself_is_refused(wrong: dict[str, int]) -> N
     body = json.loads(body_of(t.progress))
     assert (body["rowed"], body["eval_every"], body["batch"]) == (6, 3, 6)
     from_text(json.dumps({**body, "digest": ""}))
-    with pytest.raises(ValueError, match="rowed|eval_every|sums"):
+    with pytest.raises(ValueError, match=r"rowed|eval_every|sums"):
         from_text(json.dumps({**body, **wrong, "digest": ""}))
 
 
