@@ -224,7 +224,16 @@ def test_what_ranks_samples_is_a_column_of_validation_alone() -> None:
     feeds = {"x0": SCORES, "target": LABELS}
     trainer = gg.Trainer(step)
     history = trainer.fit(feeds, 2, 6, validation=feeds, progress=False, patience=2, monitor="val_roc_auc")
-    assert [*history] == ["epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy", "val_roc_auc"]
+    assert [*history] == [
+        "epoch",
+        "step",
+        "loss",
+        "accuracy",
+        "val_loss",
+        "val_accuracy",
+        "val_roc_auc",
+        "learning_rate",
+    ]
     assert max(history["val_roc_auc"]) == trainer.evaluate(feeds)["roc_auc"]
     with pytest.raises(gg.GradgraphError, match="no column 'val_roc_auc' to monitor; pass validation data"):
         trainer.fit(feeds, 2, progress=False, patience=2, monitor="val_roc_auc")
@@ -266,7 +275,15 @@ def test_a_metric_of_an_epoch_is_a_column_and_of_each_class_several() -> None:
     history = gg.Trainer(step).fit(feeds, 2, 6, validation=feeds, progress=False)
     assert step.manifest.metrics == ("accuracy",)
     columns = ["accuracy", "f1.0", "f1.1", "f1.2", "f1.3", "perplexity"]
-    assert list(history) == ["epoch", "step", "loss", *columns, "val_loss", *(f"val_{c}" for c in columns)]
+    assert list(history) == [
+        "epoch",
+        "step",
+        "loss",
+        *columns,
+        "val_loss",
+        *(f"val_{c}" for c in columns),
+        "learning_rate",
+    ]
     for column in columns:
         np.testing.assert_allclose(history[column], history[f"val_{column}"], rtol=1e-5)
 
