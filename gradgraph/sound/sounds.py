@@ -390,8 +390,4 @@ def _labels_in(table: Any, column: str, where: str) -> Labels | None:
     values = column_of(table, column)
     if any(value is None or value != value for value in values.tolist()):
         return None
-    said = f"the column '{shown(column)}' of {where}"
-    if values.dtype.kind in "biuf":
-        return Labels(said, values.astype(np.int64) if values.dtype.kind == "b" else values)
-    classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    return Labels(said, numbers.astype(np.int64), classes.tolist())
+    return Labels.of(values, f"the column '{shown(column)}' of {where}")

@@ -1,4 +1,4 @@
-"""Labels of images: class numbers, probabilities of classes or other numbers, in the form that a step takes."""
+"""Labels of images and sounds: class numbers, shares of classes or other numbers, in the form that a step takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_BATCH = 1  # the last word of a seed of batches: none that trails off in zero
 
 
 class Labels:
-    """The labels of some images.
+    """The labels of some images or sounds.
 
     Attributes:
         where: that they come from, in messages.
@@ -30,6 +30,14 @@ class Labels:
     def __init__(self, where: str, numbers: Array, classes: Sequence[str] = ()) -> None:
         self.where, self.numbers, self.classes = where, numbers, list(classes)
         self._told = False  # which classes it lacks
+
+    @classmethod
+    def of(cls, values: Array, where: str) -> Labels:
+        """Labels of a column: numbers as they are, texts as names of classes, which are sorted."""
+        if values.dtype.kind in "biuf":
+            return cls(where, values.astype(np.int64) if values.dtype.kind == "b" else values)
+        classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+        return cls(where, numbers.astype(np.int64), classes.tolist())
 
     def names_for(self, spec: TensorSpec, known: Sequence[str] | None) -> Sequence[str]:
         """The names of all classes of a target: those that are known, or else those that are here.

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.preprocess.frames import is_table
@@ -72,10 +70,7 @@ class ImageTable(Images):
             raise DataError(f"the column '{shown(column)}' of {self.where} lacks {missing} of {len(values)} labels; "
                             "fill in or leave out those rows")  # fmt: skip
         where = f"the column '{shown(column)}' of {self.where}"
-        if values.dtype.kind in "biuf":
-            return Labels(where, values.astype(np.int64) if values.dtype.kind == "b" else values)
-        classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-        return Labels(where, numbers.astype(np.int64), classes.tolist())
+        return Labels.of(values, where)
 
 
 def is_image_table(path: Path) -> bool:
