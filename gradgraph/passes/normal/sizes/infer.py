@@ -21,6 +21,7 @@ from gradgraph.machine.limits import limited_memory
 from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of
 from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
 from gradgraph.passes.normal.sizes.known_sizes import better, is_generated
+from gradgraph.passes.normal.sizes.long_vectors import LONG, has_long_vectors
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 from gradgraph.passes.normal.sizes.told_ranks import record_told
 
@@ -31,7 +32,6 @@ _ROOM = 220_000_000
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
-_LONG = 2**22  # elements of a computed vector that ONNX's inference had better not write out
 _NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
@@ -149,10 +149,12 @@ def _forget_names_of_elements(proto: onnx.ModelProto) -> None:
 
 
 def _has_short_vectors(proto: onnx.ModelProto) -> bool:
-    """Whether ONNX's inference may write out each computed vector, as far as sizes follow without data."""
+    """Whether ONNX's inference may write out each computed vector: it is short, or what computes its size bounds it."""
     inferred = onnx.shape_inference.infer_shapes(proto)
+    if has_long_vectors(inferred.graph):
+        return False
     del inferred.graph.input[:]  # weights among them, for which _bytes_allowed has room
-    return all(len(dims) != 1 or dims[0].dim_value <= _LONG for dims in _shapes_of(inferred))
+    return all(len(dims) != 1 or dims[0].dim_value <= LONG for dims in _shapes_of(inferred))
 
 
 def _shapes_of(proto: onnx.ModelProto) -> Iterator[Sequence[onnx.TensorShapeProto.Dimension]]:

@@ -1,0 +1,188 @@
+"""Bounds of how long vectors become whose sizes a model computes, before ONNX's inference writes such a vector out.
+
+ONNX's data propagation notes every element of each vector that it reads, also of one whose elements it does not know:
+a file of six nodes that multiplies two sizes fills all memory, and protobuf frees what it has not yet filled where
+memory ends. What no sizes are known of it does not write out, and counts 0 here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import onnx
+
+LONG = 2**22  # elements that ONNX's inference had better not write out
+_READ = 64  # elements of a constant whose numbers are looked at
+
+
+class Bound(NamedTuple):
+    """Bounds of one value: of its elements' number where it has one axis, of their magnitude, and of its sizes."""
+
+    length: float = 0.0
+    number: float = 0.0
+    size: float = 0.0
+    elements: float = 0.0
+
+
+_UNKNOWN = Bound()
+_WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+_MOST = 1e30  # whatever is larger counts as that
+
+
+def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> bool:
+    """Whether a vector of ``graph`` may become longer than LONG as soon as data are propagated.
+
+    Args:
+        graph: with what was inferred of it without data.
+        outside: the values of graphs around it.
+    """
+    nodes = [node for node in graph.node if node.op_type in _FOLLOWED]
+    asked = {node.output[0] for node in nodes if node.op_type in _LENGTHS}
+    asked.difference_update(v.name for v in (*graph.value_info, *graph.output) if v.name in asked and _is_settled(v))
+    if not asked and not any(_bodies(node) for node in nodes):
+        return False
+    scope = _Scope(graph, outside)
+    for node in nodes:
+        if any(has_long_vectors(body, scope) for body in _bodies(node)):
+            return True
+        if node.output[0] not in asked and not scope.is_whole(node.output[0]):
+            continue
+        given = [scope[name] for name in node.input]
+        length = min(_LENGTHS.get(node.op_type, _longest)(given), _MOST)
+        if length > LONG and node.output[0] in asked:
+            return True
+        number = min(_NUMBERS.get(node.op_type, _largest)(given), _MOST)
+        for name in node.output:
+            before = scope[name]
+            scope.bounds[name] = before._replace(length=before.length or length, number=before.number or number)
+    return False
+
+
+def _is_settled(info: onnx.ValueInfoProto) -> bool:
+    """Is it known, without data, to be no vector, or one of known length?"""
+    kind = info.type.tensor_type
+    return kind.HasField("shape") and (len(kind.shape.dim) != 1 or kind.shape.dim[0].HasField("dim_value"))
+
+
+class _Scope:
+    """The bounds of the values of a graph, of what is asked for alone."""
+
+    def __init__(self, graph: onnx.GraphProto, outside: _Scope | None) -> None:
+        self._infos = {v.name: v for values in (graph.input, graph.value_info, graph.output) for v in values}
+        self._constants: dict[str, onnx.TensorProto | onnx.NodeProto] = {t.name: t for t in graph.initializer}
+        self._constants |= {node.output[0]: node for node in graph.node if node.op_type == "Constant"}
+        self._outside = outside
+        self.bounds: dict[str, Bound] = {}
+
+    def __getitem__(self, name: str) -> Bound:
+        if name not in self.bounds:
+            self.bounds[name] = self._looked_up(name)
+        return self.bounds[name]
+
+    def _looked_up(self, name: str) -> Bound:
+        if name in self._constants:
+            return _of_constant(self._constants[name])
+        if name in self._infos:
+            return _of_shape(self._infos[name].type.tensor_type)
+        return _UNKNOWN if self._outside is None else self._outside[name]
+
+    def is_whole(self, name: str) -> bool:
+        """May it hold sizes: whole numbers, in at most one axis?"""
+        info = self._infos.get(name)
+        if info is None:
+            return True
+        kind = info.type.tensor_type
+        return kind.elem_type in _WHOLE and (not kind.HasField("shape") or len(kind.shape.dim) <= 1)
+
+
+def _of_shape(kind: onnx.TypeProto.Tensor) -> Bound:
+    sizes = [float(d.dim_value) for d in kind.shape.dim]
+    known = [size for size in sizes if size]
+    return Bound(sizes[0] if len(sizes) == 1 else 0.0, 0.0, max(known, default=0.0), min(math.prod(known), _MOST))
+
+
+def _of_constant(constant: onnx.TensorProto | onnx.NodeProto) -> Bound:
+    """The bound of a small constant; of floats, which no data propagation follows, numbers count 0."""
+    if isinstance(constant, onnx.TensorProto):
+        return _of_tensor(constant)
+    (a,) = constant.attribute[:1] or [onnx.AttributeProto()]
+    return _of_tensor(a.t) if a.name == "value" else _of_numbers(a.ints or [a.i])
+
+
+def _of_tensor(tensor: onnx.TensorProto) -> Bound:
+    if not 0 < math.prod(tensor.dims) <= _READ or onnx.external_data_helper.uses_external_data(tensor):
+        return _of_shape(onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type)
+    numbers = onnx.numpy_helper.to_array(tensor)
+    return _of_numbers(numbers.ravel().tolist() if numbers.dtype.kind in "iu" else [0.0] * numbers.size)
+
+
+def _of_numbers(numbers: Sequence[float]) -> Bound:
+    return Bound(len(numbers), max(map(abs, numbers), default=0.0), len(numbers), len(numbers))
+
+
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+
+
+# --- bounds of what an operator gives ---------------------------------------------------------------------------
+
+
+def _at(given: Sequence[Bound], i: int) -> Bound:
+    return given[i] if i < len(given) else _UNKNOWN
+
+
+def _longest(given: Sequence[Bound]) -> float:
+    return max((one.length for one in given), default=0.0)
+
+
+def _largest(given: Sequence[Bound]) -> float:
+    return max((one.number for one in given), default=0.0)
+
+
+_Rule = Callable[[Sequence[Bound]], float]
+
+
+def _power(number: float, times: float) -> float:
+    return 10.0 ** min(math.log10(max(number, 1.0)) * max(times, 1.0), 30.0) if number else 0.0
+
+
+def _single(at: int) -> _Rule:
+    """A vector of as many elements as an input says, if that is one number."""
+    return lambda given: _at(given, at).number if _at(given, at).length <= 1 else 0.0
+
+
+# by operator: the elements of a vector whose size is an input; of Concat, of all that it joins
+_LENGTHS: dict[str, _Rule] = {
+    **dict.fromkeys(("ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"), _single(0)),
+    **dict.fromkeys(("Reshape", "Expand", "OneHot", "TopK"), _single(1)),
+    "Concat": lambda g: sum(one.length for one in g),
+    "Pad": lambda g: _at(g, 0).length + 2 * _at(g, 1).number if _at(g, 0).length else 0.0,
+    "Range": lambda g: _at(g, 0).number + _at(g, 1).number,
+    "Resize": lambda g: max(_single(3)(g), _at(g, 0).length * _at(g, 2).number),
+    "Tile": lambda g: _at(g, 0).length * _at(g, 1).number,
+    "Upsample": lambda g: _at(g, 0).length * _at(g, 1).number,
+}
+
+# what gives numbers of its first input alone; the others say which, or how many
+_FIRST = (
+    "Cast Expand Flatten Gather GatherElements GatherND Identity Reshape Slice Split Squeeze Tile TopK Transpose "
+    "Unsqueeze"
+)
+
+# by operator: the largest number that it gives, where that is not one of its inputs'
+_NUMBERS: dict[str, _Rule] = {
+    **dict.fromkeys(_FIRST.split(), lambda g: _at(g, 0).number),
+    **dict.fromkeys(("Where", "Div", "Mod"), lambda g: max(_at(g, i).number for i in ((1, 2) if len(g) > 2 else (0,)))),
+    **dict.fromkeys(("Add", "Sub", "Sum", "Range"), lambda g: sum(one.number for one in g)),
+    "CumSum": lambda g: _at(g, 0).number * max(_at(g, 0).length, 1.0),
+    "Mul": lambda g: _at(g, 0).number * _at(g, 1).number,
+    "Pow": lambda g: _power(_at(g, 0).number, _at(g, 1).number),
+    "ReduceProd": lambda g: _power(_at(g, 0).number, _at(g, 0).length),
+    "ReduceSum": lambda g: _at(g, 0).number * max(_at(g, 0).length, 1.0),
+    "Shape": lambda g: max(_at(g, 0).size, _at(g, 0).length),
+    "Size": lambda g: max(_at(g, 0).elements, _at(g, 0).length),
+}
+
+_FOLLOWED = {*_LENGTHS, *_NUMBERS, "If", "Loop", "Scan", "SequenceMap", "Max", "Min", "Abs", "Neg", "NonZero"}
