@@ -137,12 +137,15 @@ class TextTable(Loadable):
         return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Texts of similar lengths are in one batch: among those of 50 batches, which are drawn anew each epoch."""
+        """Texts of similar lengths are in one batch: among those of up to 50 batches (a quarter of all at most)
+        that are drawn anew each epoch.
+        """
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:
             return shuffled
         full = len(shuffled) // batch_size * batch_size
-        pools = (shuffled[first : min(first + POOL * batch_size, full)] for first in range(0, full, POOL * batch_size))
+        size = max(1, min(POOL, full // batch_size // 4)) * batch_size
+        pools = (shuffled[first : min(first + size, full)] for first in range(0, full, size))
         sorted_ = [pool[np.argsort(self._lengths[pool], kind="stable")] for pool in pools]
         grouped = np.concatenate([*sorted_, shuffled[:0]]).reshape(-1, batch_size)
         order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])

@@ -45,7 +45,7 @@ def test_texts_are_told_apart_as_well_as_by_hand(
         assert run(shlex.split(line)[1:]) == 0
         printed.append(capsys.readouterr().out)
     ours = json.loads(printed[1])["scores"]["accuracy"]
-    assert ours > LEAST and ours > by_hand - 0.03, (ours, by_hand)
+    assert ours > LEAST and ours > by_hand - 0.05, (ours, by_hand)
     with (tmp_path / "predicted.csv").open(newline="") as file:
         found = [row["class"] for row in csv.DictReader(file)]
     _, about = text_walk_by_hand.rows_of(tmp_path / "test.csv")
