@@ -4,8 +4,8 @@ It knows tables, and the ONNX nodes that make arrays of them; it must not know s
 """
 
 from gradgraph.preprocess.column_kinds import KINDS
+from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.fitting import fit
-from gradgraph.preprocess.plan import Preprocessing
 
 __all__ = ["KINDS", "Preprocessing", "fit"]
 

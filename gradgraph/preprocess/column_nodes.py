@@ -13,21 +13,21 @@ import onnx_ir as ir
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import prune
 from gradgraph.preprocess.column_kinds import ML
-from gradgraph.preprocess.plan import Preprocessing
+from gradgraph.preprocess.plan import Plan
 
 SCOPE = "preprocess"
 ML_OPSET = 4  # the first in which LabelEncoder takes numbers of 64 bits
 CLASS, PROBABILITIES = "class", "probabilities"
 
 
-def alone(plan: Preprocessing) -> onnx.ModelProto:
+def alone(plan: Plan) -> onnx.ModelProto:
     """A model of the nodes alone: columns to arrays."""
     graph = ir.Graph([], [], nodes=[], name=SCOPE, opset_imports={"": 21})
     graph.outputs.extend(_written(plan, graph, "rows", None).values())
     return ir.serde.serialize_model(ir.Model(graph, ir_version=10))
 
 
-def put_before(model: ir.Model, plan: Preprocessing) -> None:
+def put_before(model: ir.Model, plan: Plan) -> None:
     """Let ``model`` take the columns of a table, each [rows], in place of the arrays that are made of them."""
     graph = model.graph
     _make_room(graph, plan)
@@ -65,7 +65,7 @@ def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], bool
     op.finish(graph)
 
 
-def cut_off(model: ir.Model, plan: Preprocessing) -> None:
+def cut_off(model: ir.Model, plan: Plan) -> None:
     """Undo :func:`put_before` and :func:`call_classes`: the model takes arrays again, and gives its own outputs."""
     graph = model.graph
     if not plan.read.keys() <= {value.name for value in graph.inputs}:
@@ -88,7 +88,7 @@ def cut_off(model: ir.Model, plan: Preprocessing) -> None:
 
 
 def _written(
-    plan: Preprocessing, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
+    plan: Plan, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
 ) -> dict[str, ir.Value]:
     """Let ``graph`` take the columns, and write the nodes that make the arrays, which are returned by name."""
     op = Builder([*_names(graph), *plan.read], scope=SCOPE)
@@ -107,7 +107,7 @@ def _written(
     return whole
 
 
-def _make_room(graph: ir.Graph, plan: Preprocessing) -> None:
+def _make_room(graph: ir.Graph, plan: Plan) -> None:
     """Give values of the model that are called like a column another name."""
     op = Builder([*_names(graph), *plan.read])
     going = {value for value in graph.inputs if value.name in plan.features}

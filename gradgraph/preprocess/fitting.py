@@ -12,8 +12,9 @@ import numpy as np
 from gradgraph.arguments import FLAG, NAMES, Kind, as_names, bound, checked, instance
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.preprocess.column_kinds import DATE, KINDS, Category, ColumnKind, Number, _centre
+from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.frames import Array, Frame, are_numbers, is_gap, is_table, numbers_of, text_of
-from gradgraph.preprocess.plan import Learnt, Preprocessing
+from gradgraph.preprocess.plan import Learnt
 
 MOST_CATEGORIES = 100  # text of more different values is read by its words
 MOST_CLASSES = 20  # of whole numbers that are classes

@@ -1,25 +1,20 @@
-"""A plan of what becomes of a table: plain data, which step, checkpoint and model keep, and the arrays made by it."""
+"""A plan of what becomes of a table: plain data, which step, checkpoint and model keep."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradgraph.errors import ArgumentError, UnmatchedError, listed, shown
-from gradgraph.files.untrusted.documents import json_of
 from gradgraph.preprocess.column_kinds import KINDS, ColumnKind
 from gradgraph.preprocess.frames import Array, Frame, is_text, numbers_of, text_of
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
+P = TypeVar("P", bound="Plan")
 
 MOST_COLUMNS = 100_000
-ROWS_AT_ONCE = 4096  # so that words of texts, [rows, words], take a few megabytes
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class Learnt:
 
 
 @dataclass(frozen=True)
-class Preprocessing:
-    """Says what becomes of each column of a table before a model reads it; :func:`gradgraph.preprocess.fit` learns it.
+class Plan:
+    """What becomes of each column of a table before a model reads it.
 
     Attributes:
         columns: of each column that was there, its kind with what was learnt, in the order of the table.
@@ -108,22 +103,6 @@ class Preprocessing:
             for name, kind in self.read.items()
         }
 
-    def arrays(self, table: Any) -> dict[str, Array]:
-        """The arrays that a model takes, of a table: computed by the nodes that an exported model has, too.
-
-        Raises:
-            UnmatchedError, DataError: as for :meth:`feeds`.
-        """
-        feeds = self.feeds(table)
-        rows = len(next(iter(feeds.values())))
-        session = _session(json.dumps(self.as_data()))
-        parts: dict[str, list[Array]] = {name: [] for name in self.features}
-        for first in range(0, max(rows, 1), ROWS_AT_ONCE):
-            batch = {name: values[first : first + ROWS_AT_ONCE] for name, values in feeds.items()}
-            for name, array in zip(parts, session.run(None, batch), strict=True):
-                parts[name].append(np.asarray(array))
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
-
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
         """The columns of a table of numbers and words that are drawn, as :meth:`feeds` gives them."""
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
@@ -143,7 +122,7 @@ class Preprocessing:
         }
 
     @classmethod
-    def from_data(cls, data: Any) -> Preprocessing:
+    def from_data(cls: type[P], data: Any) -> P:
         """Check plain data that somebody may have written; raises ArgumentError."""
         try:
             known = {f.name for f in fields(cls)}
@@ -175,17 +154,3 @@ def _kind(kind: str, **given: Any) -> ColumnKind:
         raise ArgumentError(f"there is no kind of column '{shown(kind)}'{KINDS.hint(str(kind))}")
     made: ColumnKind = KINDS[kind](**given)
     return made
-
-
-@functools.lru_cache(maxsize=8)
-def _session(data: str) -> ort.InferenceSession:
-    """A session for the nodes alone."""
-    import onnxruntime as ort
-
-    from gradgraph.preprocess.column_nodes import alone
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    model = alone(Preprocessing.from_data(json_of(data)))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -521,6 +521,7 @@ class Trainer(Exports):
         """
         if path is None and (isinstance(step, Step) or (path := last_checkpoint_of(step)) is None):
             raise CheckpointError("nothing says where to go on from; give the checkpoint, or the folder of a run")
+        PATH.check("the checkpoint", path)
         trainer = cls(step if isinstance(step, Step) else Step.load(step), **options)
         trainer.load(weights_of(path, last=True))
         return trainer

@@ -16,7 +16,7 @@ from typing import Any
 from gradgraph.augment.augmentation import INTERPOLATIONS
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.preprocess.plan import Preprocessing
+from gradgraph.preprocess.computed import Preprocessing
 
 NAMES_KEY = "gradgraph.data"
 MOST_NAMES = 1_000_000

@@ -74,7 +74,11 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
     top = Path(folder)
     found = [_run(path, str(path.relative_to(top)) if path != top else path.absolute().name) for path in _folders(top)]
     if not found:
-        raise DataError(f"'{shown(top)}' holds no run; give the folder of those that `gradgraph train --run` wrote")
+        raise DataError(
+            f"'{shown(top)}' holds no run",
+            remedy="give the folder that holds the folders of runs",
+            shell="give the folder of those that --run of `gradgraph train` wrote",
+        )
     return sorted(found, key=lambda run: run.name)
 
 
