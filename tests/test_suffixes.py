@@ -58,7 +58,9 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "History.to_csv(path)": (history, (".csv",)),
 }  # fmt: skip
 READ = {"gg.image_folder(path)", "gg.shards(path)", "surgery.load_adapter(folder)", "extend.library(path)",
-        "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)"}  # fmt: skip
+        "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)",
+        "vision.coco(path)", "vision.yolo(path)", "vision.masks(path)", "vision.read(path)",
+        "vision.is_annotated(path)"}  # fmt: skip
 KEEPERS = {"gg.CheckpointKeeper(folder)"}  # a folder of files that it names itself
 
 

@@ -39,7 +39,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of each column of a table before a model reads it.
+    """A list of what becomes of each column of a table before a model reads it.
 
     Attributes:
         columns: of each column that was there, its kind with what was learnt, in the order of the table.

@@ -136,7 +136,7 @@ ELSEWHERE = {
     "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse "
     "cosine lora exact_match auto portable",
     "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce ece giou "
-    "diou ciou retinanet detr",
+    "diou ciou retinanet detr fcos",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "
     "roc_auc average_precision",
     "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 prefix rslora",
