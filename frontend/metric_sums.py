@@ -506,7 +506,9 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
 
 @metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
+    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several. Sums are float32, so
+    that it may be off by ``1e-8·(mean t / std t)²``.
+    """
     a, t, counted, width = _columns("r2", x, target, mask)
     rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
             for y in (tensor(1.0), t, t * t, (t - a) * (t - a))]  # fmt: skip
@@ -526,7 +528,9 @@ _EPSILON = 2.0**-52  # scikit-learn's
 
 @metric(reads="numbers", better="max")
 def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error."""
+    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error, and
+    as exact.
+    """
     a, t, counted, width = _columns("explained_variance", x, target, mask)
     e = t - a
     rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)

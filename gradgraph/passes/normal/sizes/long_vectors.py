@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import onnx
 
+from gradgraph.files.external import is_external
+
 LONG = 2**22  # elements that ONNX's inference had better not write out
 _READ = 64  # elements of a constant whose numbers are looked at
 
@@ -112,7 +114,7 @@ def _of_constant(constant: onnx.TensorProto | onnx.NodeProto) -> Bound:
 
 
 def _of_tensor(tensor: onnx.TensorProto) -> Bound:
-    if not 0 < math.prod(tensor.dims) <= _READ or onnx.external_data_helper.uses_external_data(tensor):
+    if not 0 < math.prod(tensor.dims) <= _READ or is_external(tensor):
         return _of_shape(onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type)
     numbers = onnx.numpy_helper.to_array(tensor)
     return _of_numbers(numbers.ravel().tolist() if numbers.dtype.kind in "iu" else [0.0] * numbers.size)
