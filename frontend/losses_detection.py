@@ -327,8 +327,11 @@ def _add(name: str, function: Callable[..., Tensor], options: str, reads: str, s
     named(name, function, options, _targets(spare), reads=reads.split(), **more)
 
 
+_TOO_MANY = {
+    "nan": "look whether a picture has more objects than the model predicts, and leave some out; or lower the rate"
+}
 _add("detr", detr_loss, "no_object class_cost box_cost giou_cost class_weight box_weight giou_weight",
-     "logits boxes", 1, activation="Softmax")  # fmt: skip
+     "logits boxes", 1, activation="Softmax", remedies=_TOO_MANY)  # fmt: skip
 _add("retinanet", retinanet_loss, "image_size strides size scales ratios positive negative alpha gamma beta box_weight",
      "logits deltas", activation="Sigmoid", check=_check_bounds)  # fmt: skip
 _add("fcos", fcos_loss, "image_size strides radius alpha gamma box_weight", "logits distances centerness",

@@ -12,7 +12,7 @@ from running import run, session
 
 import gradgraph as gg
 from gradgraph import losses
-from gradgraph.frontend import Input, export
+from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
 from gradgraph.frontend.anchors import anchors, points
 from gradgraph.verify.reference import Oracle
@@ -214,6 +214,26 @@ def detr_loss_of(queries: int, objects: int) -> float:
 def test_more_objects_than_predictions_are_no_number() -> None:
     assert np.isfinite(detr_loss_of(3, 3))
     assert np.isnan(detr_loss_of(3, 4))
+
+
+def test_a_step_says_that_there_are_more_objects_than_predictions() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits, self.boxes = nn.Linear(2, 3), nn.Linear(2, 4)
+
+        def forward(self, x: Any) -> Any:  # of three predictions
+            return self.logits(x), self.boxes(x).sigmoid()
+
+    model = gg.frontend.export(Three(), {"x": ("batch", 3, 2)}, outputs=["logits", "boxes"])
+    trainer = gg.Trainer(gg.build(model, "detr"), device="cpu")
+    targets = {s.name: s.shape for s in trainer.manifest.targets}
+    names = list(targets)
+    batch = {"x": np.ones((1, 3, 2), np.float32), names[0]: np.zeros((1, 4), np.int64),
+             names[1]: np.full((1, 4, 4), 0.5, np.float32)}  # fmt: skip
+    with pytest.raises(gg.errors.DivergedError, match="more objects than the model predicts"):
+        trainer.step(batch)
+    assert np.isfinite(trainer.step({**batch, names[0]: np.array([[0, 1, 0, -1]])})["loss"])
 
 
 REFUSED: dict[str, tuple[losses.Loss, list[tuple[int, ...]], str]] = {
