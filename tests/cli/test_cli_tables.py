@@ -176,3 +176,21 @@ def test_a_trained_model_is_tuned_to_another_column_of_raw_tables(cli: Cli, tabl
     session = ort.InferenceSession("tuned.onnx")
     feeds = {"area": np.array([90.0]), "town": np.array(["Ulm"], object), "built": np.array(["2003-01-01"], object)}
     assert np.isfinite(session.run(None, feeds)[0]).all()
+
+
+def test_a_model_of_others_takes_columns_of_text_by_name(tmp_path: Path, cli: Cli) -> None:
+    """As skl2onnx writes them: an input [rows, 1] for each column, text among them."""
+    value = onnx.helper.make_tensor_value_info
+    rows = [
+        onnx.helper.make_node("LabelEncoder", ["word"], ["n"], domain="ai.onnx.ml", keys_strings=["a", "b"],
+                              values_floats=[10.0, 20.0], default_float=-1.0),
+        onnx.helper.make_node("Add", ["n", "size"], ["y"]),
+    ]  # fmt: skip
+    graph = onnx.helper.make_graph(
+        rows, "g", [value("size", 1, [None, 1]), value("word", 8, [None, 1])], [value("y", 1, [None, 1])]
+    )
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    (tmp_path / "t.csv").write_text("word,size\nb,1\nc,2\na,3\n")
+    cli("predict", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "t.csv"), "-o", str(tmp_path / "y.csv"))
+    assert (tmp_path / "y.csv").read_text().split() == ["y", "21.0", "1.0", "13.0"]

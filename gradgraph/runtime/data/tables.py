@@ -331,6 +331,8 @@ class _Columns(Frame):
         """
         values = self[column] if isinstance(spec, TargetSpec) else np.zeros(0)
         shape, names = (-1,) if len(spec.shape) == 1 else (-1, 1), known.classes.get(spec.name)
+        if numpy_dtype(spec.dtype).kind in "OUT":
+            return text_of(self[column]).reshape(shape), None
         learnt = None if known.preprocess is None else known.preprocess.targets.get(column)
         if learnt is not None and learnt.classes and takes_labels(spec):
             names = learnt.classes
