@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gradgraph as gg
-from gradgraph.errors import ModelError
+from gradgraph.errors import DataError, ModelError
 from gradgraph.passes.normal import normalise
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -132,6 +132,31 @@ def test_false_ranks_are_forgotten(name: str) -> None:
     found = next(v.shape for n in normal.graph.all_nodes() for v in n.outputs if v.name == value)
     assert found is None if rank is None else found is not None and len(found) == rank
     gg.vjp(proto, wrt=["x"])
+
+
+# scores of a sample, what is declared of them behind a Squeeze without axes, and what is true
+SQUEEZED = {
+    "two scores": (2, ["N"], [2]),
+    "one score": (1, ["N"], ["N"]),
+    "scores of samples": (2, ["N", 2], ["N", 2]),
+    "two scores, as they are": (2, [2], [2]),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_scores_are_not_called_by_the_name_of_the_samples(name: str) -> None:
+    """An exporter traced one sample, whose axis the Squeeze took: a target of one number would be taken for all."""
+    scores, declared, true = SQUEEZED[name]
+    nodes = [node("MatMul", "x w", "h"), node("Squeeze", "h", "s"), node("Sigmoid", "s")]
+    proto = model(nodes, {"w": ones(3, scores)}, [("x", FLOAT, ["N", 1, 3])], ("y", FLOAT, declared))
+    (target,) = gg.build(proto, "mse", "sgd").manifest.targets
+    assert list(target.shape) == true
+    trainer = gg.Trainer(gg.build(proto, "mse", "sgd"), device="cpu")
+    rows = 1 if true == [2] else 3
+    fits = np.ones([rows if size == "N" else int(size) for size in true], np.float32)
+    trainer.step({"x": ones(rows, 1, 3), "target": fits})
+    with pytest.raises(DataError, match="target"):
+        trainer.step({"x": ones(rows, 1, 3), "target": fits[:-1]})
 
 
 def test_a_sequence_of_nobody_knows_what_is_named() -> None:

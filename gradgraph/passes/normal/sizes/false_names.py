@@ -2,7 +2,8 @@
 
 SegFormer's scores are a quarter as high as its pictures, and exporters call both ``height``. Names are believed
 wherever sizes are compared, so labels of the scores' size would be refused. What is true shows once the inputs have
-numbers.
+numbers. A Squeeze without axes takes away the axis of the sample that an exporter traced, and calls the two scores
+that are left ``batch``: that shows at one sample, and a target of one number would else stand for both.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import onnx_ir as ir
 
 from gradgraph.errors import GradgraphError
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.passes.normal.sizes.infer import infer_shapes
@@ -21,9 +23,10 @@ _FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes do so even
 
 
 def forget_false_names(model: ir.Model) -> bool:
-    """Call sizes of outputs that have the name of another size ``<output>.<axis>``; True if there was one.
+    """Call sizes of outputs that have the name of another size ``<output>.<axis>``, or by their number; True if any had.
 
-    It costs one inference, where an output has the name of a size that layers may change.
+    It costs one inference, where an output has the name of a size that layers may change, and one where a Squeeze
+    without axes gives another rank for one sample.
     """
     symbols = {d for v in model.graph.inputs if v.shape is not None for d in as_dims(v.shape) if isinstance(d, str)}
     changing = {
@@ -33,11 +36,26 @@ def forget_false_names(model: ir.Model) -> bool:
         for d in as_dims(v.shape)[1:]
         if isinstance(d, str)
     }
-    doubtful = [v for v in model.graph.outputs if v.shape is not None and changing & set(as_dims(v.shape)[1:])]
-    if not doubtful:
-        return False
     sizes = dict(zip(sorted(symbols), itertools.count(_FIRST, _STEP), strict=False))
-    true = _with_numbers(model, sizes)
+    told = _told(model, changing, sizes, first=1)
+    if any(_squeezes_what_is_one(node) for node in model.graph):
+        samples = dict.fromkeys(symbols - changing, 1)  # for any other number the declared rank is false as well
+        told |= _told(model, set(samples), samples, numbers=True)
+    return told
+
+
+def _squeezes_what_is_one(node: ir.Node) -> bool:
+    """Is the rank of what it gives another for one sample than for two?"""
+    return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
+
+
+def _told(model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, numbers: bool = False) -> bool:
+    """Give sizes from axis ``first`` on that have one of ``names``, but another number, a name of their own.
+
+    Or, with ``numbers``, their number. True if there was one.
+    """
+    doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
+    true = _with_numbers(model, sizes) if doubtful else {}
     told = False
     for value in doubtful:
         found = true.get(value.name or "")
@@ -45,8 +63,9 @@ def forget_false_names(model: ir.Model) -> bool:
         if found is None or len(found) != len(value.shape):
             continue
         for axis, (said, size) in enumerate(zip(as_dims(value.shape), found, strict=True)):
-            if said in changing and isinstance(size, int) and size != sizes[str(said)]:
-                value.shape = ir.Shape([*value.shape[:axis], f"{value.name}.{axis}", *value.shape[axis + 1 :]])
+            if said in names and isinstance(size, int) and size != sizes[str(said)]:
+                own = size if numbers else f"{value.name}.{axis}"
+                value.shape = ir.Shape([*value.shape[:axis], own, *value.shape[axis + 1 :]])
                 told = True
     return told
 
