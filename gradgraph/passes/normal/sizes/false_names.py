@@ -23,7 +23,7 @@ _FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes do so even
 
 
 def forget_false_names(model: ir.Model) -> bool:
-    """Call sizes of outputs that have the name of another size ``<output>.<axis>``, or by their number; True if any had.
+    """Call sizes of outputs that have the name of another ``<output>.<axis>``, or by their number; True if any had.
 
     It costs one inference, where an output has the name of a size that layers may change, and one where a Squeeze
     without axes gives another rank for one sample.
