@@ -32,7 +32,7 @@ def save_runs(runs: Sequence[Run], path: str | os.PathLike[str], title: str | No
     cells = ("".join(f"<td{_number(i)}>{_text(cell)}</td>" for i, cell in enumerate(row)) for row in rows)
     table = f"<table><thead><tr>{names}</tr></thead><tbody><tr>{'</tr><tr>'.join(cells)}</tr></tbody></table>"
     drawn = panels(runs)
-    curves = f'<h2>Curves</h2><div class="curves">{svg(drawn)}</div>' if drawn else ""
+    curves = f'<h2>Curves</h2><div class="curves">{"".join(svg([panel]) for panel in drawn)}</div>' if drawn else ""
     called = title or Path(path).stem
     body = f'<h1>{_text(called)}</h1><div class="wide">{table}</div>{curves}'
     write_atomically(path, whole_page(called, body, text_of("runs.css")).encode())

@@ -92,7 +92,7 @@ WIDTH, HEIGHT = 420, 280  # of a panel, in pixels
 GRID = "#d1d9e0"
 ACROSS = 3  # panels in a row
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 34, 52
-LINE = 15  # of the legend
+LINE, LETTERS = 15, 52  # of the legend: the height of a line, and how many fit in it
 
 
 def svg(panels: Sequence[Panel]) -> str:
@@ -121,10 +121,10 @@ def _panel(panel: Panel) -> str:
     parts = [_text(WIDTH / 2, 18, panel.title, 'text-anchor="middle" font-size="13" font-weight="600"')]
     for x in x_ticks:
         at = place(x, y_ticks[0])
-        parts += [_line(at, place(x, y_ticks[-1]), GRID), _text(at[0], at[1] + 15, f"{x:.4g}", _MIDDLE)]
+        parts += [_line(at, place(x, y_ticks[-1]), GRID), _text(at[0], at[1] + 15, _said(x, x_ticks), _MIDDLE)]
     for y in y_ticks:
         at = place(x_ticks[0], y)
-        parts += [_line(at, place(x_ticks[-1], y), GRID), _text(at[0] - 6, at[1] + 4, f"{y:.4g}", _END)]
+        parts += [_line(at, place(x_ticks[-1], y), GRID), _text(at[0] - 6, at[1] + 4, _said(y, y_ticks), _END)]
     parts += [_text(LEFT + across / 2, HEIGHT - 20, panel.x_label, _MIDDLE)]
     middle = TOP + down / 2
     parts += [_text(14, middle, panel.y_label, f'{_MIDDLE} transform="rotate(-90 14 {middle:g})"')]
@@ -147,6 +147,7 @@ def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
         if x == curve.kept:
             found.append(_dot("{:.1f},{:.1f}".format(*place(x, y)), colour, 'fill="#fff" stroke-width="2"'))
             said += f" (kept: {y:.4g} at {x:g})"
+    said = said if len(said) <= LETTERS else f"{said[: LETTERS - 1]}…"
     return [*found, _line((LEFT, legend - 4), (LEFT + 18, legend - 4), colour, 2), _text(LEFT + 24, legend, said)]
 
 
@@ -160,6 +161,12 @@ def ticks(values: Iterable[float], about: int = 5) -> list[float]:
     apart = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
     first, last = math.floor(low / apart + 1e-9), math.ceil(high / apart - 1e-9)
     return [i * apart for i in range(first, max(last, first + 1) + 1)]
+
+
+def _said(tick: float, ticks: Sequence[float]) -> str:
+    """A tick with as many digits as tell it from the next one."""
+    largest, apart = max(map(abs, ticks)), ticks[1] - ticks[0]
+    return f"{tick:.{max(4, math.ceil(math.log10(largest / apart)) + 1)}g}"
 
 
 def _share(value: float, between: Sequence[float]) -> float:
