@@ -74,6 +74,25 @@ def notes() -> Iterator[None]:
         logger.propagate = before
 
 
+@contextlib.contextmanager
+def told_by(name: str) -> Iterator[None]:
+    """What the library logs under ``name`` appears on stderr, a line each."""
+    handler, logger = _Lines(), logging.getLogger(name)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
 class _Notes(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -15,7 +15,7 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.surgery_options import CHANGES, OPTIONS, Change
-from gradgraph.errors import listed, shown
+from gradgraph.errors import shown
 
 
 @click.command("surgery", cls=Command)
@@ -87,20 +87,11 @@ def _changed(change: Change, arguments: Sequence[Any], given: Mapping[str, Any],
 
     reported: dict[str, float] = {}
     told = {change.reports: reported} if change.reports else {}
-    result = getattr(surgery, change.function)(model, *arguments, **given, **told)
+    with output.told_by("gradgraph.surgery"):
+        result = getattr(surgery, change.function)(model, *arguments, **given, **told)
     for module, error in reported.items():
         output.say(f"{shown(module)}: rounded again, {error:.2%} off")
-    if change.function == "lora":
-        _say_where(result, given.get("name", "default"))
     return model if result is None else result  # save_adapter leaves the model as it is
-
-
-def _say_where(model: Any, name: str) -> None:
-    """Say which layers the adapters of this name lie on."""
-    from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
-
-    layers = [adapter.module for adapter in adapters_of(model) if adapter.name == name]
-    output.say(f"adapters at {len(layers)} layer{'' if len(layers) == 1 else 's'}: {listed(layers)}")
 
 
 def _check_companions(ctx: click.Context, typed: Mapping[str, Any]) -> None:

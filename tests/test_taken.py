@@ -40,6 +40,10 @@ HEAD = f"'head_*' takes 4 tensors, 43 numbers: {ALL}"
         ({"optimizer": gg.optim.adamw(1e-3, no_decay="norm_and_bias")}, []),
         ({"train": "head_*", "optimizer": gg.optim.adamw(1e-3, groups={"*weight": {"lr_factor": 2.0}})},
          [f"train {HEAD}", "groups '*weight' takes 2 tensors, 32 numbers: 'head_norm_weight', 'head_weight'"]),
+        ({"optimizer": gg.optim.magnitude_pruning(gg.optim.sgd(0.1), target="head_*")},
+         ["pruning 'head_*' takes 1 tensor, 24 numbers: 'head_weight'"]),
+        ({"optimizer": gg.optim.magnitude_pruning(gg.optim.sgd(0.1), "2:4", target=["body_weight", "*"])},
+         ["pruning '*' takes 2 tensors, 56 numbers: 'body_weight', 'head_weight'"]),
         ({"steps": {"a": gg.StepOptions("mse", train="head_*"), "b": gg.StepOptions("mse", train="body_*")}},
          [f"train of 'a' {HEAD}", "train of 'b' 'body_*' takes 1 tensor, 32 numbers: 'body_weight'"]),
     ],
@@ -62,6 +66,31 @@ def test_a_long_list_is_cut() -> None:
     assert line == "train 'w*' takes 9 tensors, 144 numbers: 'w0', 'w1', 'w2', 'w3', 'w4', 'w5' and 3 more"
 
 
+# surgery's arguments, and the line on what their globs take
+SURGERY = {
+    "lora": (lambda m: gg.lora(m, "*weight", rank=2), "adapters at 2 layers: 'body_weight', 'head_weight'"),
+    "qat": (lambda m: gg.qat(m, target="head*", activations=None), "rounding at 1 layer: 'head_weight'"),
+    "qat again": (
+        lambda m: gg.qat(integers(m), target="body*"),
+        "training the integers of 1 tensor: 'body_weight.weight'",
+    ),
+}
+
+
+def integers(model: onnx.ModelProto) -> onnx.ModelProto:
+    rounded = gg.qat(model, activations=None)
+    assert isinstance(rounded, onnx.ModelProto)
+    return onnx.ModelProto.FromString(gg.Trainer(gg.build(rounded, "mse", "sgd")).export().SerializeToString())
+
+
+@pytest.mark.parametrize("name", SURGERY)
+def test_surgery_tells_its_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, line = SURGERY[name]
+    with caplog.at_level(logging.INFO, "gradgraph"):
+        change(MODEL)
+    assert caplog.messages[-1] == line
+
+
 def test_the_shell_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(MODEL, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.zeros((8, 4), np.float32), target=np.zeros((8, 3), np.float32))
@@ -73,3 +102,8 @@ def test_the_shell_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"train {HEAD}" in capsys.readouterr().err
     assert run(["surgery", model, "--lora", "head*", "--rank", "2", "-o", str(tmp_path / "lora.onnx")]) == 0
     assert "adapters at 1 layer: 'head_weight'" in capsys.readouterr().err
+    rounding = ["--qat", str(tmp_path / "d.npz"), "--qat-target", "head*"]
+    assert run(["surgery", model, *rounding, "-o", str(tmp_path / "qat.onnx")]) == 0
+    assert "rounding at 1 layer: 'head_weight'" in capsys.readouterr().err
+    assert run(["--quiet", "surgery", model, *rounding, "-o", str(tmp_path / "qat.onnx")]) == 0
+    assert capsys.readouterr().err == ""

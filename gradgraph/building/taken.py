@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -17,7 +17,7 @@ _NAMED = 6  # weights
 
 
 def taken(draft: Draft) -> list[str]:
-    """Lines on what the globs of each part take; a name in full, and ``*``, need no telling."""
+    """Lines on what the globs of each part take; a name in full needs no telling, nor does ``*`` if it takes all."""
     return [line for part in draft.parts for line in _of_part(part)]
 
 
@@ -34,15 +34,23 @@ def _of_part(part: Part) -> Iterator[str]:
     if groups is not None:
         yield from _lines(f"groups{of}", groups.globs, trained)
         yield from _lines(f"no_decay{of}", groups.no_decay, trained)
+    if (pruning := part.optimizer.pruning) is not None:
+        params = [graph.initializers[n] for n in part.trained if n in graph.initializers]
+        for pattern in pruning.target:  # * as well, as it takes no vectors
+            yield from _line(f"pruning{of}", pattern, [params[i] for i in pruning.matched(pattern, params)])
 
 
 def _lines(what: str, patterns: Iterable[str], weights: Mapping[str, ir.Value]) -> Iterator[str]:
     for pattern in patterns:
-        found = matching(pattern, list(weights))
-        if pattern != "*" and found and found != [pattern]:
-            size = sum(_size(weights[name]) for name in found)
-            count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
-            yield f"{what} '{shown(pattern)}' takes {count}, {size:,} numbers: {listed(found, _NAMED)}"
+        if pattern != "*":
+            yield from _line(what, pattern, [weights[name] for name in matching(pattern, list(weights))])
+
+
+def _line(what: str, pattern: str, found: Sequence[ir.Value]) -> Iterator[str]:
+    names = [value.name or "" for value in found]
+    if found and names != [pattern]:
+        count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
+        yield f"{what} '{shown(pattern)}' takes {count}, {sum(map(_size, found)):,} numbers: {listed(names, _NAMED)}"
 
 
 def _size(value: ir.Value) -> int:

@@ -43,22 +43,24 @@ class Pruning:
             UnknownNameError: a glob matches none of those that are trained.
             BuildError: a weight that is named in full cannot have groups of M.
         """
+        return sorted({i for pattern in self.target for i in self.matched(pattern, params)})
+
+    def matched(self, pattern: str, params: Sequence[ir.Value]) -> list[int]:
+        """The places of the weights that ``pattern`` takes; the errors are those of ``members``."""
         names = [p.name or "" for p in params]
         matrices = [n for n, p in zip(names, params, strict=True) if p.shape is not None and len(p.shape) > 1]
-        found: set[str] = set()
-        for pattern in self.target:
-            here = [pattern] if pattern in names else matching(pattern, matrices)
-            if not here:
-                raise UnknownNameError(
-                    f"'{shown(pattern)}', which is to be pruned, matches no trained weight of two axes or more"
-                    f"{suggestion(pattern, names)}"
-                )
-            fitting = [n for n in here if not self.group or self._fits(params[names.index(n)], pattern == n)]
-            if not fitting:
-                of = "" if pattern == "*" else f" that '{shown(pattern)}' matches"
-                raise BuildError(f"no weight{of} has an axis of inputs that {self.group} divides")
-            found.update(fitting)
-        return [i for i, n in enumerate(names) if n in found]
+        here = [pattern] if pattern in names else matching(pattern, matrices)
+        if not here:
+            raise UnknownNameError(
+                f"'{shown(pattern)}', which is to be pruned, matches no trained weight of two axes or more"
+                f"{suggestion(pattern, names)}"
+            )
+        places = [names.index(name) for name in here]
+        fitting = [i for i in places if not self.group or self._fits(params[i], pattern == names[i])]
+        if not fitting:
+            of = "" if pattern == "*" else f" that '{shown(pattern)}' matches"
+            raise BuildError(f"no weight{of} has an axis of inputs that {self.group} divides")
+        return fitting
 
     def _fits(self, weight: ir.Value, named: bool) -> bool:
         axis = axis_of_inputs(weight)

@@ -38,6 +38,7 @@ from gradgraph.surgery.operated import (
     numbers_of,
     opened,
     set_numbers,
+    tell_where,
 )
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
@@ -108,6 +109,7 @@ def lora(
     ]  # fmt: skip
     made = put_all(work, layers, wanted, rng)
     write_adapters(work, [*rested(before), *made])
+    tell_where("adapters at", [adapter.module for adapter in made])
     return closed(work, model, out)
 
 

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import as_names, matching
-from gradgraph.errors import UnknownNameError, shown, suggestion
+from gradgraph.errors import UnknownNameError, listed, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
@@ -29,6 +29,7 @@ Path: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
 
 log = logging.getLogger("gradgraph")
+layers_log = logging.getLogger("gradgraph.surgery")
 
 _TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
 
@@ -52,6 +53,11 @@ def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(given, ir.Model) else to_proto(work)
+
+
+def tell_where(what: str, layers: Sequence[str], kind: str = "layer") -> None:
+    """Log what a target takes: ``adapters at 2 layers: 'q_proj', 'v_proj'``; the shell shows it."""
+    layers_log.info("%s %d %s%s: %s", what, len(layers), kind, "" if len(layers) == 1 else "s", listed(layers))
 
 
 def learn_sizes(work: ir.Model) -> None:

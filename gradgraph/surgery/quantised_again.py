@@ -51,8 +51,8 @@ def _with_integers(work: ir.Model) -> list[ir.Node]:
     return [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
 
 
-def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> int:
-    """Let the layers that ``target`` names train, or all that are quantised; how many of their tensors do."""
+def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> list[str]:
+    """Let the layers that ``target`` names train, or all that are quantised; the names of their float tensors."""
     found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
@@ -66,9 +66,10 @@ def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> 
         if integers not in made:
             made[integers] = _float_weight(work, node, integers, stood_for[integers])
         node.replace_input_with(0, made[integers])
+    names = [_base(integers.name or "") for integers in made]
     for integers, rounded in made.items():
         _take_place(work, integers, rounded)
-    return len(made)
+    return names
 
 
 def _is(node: ir.Node | None, op_type: str) -> bool:

@@ -29,7 +29,17 @@ from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.operated import Path, Result, check_patterns, closed, free_name, learn_sizes, numbers_of, opened
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    check_patterns,
+    closed,
+    free_name,
+    learn_sizes,
+    numbers_of,
+    opened,
+    tell_where,
+)
 from gradgraph.surgery.quantised_again import go_on, is_quantised, names_of_quantised, refuse_integer_products
 from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
 from gradgraph.surgery.stored_weights import as_read
@@ -101,7 +111,7 @@ def qat(
         convert_to_opset(work)
     write_quantisation(work, weights=weights, activations=activations or "")
     names = names_of_quantised(work)
-    again = go_on(work, target, ranges == "learned") if quantised else 0
+    again = go_on(work, target, ranges == "learned") if quantised else []
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
     if not layers and not again and target is None:
         raise BuildError(
@@ -132,6 +142,10 @@ def qat(
             if x not in seen:
                 seen[x] = _rounded(work, layer, found[x], activations, ranges == "learned")
             layer.node.replace_input_with(0, seen[x])
+    if again:
+        tell_where("training the integers of", again, "tensor")
+    if layers:
+        tell_where("rounding at", [layer.name for layer in layers])
     return closed(work, model, out)
 
 

@@ -217,13 +217,15 @@ def sloped(task: Task) -> Found:
     rough = _norm(gradient(1.0)[1])
     loss, along = gradient(_norm({n: start[n] for n in trainer.manifest.trainable}) / rough if rough else 1.0)
     squared = _norm(along) ** 2
+    # a logarithm of a sum, less one of its terms, is as exact as these are, however small it is
+    exact = np.finfo(np.float32).eps * (abs(loss) if task.loss[0] == "mse" else max(abs(loss), 1.0))
     slopes = list[float]()
     for length in [move * (abs(loss) or 1.0) / squared for move in MOVES if squared > 0]:
         try:
             difference = at(length) - at(-length)
         except DivergedError:  # so far away
             continue
-        if abs(difference) > CLEAR * np.finfo(np.float32).eps * abs(loss):
+        if abs(difference) > CLEAR * exact:
             slopes.append(difference / (2 * length) / squared)
     steady = [(a + b) / 2 for a, b in pairwise(slopes) if abs(a - b) <= STEADY * max(abs(a), abs(b))]
     return {"error": abs(steady[-1] - 1)} if steady else {}
