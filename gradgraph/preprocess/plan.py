@@ -39,17 +39,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of what becomes of each column of a table before a model reads it.
-
-    Attributes:
-        columns: of each column that was there, its kind with what was learnt, in the order of the table.
-        targets: of each column that is to be predicted, what was learnt.
-        rows: how many the training data have.
-        numbers, indices: the inputs of the model that are made: float32 and int64, [rows, columns].
-
-    Raises:
-        ArgumentError: no table can have given that.
-    """
+    """A list of what becomes of each column of a table; ``computed.Preprocessing`` explains it, and computes it."""
 
     columns: Mapping[str, ColumnKind]
     targets: Mapping[str, Learnt] = field(default_factory=dict)
