@@ -294,7 +294,7 @@ def test_an_adapter_that_changes_nothing_leaves_integers_to_the_last_bit(name: s
     assert max(errors.values()) < 1e-6
 
 
-@pytest.mark.parametrize("name", QUANTISED_LAYERS.keys() - {"int8, one scale"})
+@pytest.mark.parametrize("name", [name for name in QUANTISED_LAYERS if name != "int8, one scale"])
 def test_channels_that_do_not_change_keep_their_integers(name: str) -> None:
     base = QUANTISED_LAYERS[name][0]
     model, x = gg.lora(base, "w", rank=2), feed(base, 16)
