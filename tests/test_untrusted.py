@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
+import io
 import json
+import logging
 import random
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +26,7 @@ import pytest
 import safetensors.numpy
 from command_line import arrays, mlp
 from hostile import CONTENTS, PLACES, VALUES, fields_of, replaced
+from small_models import parsed, real
 
 import gradgraph as gg
 from gradgraph.cli.app import run
@@ -155,6 +160,9 @@ DOORS: dict[str, Door] = {
         for name in ("manifest.json", "train.onnx", "eval.onnx", "init.onnx")
     },
 }
+if importlib.util.find_spec("tokenizers"):
+    DOORS["a tokenizer"] = (".json", lambda f, x: gg.text.Tokenizer(x))
+    DOORS["texts"] = (".json", lambda f, x: gg.text.table({"t": ["a"], "label": [0]}, x, length=4))
 
 
 def copied(whole: Path, to: Path) -> Path:
@@ -300,6 +308,38 @@ def loads_annotations(folder: Path, text: str) -> Iterator[Callable[[], object]]
     yield read
 
 
+def tokenizer_in(folder: Path) -> Any:
+    pytest.importorskip("tokenizers", reason="texts are read by tokenizers")
+    import tiny_bert
+
+    return json.loads(tiny_bert.tokenizer(folder / "tokenizer.json", left=True).read_text())
+
+
+def loads_tokenizer(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / "tokenizer.json").write_text(text)
+    texts = ["the lake is wonderfully calm", "", "the"]
+    yield lambda: gg.text.Tokenizer(folder / "tokenizer.json").encode(texts, 8)
+
+
+PIXELS = {
+    "image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": {"shortest_edge": 18}, "resample": 3,
+    "do_center_crop": True, "crop_size": {"height": 16, "width": 16}, "do_rescale": True, "rescale_factor": 1 / 255,
+    "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
+}  # fmt: skip
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def of_pictures(folder: Path) -> Path:
+    signature = "(float[N, 3, 16, 16] x) => (float[N, 1, 16, 16] y)"
+    onnx.save(parsed(f"{signature} {{ y = Conv(x, w) }}", w=real(1, 3, 1, 1)), folder / "pictures.onnx")
+    return folder / "pictures.onnx"
+
+
+def loads_preprocessor(folder: Path, text: str) -> Iterator[Callable[[], object]]:
+    (folder / PREPROCESSOR).write_text(text)
+    yield lambda: gg.build(of_pictures(folder)).manifest.data.images.get("x")
+
+
 # a document, given the folder of what is whole, and what opens another one in its place
 Document = tuple[Callable[[Path], Any], Callable[[Path, str], Iterator[Callable[[], object]]]]
 MARKED: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -324,6 +364,8 @@ DOCUMENTS: dict[str, Document] = {
     "flat table": (lambda f: json.loads((f / "flat.json").read_text()), loads_table),
     "record": (record_in, loads_checkpoint),
     "coco": (annotations_of, loads_annotations),
+    "tokenizer": (tokenizer_in, loads_tokenizer),
+    "preprocessor": (lambda f: PIXELS, loads_preprocessor),
 }
 PLACE = "the place of the value"
 
@@ -351,6 +393,21 @@ def test_a_document_that_is_right_is_read(name: str, whole: Path, tmp_path: Path
     document, use = DOCUMENTS[name]
     folder = copied(whole, tmp_path)
     assert next(iter(use(folder, json.dumps(document(folder)))))() is not None
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("content", [*PLACES, *CONTENTS])
+def test_a_hostile_file_beside_a_model_is_told_and_not_used(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody named it, so the model opens without it."""
+    model = of_pictures(tmp_path)
+    made(tmp_path / PREPROCESSOR, content)
+    with bounded(), caplog.at_level(logging.WARNING, "gradgraph"):
+        assert not gg.build(model).manifest.data.images
+    said = [m for m in caplog.messages if PREPROCESSOR in m]
+    assert len(said) == (content not in ("nothing", "a link to nothing"))
+    assert all(m.isprintable() and len(m) <= LONGEST_MESSAGE for m in said)
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "a?" * 30 + "a" * 30, ".*" * 20 + "b", "(", "a{99999999999}"])
@@ -409,6 +466,50 @@ def test_a_command_refuses_a_hostile_file(
     assert code in (1, 2), last
     assert last.startswith("error: ") or code == 2, last
     assert "hostile" in last and "bug" not in last and last.isprintable(), last
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+FROM_STDIN: dict[str, list[str]] = {
+    "train": ["train", "model.onnx", "--epochs", "1"],
+    "predict": ["predict", "model.onnx"],
+    "evaluate": ["evaluate", "step", "--checkpoint", "run.ckpt"],
+}
+
+
+class Endless(io.RawIOBase):
+    """Zeros that never end, as of /dev/zero."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+@pytest.mark.sweep(0.2)
+@pytest.mark.parametrize("content", ["without an end", *CONTENTS])
+@pytest.mark.parametrize("command", FROM_STDIN)
+def test_a_command_refuses_what_comes_from_stdin(
+    command: str,
+    content: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copied(whole, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    raw = io.BytesIO(CONTENTS[content]) if content in CONTENTS else io.BufferedReader(Endless())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
+    with bounded():
+        code = run([*FROM_STDIN[command], "--data", "-"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert code in (1, 2), last
+    assert last.startswith("error: "), last
+    assert "stdin" in last and "bug" not in last and last.isprintable(), last
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
