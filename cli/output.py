@@ -76,7 +76,7 @@ def notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_by(name: str) -> Iterator[None]:
-    """What the library logs under ``name`` appears on stderr, a line each."""
+    """Lines that the library logs under ``name`` appear on stderr."""
     handler, logger = _Lines(), logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
