@@ -140,6 +140,7 @@ SQUEEZED = {
     "one score": (1, ["N"], ["N"]),
     "scores of samples": (2, ["N", 2], ["N", 2]),
     "two scores, as they are": (2, [2], [2]),
+    "scores in a row": (2, ["N"], ["y.0"]),
 }
 
 
@@ -148,12 +149,16 @@ def test_scores_are_not_called_by_the_name_of_the_samples(name: str) -> None:
     """An exporter traced one sample, whose axis the Squeeze took: a target of one number would be taken for all."""
     scores, declared, true = SQUEEZED[name]
     nodes = [node("MatMul", "x w", "h"), node("Squeeze", "h", "s"), node("Sigmoid", "s")]
-    proto = model(nodes, {"w": ones(3, scores)}, [("x", FLOAT, ["N", 1, 3])], ("y", FLOAT, declared))
+    if "row" in name:
+        nodes[2:] = [node("Reshape", "s all")]
+    proto = model(
+        nodes, {"w": ones(3, scores), "all": np.array([-1])}, [("x", FLOAT, ["N", 1, 3])], ("y", FLOAT, declared)
+    )
     (target,) = gg.build(proto, "mse", "sgd").manifest.targets
     assert list(target.shape) == true
     trainer = gg.Trainer(gg.build(proto, "mse", "sgd"), device="cpu")
     rows = 1 if true == [2] else 3
-    fits = np.ones([rows if size == "N" else int(size) for size in true], np.float32)
+    fits = np.ones([{"N": rows, "y.0": rows * scores}.get(size, size) for size in true], np.float32)
     trainer.step({"x": ones(rows, 1, 3), "target": fits})
     with pytest.raises(DataError, match="target"):
         trainer.step({"x": ones(rows, 1, 3), "target": fits[:-1]})

@@ -19,13 +19,14 @@ from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 _LEAST_RANK = 3  # of inputs whose sizes layers change: pictures, sound
+_SEVERAL = 3  # samples
 _FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes do so evenly
 
 
 def forget_false_names(model: ir.Model) -> bool:
     """Call sizes of outputs that have the name of another ``<output>.<axis>``, or by their number; True if any had.
 
-    It costs one inference, where an output has the name of a size that layers may change, and one where a Squeeze
+    It costs one inference, where an output has the name of a size that layers may change, and two where a Squeeze
     without axes gives another rank for one sample.
     """
     symbols = {d for v in model.graph.inputs if v.shape is not None for d in as_dims(v.shape) if isinstance(d, str)}
@@ -39,8 +40,8 @@ def forget_false_names(model: ir.Model) -> bool:
     sizes = dict(zip(sorted(symbols), itertools.count(_FIRST, _STEP), strict=False))
     told = _told(model, changing, sizes, first=1)
     if any(_squeezes_what_is_one(node) for node in model.graph):
-        samples = dict.fromkeys(symbols - changing, 1)  # for any other number the declared rank is false as well
-        told |= _told(model, set(samples), samples, numbers=True)
+        one = dict.fromkeys(symbols - changing, 1)
+        told |= _told(model, set(one), one, others=dict.fromkeys(one, _SEVERAL))
     return told
 
 
@@ -49,22 +50,26 @@ def _squeezes_what_is_one(node: ir.Node) -> bool:
     return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
 
 
-def _told(model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, numbers: bool = False) -> bool:
+def _told(
+    model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
+) -> bool:
     """Give sizes from axis ``first`` on that have one of ``names``, but another number, a name of their own.
 
-    Or, with ``numbers``, their number. True if there was one.
+    Where the declared rank is false for ``others``, the number is the only one, and is given instead. True if any was.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}
+    several = _with_numbers(model, others) if others and true else {}
     told = False
     for value in doubtful:
         found = true.get(value.name or "")
         assert value.shape is not None
         if found is None or len(found) != len(value.shape):
             continue
+        is_only = others is not None and len(several.get(value.name or "", ())) != len(found)
         for axis, (said, size) in enumerate(zip(as_dims(value.shape), found, strict=True)):
             if said in names and isinstance(size, int) and size != sizes[str(said)]:
-                own = size if numbers else f"{value.name}.{axis}"
+                own = size if is_only else f"{value.name}.{axis}"
                 value.shape = ir.Shape([*value.shape[:axis], own, *value.shape[axis + 1 :]])
                 told = True
     return told
