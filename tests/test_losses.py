@@ -94,7 +94,8 @@ def reads_one_and_compares(name: str) -> bool:
     return len(loss.reads) == len(loss.targets) == 1 and (loss.labels or loss.targets[0].words == "as the prediction")
 
 
-@pytest.mark.parametrize("name", sorted(filter(reads_one_and_compares, losses.LOSSES)))
+# ciou: onnxruntime has no Atan of float64
+@pytest.mark.parametrize("name", sorted({*filter(reads_one_and_compares, losses.LOSSES)} - {"ciou"}))
 def test_losses_of_float64_models_run(name: str) -> None:
     """Of all losses: ``test_losses_torch.py``."""
     target = LABELS if losses.by_name(name).labels else np.abs(LOGITS[::-1]) / 20

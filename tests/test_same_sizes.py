@@ -52,7 +52,8 @@ def sizes_for(name: str, first: str | None) -> list[Any]:
     return [first, 9, C] if name == "ctc" else [first, C]
 
 
-COMPARING = sorted(name for name in losses.LOSSES if losses.by_name(name).targets)
+# those of detectors read outputs of other shapes
+COMPARING = sorted(n for n in {*losses.LOSSES} - {"detr", "retinanet", "fcos"} if losses.by_name(n).targets)
 
 
 @pytest.mark.parametrize("name", COMPARING)

@@ -197,6 +197,7 @@ class Annotated(Loadable):
     # --- for a step ----------------------------------------------------------------------------------------------
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """The classes, and how pictures are read, as they are ``known``, where they are."""
         parts, classes = self._parts(specs), {}
         for target, part in parts.items():
             if part in ("labels", "map"):
@@ -215,6 +216,7 @@ class Annotated(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
+        """Read batches: pictures and what is known of them, of these indices."""
         parts = self._parts(specs)
         form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
         target = next((name for name, part in parts.items() if part == "labels"), "")

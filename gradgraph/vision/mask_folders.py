@@ -51,6 +51,7 @@ class MaskFolder(Loadable):
         return image, mask
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """The classes, and how pictures are read, as they are ``known``, where they are."""
         image, target = self._parts(specs)
         classes = {}
         if target and len(specs[target].shape) == 3 and (self.classes or target in known.classes):
@@ -70,6 +71,7 @@ class MaskFolder(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
+        """Read batches: pictures and what is known of them, of these indices."""
         image, target = self._parts(specs)
         form = self._form(image, known).of(specs[image])
         ignored = ignored_by(specs[target]) if target else IGNORED
@@ -85,6 +87,7 @@ class MaskFolder(Loadable):
 
     @property
     def where(self) -> Path:
+        """The folder of the pictures."""
         return self.files[0].parent
 
     def _form(self, image: str, known: DataNames) -> ImageForm:

@@ -276,6 +276,7 @@ EQUIVALENT: dict[str, str] = {
     "recurrent_activations.activations: 0.0  ->  1.0": "both are numbers",
     "recurrent_activations.activations: math.isnan(": "what it refuses is tried in tests/rules/test_recurrent.py",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
+    "reduction.reduce_log_sum_exp: 1.0  ->  2.0": "what is divided is 0 there",
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",
     "reduction.reduce_l2: all_wide(": _ALIKE,
     "reduction.reduce_l2: op.Equal(norm, 0.0)  ->  op.Equal(y, 0.0)": _ALIKE,

@@ -109,7 +109,7 @@ def test_the_callers_of_a_fit_compute_as_ever():
     trainer.fit(batches, progress=False)
     trainer.fit(data, batch_size=16, progress=False)
     look.on_step(trainer, None)
-    assert len(look.found) == 3 + 4 + 1 + 1 and all(look.found)  # a rate for each step, and one for the row
+    assert len(look.found) == 3 + 3 + 1 + 1 and all(look.found)  # a rate for each step
 
 
 def test_off_keeps_them():

@@ -52,7 +52,7 @@ class Exported:
     def write(self, path: str | os.PathLike[str]) -> bool:
         """Write the model to ``path``; no weight is copied on the way. Returns whether weights lie beside it."""
         with self.executor.turns.taken():
-            model = self.model()
+            model = _plain(self.model())
             save_model(model, path)
         return goes_beside(model)
 
@@ -76,7 +76,11 @@ class Exported:
     def proto(self) -> onnx.ModelProto:
         """A protobuf message with all weights inside; raises ModelError if they exceed what it holds."""
         with self.executor.turns.taken():
-            return to_proto(self.model())
+            model = self._converted()
+            self.executor.definition.put_inside(model)
+            if not self.preprocess or self.executor.names.preprocess is None:
+                return model
+            return to_proto(self._served(ir.serde.deserialize_model(model)))
 
     def _served(self, model: ir.Model) -> ir.Model:
         """``model``, in place, with its preprocessing in front, if that is asked for."""
@@ -106,3 +110,10 @@ class Exported:
     def _name(self, model: onnx.ModelProto) -> None:
         for key, value in self.executor.names.as_metadata().items():
             model.metadata_props.add(key=key, value=value)
+
+
+def _plain(model: ir.Model) -> ir.Model:
+    """``model``, in place, without types and shapes beside its weights, which say these themselves."""
+    for value in model.graph.initializers.values():
+        value.type = value.shape = None
+    return model
