@@ -275,8 +275,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         run = replace(run, batch_size=data.order.batch_size)
         output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
     trainer.names = data.names
-    trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     check_longest(trainer, samples)
+    trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
     if out is not None and not run.is_trial and not goes_on:
         step.remember(trainer.names)
