@@ -1,4 +1,7 @@
-"""``performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload."""
+"""``performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload.
+
+``floors.svg``: the same relative to its floor, and what it is spent on.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from pathlib import Path
 
 import matplotlib
 
+from benchmarks.floor_section import LIMIT, over_floor
+from benchmarks.profiling import CLASSES
 from benchmarks.results import Result
-from benchmarks.roster import OURS, PEERS
+from benchmarks.roster import NATIVE, OURS, PEERS
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "gradgraph"  # the same results give the same file
@@ -49,6 +54,29 @@ def draw(results: list[Result], path: Path) -> None:
     _dress(axes, [r.name for r in rows])
     axes.set_title(", ".join(sorted({r.setup["machine"] for r in rows})), loc="left", fontsize="medium")
     figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))  # none: equal runs, equal files
+    pyplot.close(figure)
+
+
+def draw_floors(results: list[Result], path: Path) -> None:
+    """One bar for each row and way to compute it: its time over its floor, by class of operator."""
+    bars = [(r, peer) for r in results for peer in (OURS, NATIVE) if "classes" in r.rows.get(peer, {})]
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.35 * len(bars)), layout="constrained")
+    names = sorted({name for r, peer in bars for name in r.rows[peer]["classes"]})
+    colours = pyplot.colormaps["tab10"]
+    left = [0.0] * len(bars)
+    for name in [*(n for n in CLASSES if n in names), *(n for n in names if n not in CLASSES)]:
+        widths = [r.rows[peer]["classes"].get(name, 0.0) * (over_floor(r, peer) or 0.0) for r, peer in bars]
+        axes.barh(range(len(bars)), widths, 0.8, left, label=name, color=colours(names.index(name) % 10))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.axvline(1, color="black", linewidth=1)
+    axes.axvline(LIMIT, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(bars)), [f"{r.name}, native" if peer == NATIVE else r.name for r, peer in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlabel(f"time of a training step / its floor (dotted: {LIMIT})")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=4, frameon=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(", ".join(sorted({r.setup["machine"] for r in results})), loc="left", fontsize="medium")
+    figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     pyplot.close(figure)
 
 

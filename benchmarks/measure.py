@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peer_processes import Process
-from benchmarks.roster import OURS, TORCH, YARDSTICK, Entry
+from benchmarks.roster import OURS, TORCH, YARDSTICKS, Entry
 
 Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason}
 
@@ -36,7 +36,7 @@ class Plan:
 def measure(
     job: Mapping[str, Any], roster: Mapping[str, Entry], pythons: Mapping[str, str], plan: Plan
 ) -> dict[str, Row]:
-    """A row for each peer, and "matmul" for the yardstick.
+    """A row for each peer and yardstick.
 
     Args:
         job: fields of ``worker.Job`` but ``mode``.
@@ -50,9 +50,12 @@ def measure(
             running[name] = Process(roster[name], pythons[name], job["threads"])
             rows[name] = _started(running[name], {**job, "mode": roster[name].mode})
         _compare(rows, roster)
-        running["matmul"] = Process(YARDSTICK, threads=job["threads"])
-        rows["matmul"] = _started(running["matmul"], job)
+        for name in YARDSTICKS[job["device"]]:
+            running[name] = Process(YARDSTICKS[job["device"]][name], threads=job["threads"])
+            rows[name] = _started(running[name], job)
         _take_turns({n: p for n, p in running.items() if "cannot" not in rows[n]}, rows, plan)
+        if "step" in rows.get("floor", {}):
+            rows["floor"]["parts"] = running["floor"].ask("profile", STEP_LIMIT, steps=plan.rounds)
         return rows
     finally:
         for process in running.values():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from benchmarks import printed_table
+from benchmarks.floor_section import floor_section
+from benchmarks.printed_table import grid
 from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS, PEERS, REAL_OURS, REAL_PEERS
 from benchmarks.workloads import REAL
@@ -52,8 +54,9 @@ METHOD = """## How it is measured
   onnx-ad) and update (onnx-ad) appended by the benchmark. JAX has the networks written once more.
 - Memory is the peak of resident memory while training (after loading, building and compiling), less what the process
   held when its libraries were imported.
-- The floor is three times the arithmetic of a forward pass, at the speed of onnxruntime's MatMul of 2048 x 2048
-  matrices in the same turns. (A first layer needs no gradient of its input, so a small network can go below it.)
+- The floor is what a step cannot avoid, in the same turns: each of its products and convolutions alone in onnxruntime's
+  best form, warm, and one pass over the memory that it must touch. Rows up to 2026-11-23 have another floor: three
+  times the arithmetic of a forward pass at the speed of onnxruntime's MatMul of 2048 x 2048 matrices.
 - *Build* makes the graph; *session* is the first step less a usual one: onnxruntime's session, or compilation, which
   PyTorch shortens with what it remembers of earlier runs.
 
@@ -63,9 +66,9 @@ an open batch size, or to see where a step spends its time (`--profile`).
 """
 
 
-def page(results: list[Result]) -> str:
+def page(results: list[Result], floors: Sequence[Result] = ()) -> str:
     """The whole page; results other than those on the CPU with fixed sizes stay in the JSON file."""
-    return "\n".join([INTRODUCTION, *map(_section, sections(results)), METHOD])
+    return "\n".join([INTRODUCTION, *map(_section, sections(results)), *floor_section(floors), METHOD])
 
 
 def sections(results: list[Result]) -> list[list[Result]]:
@@ -106,13 +109,6 @@ def _against_torch(results: list[Result]) -> str:
     ]
     head = ["", *(f"time, {peer}" for peer in REAL_OURS), *(f"memory, {peer}" for peer in REAL_OURS)]
     return f"### Relative to PyTorch\n\n{OVER_TORCH}\n" + grid(head, rows)
-
-
-def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; all columns but the first are numbers."""
-    titles = list(head)
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(list, rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def _times(results: list[Result], peers: list[str]) -> str:

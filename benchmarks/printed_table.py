@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from benchmarks.results import Result
 from benchmarks.roster import OURS
@@ -54,3 +54,10 @@ def milliseconds(result: Result, peer: str) -> str:
 def reasons(result: Result) -> dict[str, str]:
     """Why peers cannot."""
     return {name: row["cannot"] for name, row in result.rows.items() if "cannot" in row}
+
+
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    titles = list(head)
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -74,6 +75,39 @@ def scope(node: str) -> str:
     return first if "/" in node and first in ("loss", "grad", "update") else "forward"
 
 
+# what an operator does, by its name; where a part of the step decides, `part_of` comes first
+CLASSES = {
+    "products": ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger"),
+    "convolutions": ("Conv", "FusedConv", "ConvTranspose", "DepthwiseConv"),
+    "attention": ("Attention", "PackedAttention", "Softmax", "SoftmaxGrad"),
+    "normalisation": ("LayerNormalization", "BatchNormalization", "UnscaledBatchNormalization", "GroupNormalization"),
+    "recurrence": ("LSTM", "GRU", "RNN", "Scan", "Loop"),
+    "data moved": (
+        *("Transpose", "Reshape", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Concat"),
+        *("Slice", "Split", "Pad", "Tile", "Expand", "Cast", "Identity", "ReorderInput", "ReorderOutput", "Squeeze"),
+        *("Unsqueeze", "Flatten", "Resize", "DepthToSpace", "SpaceToDepth", "MemcpyToHost", "MemcpyFromHost"),
+    ),
+    "pools and sums": ("MaxPool", "AveragePool", "GlobalAveragePool", "MaxUnpool", "MaxPoolGrad", "CumSum"),
+}
+ELSE = "element by element"
+UPDATE = "update"
+
+
+def class_of(kernel: Kernel) -> str:
+    """What a kernel's time is spent on: products of matrices, convolutions, moving data, …"""
+    part, operator = scope(kernel.node), kernel.operator
+    if operator in CLASSES["products"]:
+        return "convolutions" if part.startswith("Conv") else "products"  # whatever else is done as it writes
+    if part in ("update", "AdamUpdate", "MomentumUpdate") or operator in ("AdamUpdate", "MomentumUpdate"):
+        return UPDATE
+    if "Normalization" in part:
+        return "normalisation"
+    if operator.startswith("Reduce"):
+        return "pools and sums"
+    base = re.sub(r"(Grad|GradInput|GradWeight)$", "", operator)
+    return next((name for name, operators in CLASSES.items() if {operator, base} & set(operators)), ELSE)
+
+
 @dataclass(frozen=True)
 class Summary:
     """Seconds a step, the largest first.
@@ -100,6 +134,7 @@ class Summary:
 
 
 KEYS: dict[str, Callable[[Kernel], str]] = {
+    "class": class_of,
     "operator": lambda k: k.operator,
     "scope": lambda k: scope(k.node),
     "operator in scope": lambda k: f"{k.operator} in {scope(k.node)}",

@@ -13,6 +13,9 @@ from benchmarks.measure import Row
 from benchmarks.roster import OURS, TORCH, YARDSTICK_FLOPS
 from benchmarks.workloads import ALL
 
+DOCS = Path(__file__).parent.parent / "docs" / "how-it-works"
+RESULTS = DOCS / "performance.json"
+FLOORS = DOCS / "floors.json"
 PASSES = 3  # a step is about three forward passes of arithmetic: forward, gradients of values, gradients of weights
 
 
@@ -23,7 +26,7 @@ class Result:
     Attributes:
         setup: how: optimizer, threads, dynamic, rounds, date, machine, versions.
         facts: flops of a forward pass, number of parameters.
-        rows: of each peer, and "matmul".
+        rows: of each peer and yardstick ("matmul", "floor").
     """
 
     workload: str
@@ -62,7 +65,12 @@ class Result:
 
     @property
     def floor(self) -> float | None:
-        """Seconds that the arithmetic of a step takes at the speed of a large matrix product."""
+        """Seconds of what the step cannot avoid: its products and convolutions alone, and the memory that it touches.
+
+        Where that was not measured, the seconds of its arithmetic at the speed of a large matrix product.
+        """
+        if (measured := self.step("floor")) is not None:
+            return measured
         return None if self.gflops is None else PASSES * self.facts["flops"] / (self.gflops * 1e9)
 
     def memory(self, peer: str) -> float | None:

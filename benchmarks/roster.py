@@ -70,5 +70,9 @@ OURS = "gradgraph"
 NATIVE = "gradgraph-native"
 TORCH = ("torch", "torch-compile")  # what the aims are measured against
 YARDSTICK = Entry("matmul_step")
+YARDSTICKS = {  # what is timed beside the peers, by device
+    "cpu": {"matmul": YARDSTICK, "floor": Entry("floor_step")},
+    "cuda": {"matmul": YARDSTICK},
+}
 YARDSTICK_SIZE = 2048
 YARDSTICK_FLOPS = 2 * YARDSTICK_SIZE**3

@@ -28,12 +28,10 @@ from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
 from benchmarks.page import page, sections
 from benchmarks.peer_processes import ROOT, Process
 from benchmarks.profiling import Summary
-from benchmarks.results import Result, machine, save
+from benchmarks.results import DOCS, FLOORS, RESULTS, Result, load, machine, save
 from benchmarks.roster import LESS_EXACT, OURS, PEERS, REAL_PEERS, Entry
 from benchmarks.workloads import ALL, ALSO_ADAMW, LEARNING_RATES, REAL, SIZES, WORKLOADS
 
-DOCS = ROOT / "docs" / "how-it-works"
-RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
 KNOWN = {**PEERS, **REAL_PEERS, **LESS_EXACT}
 LARGEST = 5  # kernels that the page names
@@ -160,10 +158,13 @@ def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_documents(results: list[Result]) -> None:
-    from benchmarks.chart import draw  # matplotlib takes a while, and only this needs it
+    from benchmarks.chart import draw, draw_floors  # matplotlib takes a while, and only this needs it
 
-    (DOCS / "performance.md").write_text(page(results))
+    floors = load(FLOORS)
+    (DOCS / "performance.md").write_text(page(results, floors))
     draw(next(iter(sections(results)), []), DOCS / "performance.svg")
+    if floors:
+        draw_floors(floors, DOCS / "floors.svg")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""The part of ``performance.md`` on floors: what the processor could do, and where the rest of a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks import printed_table
+from benchmarks.printed_table import grid
+from benchmarks.results import Result
+from benchmarks.roster import NATIVE, OURS
+
+LIMIT = 1.3  # times its floor: from there on the largest causes are named
+CAUSES = 2
+
+TEXT = """## What the processor could do
+
+A step's floor is what it cannot avoid, measured in turns with the steps: each of its products and convolutions alone,
+warm, in onnxruntime's best form, and one pass over the memory that it must touch. A bar is a step's time over its
+floor, by what it is spent on (`python -m benchmarks.floors --save`; figures in [floors.json](floors.json)). Memory is
+that of the update, and of one pass there and one back for each group of operators between two products: fused better
+than any runtime does. Products of native kernels are not onnxruntime's, so that they may go below the floor.
+
+![Time of a training step over its floor](floors.svg)
+"""
+
+
+def floor_section(results: Sequence[Result]) -> list[str]:
+    """Nothing where no floor was measured."""
+    rows = [_row(r, peer) for r in results for peer in (OURS, NATIVE) if over_floor(r, peer) is not None]
+    head = ["", "ms", "floor", "of it products", "convolutions", "memory", "time / floor"]
+    why = [f"- {r.title}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
+    above = f"Above {LIMIT} times their floor, and what more they spend:\n\n" + "\n".join(why) + "\n"
+    return [TEXT, grid(head, rows), *([above] if why else [])] if rows else []
+
+
+def over_floor(r: Result, peer: str) -> float | None:
+    """The peer's time over the measured floor."""
+    step, floor = r.step(peer), r.step("floor")
+    return None if step is None or floor is None else step / floor
+
+
+def _row(r: Result, peer: str) -> list[str]:
+    parts = r.rows["floor"].get("parts", {})
+    of_floor = [printed_table.number(parts.get(kind, 0.0) * 1e3) for kind in ("products", "convolutions", "memory")]
+    times = [printed_table.milliseconds(r, name) for name in (peer, "floor")]
+    return [f"{r.title}, {peer}", *times, *of_floor, printed_table.number(over_floor(r, peer))]
+
+
+def class_shares(r: Result, peer: str) -> str:
+    """Where the peer's time goes, the largest first."""
+    shares = sorted(r.rows[peer].get("classes", {}).items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+
+
+def causes(r: Result, peer: str) -> str:
+    """What the peer spends most on beyond the floor; empty up to the limit."""
+    over = over_floor(r, peer)
+    if over is None or over <= LIMIT:
+        return ""
+    step, parts = r.rows[peer]["step"], r.rows["floor"].get("parts", {})
+    allowed = {kind: parts.get(kind, 0.0) for kind in ("products", "convolutions")}
+    beyond = {n: share * step - allowed.get(n, 0.0) for n, share in r.rows[peer].get("classes", {}).items()}
+    largest = sorted(beyond.items(), key=lambda pair: -pair[1])[:CAUSES]
+    return f"{over:.2f} times its floor; " + ", ".join(f"{name} +{1e3 * s:.1f} ms" for name, s in largest)
