@@ -21,6 +21,7 @@ from gradgraph import optim
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
+from gradgraph.runtime.data.batch import batch_specs
 
 BATCHES = [{"x": X[i], "target": Y[i]} for i in range(6)]
 
@@ -37,11 +38,16 @@ class Apart:
     def gradient(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return self._run("gradient", self.spec.gradient, batch)
 
-    def apply(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("apply", self.spec.apply, {n: gradients[n] for n in self.spec.gradients.values()})
+    def apply(
+        self, gradients: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        return self._run("apply", self.spec.apply, {n: gradients[n] for n in self.spec.gradients.values()}, given or {})
 
-    def _run(self, name: str, half: Any, fed: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        rates = {n: np.array(self.step.manifest.hyperparameters[n], np.float32) for n in half.hyperparameters}
+    def _run(
+        self, name: str, half: Any, fed: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray]:
+        known = {n: np.array(v, np.float32) for n, v in self.step.manifest.hyperparameters.items()} | dict(given or {})
+        rates = {n: known[n] for n in half.hyperparameters}
         state = {n: self.state[n].copy() for n in half.reads}
         outputs = [o.name for o in self._sessions[name].get_outputs()]
         found = dict(zip(outputs, self._sessions[name].run(None, {**fed, **rates, **state}), strict=True))
@@ -194,13 +200,47 @@ def test_a_step_without_them_is_what_it_was(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"accumulate": True}, "adds up gradients inside"), ({"steps": {"a": gg.StepOptions()}}, "several named steps")],
-)
-def test_what_they_cannot_be_combined_with_is_said(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(BuildError, match=said):
-        gg.build(mlp(), separate=True, **options)
+@pytest.mark.parametrize("loss", ["cross_entropy", traced])
+def test_an_update_that_adds_up_gradients_is_fed_what_they_are_means_over(loss: Any) -> None:
+    options = {} if loss == "cross_entropy" else {"targets": {"y": gg.frontend.Input(("N",), "int64")}}
+    step = gg.build(mlp(), loss, "adamw", accumulate=True, grad_norm=True, separate=True, **options)
+    assert step.manifest.separate is not None
+    assert {"update", "batch_weight"} == {*step.manifest.separate.apply.hyperparameters} - {"learning_rate"}
+    whole, apart = Loop(step), Apart(step)
+    rates = {n: np.array(v, np.float32) for n, v in step.manifest.hyperparameters.items()}
+    for number, rows in enumerate((6, 2, 4, 5)):
+        batch = {s.name: ROWS["x" if s.name == "x" else "target"][:rows] for s in batch_specs(step.manifest)}
+        fed = {"update": np.array(number % 2, np.float32)}
+        if not step.manifest.separate.weight:
+            fed["batch_weight"] = np.array(rows, np.float32)
+        expected = whole(batch, **fed)
+        found = apart.gradient(batch)
+        apart.apply(found, {"batch_weight": found.get("batch_weight", rates.get("batch_weight")), **fed})
+        np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    for name, value in whole.state.items():
+        np.testing.assert_allclose(apart.state[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_several_named_steps_have_none() -> None:
+    with pytest.raises(BuildError, match="several named steps"):
+        gg.build(mlp(), separate=True, steps={"a": gg.StepOptions()})
+
+
+def test_a_step_that_was_just_built_comes_apart_and_one_from_disk_says_what_to_do(tmp_path: Path) -> None:
+    model = mlp()
+    step = gg.build(model, optimizer="adamw")
+    apart = step.apart()
+    assert apart.manifest.separate is not None and apart.train is step.train and apart.apart() is apart
+    assert_same_steps(apart, [ROWS] * 3)
+    step.save(tmp_path / "step")
+    with pytest.raises(BuildError, match=r"no gradient\.onnx") as said:
+        gg.Step.load(tmp_path / "step").apart()
+    assert "--separate" in said.value.in_shell() and "separate=True" in str(said.value)
+    apart.save(tmp_path / "apart")
+    assert_same_steps(gg.Step.load(tmp_path / "apart").apart(), [ROWS])
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((4, 9), np.float32), "other"))
+    with pytest.raises((BuildError, ModelError)):
+        step.apart()
 
 
 def test_files_of_another_step_are_refused() -> None:

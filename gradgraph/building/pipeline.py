@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import onnx
@@ -63,7 +64,6 @@ EVAL = "eval.onnx"
 
 
 @called_with(BuildOptions)
-@paused_collection()
 def build(options: BuildOptions) -> Step:
     """A training step for ``model``.
 
@@ -74,14 +74,17 @@ def build(options: BuildOptions) -> Step:
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
+    step = _built(options)
+    if not options.separate and options.steps is None:
+        step.built_apart = lambda: _built(replace(options, separate=True))
+    return step
+
+
+@paused_collection()
+def _built(options: BuildOptions) -> Step:
     backend = named(options.backend, step_backends())
-    if options.separate and (options.accumulate or options.steps is not None):
-        raise BuildError(
-            "a step adds up gradients inside, or gives them in a file of its own; leave accumulate or separate out"
-            if options.accumulate
-            else "several named steps have no separate files; build each step alone, or leave separate out",
-            shell="leave --accumulate or --separate out",
-        )
+    if options.separate and options.steps is not None:
+        raise BuildError("several named steps have no separate files; build each step alone, or leave separate out")
     if options.steps is not None:
         check_names(options.steps)
         if options.of_step:

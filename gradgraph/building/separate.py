@@ -31,9 +31,10 @@ class Halves:
 
 @dataclass(frozen=True)
 class Marks:
-    """The gradients where a train graph is cut, and their description in the manifest."""
+    """The gradients where a train graph is cut, what they are means over, and their description in the manifest."""
 
     gradients: list[Var]
+    weight: Var | None
     spec: SeparateSpec
 
 
@@ -42,13 +43,13 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
     op = state.op
     found = [op.Identity(g, name=f"{p.name}.grad") for p, g in zip(params, gradients, strict=True)]
     state.held += [mark.value for mark in found]
-    weight = ""
+    weight = None
     if written.weight is not None and not written.adds_up:
-        counted = op.Identity(written.weight(), name=BATCH_WEIGHT).value
-        counted.shape = ir.Shape(())
-        weight = counted.name or ""
+        weight = op.Identity(written.weight(), name=BATCH_WEIGHT)
+        weight.value.shape = ir.Shape(())
+    name = "" if weight is None else weight.value.name or ""
     names = {p.name or "": mark.value.name or "" for p, mark in zip(params, found, strict=True)}
-    return Marks(found, SeparateSpec(names, weight=weight, adds_up=written.adds_up))
+    return Marks(found, weight, SeparateSpec(names, weight=name, adds_up=written.adds_up))
 
 
 def cut(
@@ -71,12 +72,13 @@ def cut(
     made = _values(gradient)
     gradient.graph.outputs[:] = [made[name] for name in (*results, *weight, *spec.gradients.values(), *ahead)]
     apply.graph.outputs[:] = [o for o in apply.graph.outputs if o.name not in {*results, *ahead}]
-    _feed(apply, spec.gradients.values())
+    _feed(apply, [*spec.gradients.values(), *weight])
     states = {s.name for s in state.specs}
     for half in (gradient, apply):
         clean_up(prune(half))
     _leave_unread(gradient, states | rates)
     _leave_unread(apply, {v.name or "" for v in apply.graph.inputs} - {*spec.gradients.values()})
+    rates |= {*weight}  # which an update that adds up gradients is fed
     known = {*spec.gradients.values(), *states, *rates}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(

@@ -51,7 +51,6 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     masks = PruningMasks(state, optimizer.pruning, params) if optimizer.pruning else None
     scale = LossScale(state, draft.precision) if draft.precision.scales else None
     masters = MasterWeights(state) if optimizer.keeps_master else None
-    accumulation = Accumulation(state, written, options.grad_norm) if options.accumulate else None
 
     separate = draft.options.separate
     takes_factors = not (draft.precision.dtype or options.accumulate or options.grad_norm or separate)
@@ -61,6 +60,9 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     gradients, transforms = slopes.of(path, params, optimizer, zeroing)
     marks = marked(state, params, gradients, written) if separate else None
     gradients = marks.gradients if marks else gradients
+    if marks and (weight := marks.weight) is not None:
+        written = written._replace(weight=lambda: weight)
+    accumulation = Accumulation(state, written, options.grad_norm) if options.accumulate else None
     for link in zeroing:
         gradients = link.gradients(gradients)
     written = written._replace(loss=path.targets[0])

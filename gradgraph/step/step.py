@@ -21,7 +21,7 @@ reads and gives the next values of what it moves.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
-from gradgraph.errors import Finding, ModelError, escaped, listed, shown
+from gradgraph.errors import BuildError, Finding, ModelError, escaped, listed, shown
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
@@ -83,6 +83,7 @@ class Step:
 
     Attributes:
         trains: the train graphs by name; that of a step which is the only one is called "".
+        built_apart: builds the same step with ``separate=True``, where its model is at hand.
 
     Raises:
         ModelError: manifest and models contradict each other.
@@ -98,6 +99,7 @@ class Step:
     taken: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
     separate: Mapping[str, onnx.ModelProto] = field(default_factory=dict, kw_only=True)
     trains: Mapping[str, onnx.ModelProto] = field(init=False)
+    built_apart: Callable[[], Step] | None = field(default=None, init=False, repr=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _mapped: dict[str, MappedFile] = field(default_factory=dict, init=False, repr=False)
@@ -153,6 +155,28 @@ class Step:
     def remember(self, names: DataNames) -> None:
         """Let the manifest name the data that the step is trained on; :meth:`save` writes it."""
         self.manifest = replace(self.manifest, data=names)
+
+    def apart(self) -> Step:
+        """This step with gradient.onnx and apply.onnx: itself if it has them, or else built again from its model.
+
+        Raises:
+            BuildError: there are several named steps, the model is not at hand, or it has changed since.
+        """
+        if self.separate:
+            return self
+        if self.manifest.steps:
+            raise BuildError(f"this step has several steps ({listed(self.manifest.steps)}), which have no separate "
+                             "gradients; build one that is the only one")  # fmt: skip
+        again = None if self.built_apart is None else self.built_apart()
+        if again is None or again.eval != self.eval:
+            raise BuildError(
+                "this step has no gradient.onnx and apply.onnx" if again is None else
+                "the model of this step has changed since it was built, so its gradients cannot be taken apart",
+                remedy="build it again with gradgraph.build(..., separate=True); checkpoints fit",
+                shell="build it again with --separate; checkpoints fit",
+            )  # fmt: skip
+        manifest = replace(self.manifest, separate=again.manifest.separate)
+        return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
         """The files of ``bases`` with their digests, each with what a step folder there calls it."""
@@ -262,8 +286,8 @@ class Step:
             self._mapped.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of copies and pickles, which map the files anew."""
-        return {**vars(self), "_mapped": {}}
+        """The state of copies and pickles, which map the files anew and do without the model that was built."""
+        return {**vars(self), "_mapped": {}, "built_apart": None}
 
     def __getattr__(self, name: str) -> Any:
         """Read ``init`` again after it was released.
