@@ -15,7 +15,7 @@ from typing import TextIO
 
 import click
 
-from gradgraph.cli import output
+from gradgraph.cli import output, ranks
 from gradgraph.cli.command import keep_indented, talk_options
 from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
@@ -137,6 +137,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     output.talk.begin(arguments)
     try:
+        ranks.join(arguments)
         with output.notes():
             code = cli.main(args=list(arguments) or ["--help"], prog_name="gradgraph", standalone_mode=False)
         sys.stdout.flush()
@@ -156,16 +157,18 @@ def run(arguments: Sequence[str]) -> int:
         if _came_of_interrupt(error):
             return _interrupted()
         kind, failure = _kind_and_failure(error)
-        output.error(failure.in_shell())
-        output.emit_failure(failure.in_shell(), kind, failure.shell_remedy, failure.findings)
-        return USAGE if isinstance(error, click.UsageError) else FAILED
+        sentence = ranks.begin_end() + failure.in_shell()
+        output.error(sentence)
+        output.emit_failure(sentence, kind, failure.shell_remedy, failure.findings)
+        return ranks.end(USAGE if isinstance(error, click.UsageError) else FAILED)
     return code if isinstance(code, int) else OK
 
 
 def _interrupted() -> int:
-    output.say("interrupted")
-    output.emit_failure("interrupted", "Interrupted")
-    return INTERRUPTED
+    sentence = ranks.begin_end() + "interrupted"
+    output.say(sentence)
+    output.emit_failure(sentence, "Interrupted")
+    return ranks.end(INTERRUPTED)
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:

@@ -24,12 +24,19 @@ from gradgraph.errors import LONGEST_MESSAGE, Finding, cut, escaped, escaped_jso
 
 @dataclass
 class Talk:
-    """How much the command says, the command line that was typed, and whether stdout has its JSON document yet."""
+    """How much the command says, the command line that was typed, and whether stdout has its JSON document yet.
+
+    Attributes:
+        follows: this process is one of several that do the same, and another one speaks for all.
+        ends_all: it has failed alone, and all are to end with it.
+    """
 
     debug: bool = False
     quiet: bool = False
     arguments: list[str] = field(default_factory=list)
     answered: bool = False
+    follows: bool = False
+    ends_all: bool = False
 
     def begin(self, arguments: Sequence[str]) -> None:
         self.debug = self.quiet = self.answered = False
@@ -47,7 +54,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def say(text: str) -> None:
     """A line for people, unless ``--quiet`` or stderr cannot be written: a full log stops no work."""
-    if not talk.quiet:
+    if not (talk.quiet or talk.follows):
         with contextlib.suppress(OSError):
             click.echo(_safe(text), err=True)
 
@@ -55,6 +62,8 @@ def say(text: str) -> None:
 def error(sentence: str) -> None:
     from rich.text import Text
 
+    if talk.follows:
+        return
     text = cut(escaped(sentence), LONGEST_MESSAGE)
     with contextlib.suppress(OSError):
         _console(stderr=True).print(Text.assemble(("error: ", "bold red"), text))
@@ -119,12 +128,14 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def emit(text: str) -> None:
-    click.echo(_safe(text))
+    if not talk.follows:
+        click.echo(_safe(text))
 
 
 def emit_json(document: Any) -> None:
     """One JSON document; NaN and infinities, which JSON does not have, become null."""
-    click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
+    if not talk.follows:
+        click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
     talk.answered = True
 
 

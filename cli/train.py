@@ -27,6 +27,7 @@ from gradgraph.cli.options import (
     typed_by_user,
 )
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.ranks import parallel, starts
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder
@@ -169,6 +170,22 @@ if TYPE_CHECKING:
 )
 @placed(
     "training",
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Train in so many processes on this machine, each on a part of every batch (on many machines: mpiexec -n 64 "
+    "gradgraph train …).",
+)
+@placed(
+    "training",
+    "--rank-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the run if a process does not answer the others for so long.",
+)
+@placed(
+    "training",
     "--dry-run",
     is_flag=True,
     help="Train, evaluate, save and export one batch to see that all works; write nothing.",
@@ -216,13 +233,23 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         raise click.UsageError("give MODEL, such as model.onnx, or --model NAME to begin with for a table", ctx)
     if given["start"] is not None and not typed_by_user(ctx, ("loss",)):
         given["loss"] = ()  # that of the model
+    if starts(given["ranks"], given, model, ctx):
+        from gradgraph.parallel.launching import launch
+
+        ctx.exit(launch(given["ranks"], output.talk.arguments))
+    from gradgraph.runtime.execution.team import ALONE
+
+    del given["ranks"]
+    shared = parallel(given.pop("rank_timeout"))
+    team = ALONE if shared is None else shared.team()
     accumulates = given["accumulate"] is not None
     recipe = Recipe({**given, "accumulate": accumulates})
     given = {name: value for name, value in given.items() if name not in BUILDING}
     folder = _run_folder(ctx, model, given)
     if folder is not None:
-        folder.check(given["force"])
-        ctx.with_resource(folder.made())
+        team.from_first(lambda: folder.check(given["force"]))
+        if team.is_first:
+            ctx.with_resource(folder.made())
         named = {**given, "out": out}
         folder.fill(named, builds=model is None or not model.is_dir())
         out, given = named.pop("out"), named
@@ -241,12 +268,14 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     named_model = read or run.start
     output.say(f"{'opening' if is_step else 'building a step from'} {named_model}, to train on {run.data} …")
     run = replace(run, data=ctx.with_resource(from_stdin(run.data)))
-    run.check_outputs(model)
+    team.from_first(lambda: run.check_outputs(model))
     rate = run.lr if is_step else recipe.rate(run.total_steps)
     if read is None:
         step = recipe.build(*starting_model(run.start or "", run.data, run.target, run.column), rate=rate)
     else:
         step = _load_step(ctx, read, begun is not None) if is_step else recipe.build(read, rate=rate)
+    if shared is not None:
+        step = step.apart()  # so that the folder of the step can train in many processes, too
     for line in step.taken:
         output.say(line)
 
@@ -256,9 +285,9 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
 
     options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
     if run.resume and run.checkpoint is not None:
-        trainer = Trainer.resume(step, run.checkpoint, device=run.device, options=options)
+        trainer = Trainer.resume(step, run.checkpoint, device=run.device, options=options, parallel=shared)
     else:
-        trainer = Trainer(step, device=run.device, seed=run.seed, options=options)
+        trainer = Trainer(step, device=run.device, seed=run.seed, options=options, parallel=shared)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     if run.start is not None:
@@ -280,7 +309,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
     if out is not None and not run.is_trial and not goes_on:
         step.remember(trainer.names)
-        step.save(out, force=run.force, share_weights=run.share_weights)
+        to, force, share = out, run.force, run.share_weights
+        team.from_first(lambda: step.save(to, force=force, share_weights=share))
         output.say(f"wrote {out}")
     sizes = [s.nbytes for s in step.manifest.state if s.kind == "parameter"]
     output.say(f"training on {trainer.described}: {len(sizes)} tensors of weights, {readable_bytes(sum(sizes))}")
@@ -289,16 +319,23 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     if run.is_trial:
         _do_trials(trainer, run, model, data, rate, as_json)
         return
-    keep_tokenizer(samples, (out, run.export_to), None if folder is None else folder.path)
+    if team.is_first:
+        keep_tokenizer(samples, (out, run.export_to), None if folder is None else folder.path)
     if folder is not None:
-        folder.begin(trainer)
+        team.from_first(lambda: folder.begin(trainer))
     held_out = None if run.validation is None else run.reading(model).data(run.validation, trainer.names)
-    with _how_to_resume(run, folder), _where_it_diverged(trainer), _drawn_if_stopped(folder, trainer):
+    with (
+        _how_to_resume(run, folder),
+        _where_it_diverged(trainer),
+        _drawn_if_stopped(folder if team.is_first else None, trainer),
+    ):
         history = trainer.fit(data, validation=held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
                               min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
                               eval_every=run.eval_every,
                               **run.fit_arguments(rate))  # fmt: skip
+    if not team.is_first:
+        return
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
     if run.history is not None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gradgraph.building.step_options import StepOptions
     from gradgraph.errors import GradgraphError
     from gradgraph.export.temperature import calibrate
+    from gradgraph.parallel.data_parallel import DataParallel
     from gradgraph.passes.autocast import Precision
     from gradgraph.reduction.reduced import reduce
     from gradgraph.runtime.data.image_tables import image_table
@@ -73,6 +74,7 @@ _logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
     "DataNames": "step.data_names",
+    "DataParallel": "parallel.data_parallel",
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",
     "Precision": "passes.autocast",
@@ -123,6 +125,7 @@ _MODULES = (
 __all__ = [
     "CheckpointKeeper",
     "DataNames",
+    "DataParallel",
     "GradgraphError",
     "Padded",
     "Precision",

@@ -13,6 +13,7 @@
     ├── DivergedError              the loss is NaN or infinite
     ├── CheckpointError            a checkpoint does not fit the step, or is damaged
     ├── BusyError                  another thread trains the same trainer
+    ├── ParallelError              processes that train together differ, or one of them does not answer
     ├── CompatibilityError         a drop-in for another package cannot do what that one did (also a RuntimeError)
     ├── RuntimeUnavailableError    an execution provider or optional package is not there
     └── OutputError                an artefact could not be written (also an OSError)
@@ -285,6 +286,10 @@ class CheckpointError(GradgraphError):
 
 class BusyError(GradgraphError):
     """Another thread trains the same trainer."""
+
+
+class ParallelError(GradgraphError):
+    """Processes that train together differ, or one of them does not answer."""
 
 
 class CompatibilityError(GradgraphError, RuntimeError):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,16 +57,47 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run Python ``code`` likewise; it finds the modules that this process finds, but none in the working folder."""
+    return run(python_command(code, *arguments), **options)
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """The command that runs Python ``code`` with the modules that this process finds, none from the working folder."""
     paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
-    return run([sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments], **options)
+    return [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
 
 
 def start_python(code: str, *arguments: str, **options: Any) -> Process:
     """Start a process that runs Python ``code`` likewise and goes on, with text on pipes and nothing on stderr."""
-    paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
-    command = [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
     pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, **options)
+    return subprocess.Popen(
+        python_command(code, *arguments), stdin=pipe, stdout=pipe, stderr=quiet, text=True, **options
+    )
+
+
+def in_foreground(command: list[str], leave_out: Callable[[str], bool], **environment: str) -> int:
+    """Run a command of the user's where they are, in place of this process, and return its exit code.
+
+    Signals are the command's to answer. Lines that it writes on stderr are left out as ``leave_out`` says.
+
+    Raises:
+        OSError: the program does not start.
+    """
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace",
+                          env={**os.environ, **environment}) as process:  # fmt: skip
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            assert process.stderr is not None
+            while True:
+                try:
+                    for line in process.stderr:
+                        if not leave_out(line):
+                            sys.stderr.write(line)
+                            sys.stderr.flush()
+                    return process.wait()
+                except KeyboardInterrupt:  # which the command got, too
+                    continue
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def ends_well(command: list[str], seconds: float) -> bool:

@@ -55,7 +55,7 @@ class Exports(Diagnosis):
         if path is not None:
             check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess)
-        if path is not None and exported.write(path):
+        if path is not None and self._executor.team.is_first and exported.write(path):
             return onnx.load(path, load_external_data=False)
         return exported.proto()
 

@@ -21,18 +21,20 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError, CheckpointError
+from gradgraph.errors import ArgumentError, BuildError, CheckpointError, DataError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.data.batch import Array, Batch
+from gradgraph.runtime.data.glimpse import seen
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.exports import Exports
@@ -80,6 +82,7 @@ class Trainer(Exports):
         tune: time the candidate forms of every operator once, at the first step, and use the fastest ones; what was
             timed on this machine before is looked up in the user's cache. (A ``Tuner`` of your own: with another
             cache, or to see what it finds.)
+        parallel: ``gg.DataParallel()`` where several processes train together, each on a part of every batch.
 
     Raises:
         ModelError: the step folder is damaged, or onnxruntime refuses its models.
@@ -87,7 +90,8 @@ class Trainer(Exports):
     """
 
     @checked(seed=WHOLE, check_loss=FLAG, check_inputs=FLAG, tune=instance(bool | Tuner, "True, False or a Tuner"),
-             options=instance(RuntimeOptions, "gg.RuntimeOptions").or_none())  # fmt: skip
+             options=instance(RuntimeOptions, "gg.RuntimeOptions").or_none(),
+             parallel=instance(Parallel, "gg.DataParallel()").or_none())  # fmt: skip
     def __init__(
         self,
         step: Step | str | os.PathLike[str],
@@ -99,9 +103,11 @@ class Trainer(Exports):
         check_loss: bool = True,
         check_inputs: bool = False,
         tune: bool | Tuner = False,
+        parallel: Parallel | None = None,
     ) -> None:
         definition = step if isinstance(step, Step) else Step.load(step)
-        opened = OpenedStep(definition, Placement.choose(device, providers), options or RuntimeOptions(), tune)
+        team = ALONE if parallel is None else parallel.team()
+        opened = OpenedStep(definition, Placement.choose(device, providers), options or RuntimeOptions(), tune, team)
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
         self.turns = self._executor.turns
         self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
@@ -325,17 +331,21 @@ class Trainer(Exports):
                 shell="build it with --accumulate",
             )
         data = paired(data, y, self.manifest)
-        batch_size = self._samples(data, batch_size, drop_last)
-        order = executor.order(batch_size, shuffle, drop_last)
+        batch_size, team = self._samples(data, batch_size, drop_last), executor.team
+        order = executor.order(batch_size, shuffle, drop_last, team)
         with self.turns.of_fit():
             with self.turns.taken():
                 source = executor.to_train_on(data, order, pattern.names if pattern else None)
                 executor.learn(source.names)
-                held_out = None if validation is None else executor.held_out(validation, order.batch_size)
+                held_out = None if validation is None else executor.held_out(validation, order.batch_size, team)
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
+                resume = team.agreed(continues if resume is None else resume)
+                if team.ranks > 1:
+                    told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
+                    team.begin(executor, told, order.batch_size)
             arguments = (executor, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
-            return fit(resume=continues if resume is None else resume)
+            return fit(resume)
 
     def _rates_and_pattern(
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
@@ -362,15 +372,19 @@ class Trainer(Exports):
         Raises:
             DataError: the data do not fit.
         """
-        order = self._executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last)
+        executor = self._executor
+        order = executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last, executor.team)
         with self.turns.taken():
-            return self._executor.to_train_on(data, order)
+            return executor.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
         """The samples of a batch that ``given`` stands for; a run that goes on keeps those that it had."""
         if not isinstance(given, str):
             return given
         limit_of(given)
+        if self._executor.team.ranks > 1:
+            raise DataError("the batch size 'auto' is what one process has memory for, and several share a batch; give "
+                            "a number")  # fmt: skip
         known = self.progress.order.get("batch_size")
         if known is not None and self._resumed_at == self.progress.steps:
             return int(known)
@@ -533,7 +547,7 @@ class Trainer(Exports):
             CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
             BusyError: ``fit`` runs in another thread, or this is called in a callback of it.
         """
-        values, progress = load_newest(path, self.manifest.state)
+        values, progress = self._executor.team.from_first(lambda: load_newest(path, self.manifest.state))
         with self.turns.trained("load", in_callbacks=False):
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps

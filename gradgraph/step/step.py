@@ -157,7 +157,7 @@ class Step:
         self.manifest = replace(self.manifest, data=names)
 
     def apart(self) -> Step:
-        """This step with gradient.onnx and apply.onnx: itself if it has them, or else built again from its model.
+        """Give gradient.onnx and apply.onnx to this step: itself if it has them, or else built again from its model.
 
         Raises:
             BuildError: there are several named steps, the model is not at hand, or it has changed since.

@@ -67,7 +67,8 @@ class BatchChecker:
     def __init__(
         self, specs: Iterable[TensorSpec], finite: bool = False, known: Callable[[], DataNames] = lambda: NO_NAMES
     ) -> None:
-        self._known = known
+        self.known = known
+        self.alone = True  # whether its batches are whole: in one that is shared, all labels of a share may be ignored
         self.specs = {s.name: s for s in specs}
         self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
         self._finite = finite
@@ -109,7 +110,7 @@ class BatchChecker:
         if self._is_usual(batch):
             self._last_usual = batch
             return batch
-        named, names = self.arrays_by_name(batch, self._known())
+        named, names = self.arrays_by_name(batch, self.known())
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Feed] = {}
         for name, spec in self.specs.items():
@@ -295,7 +296,7 @@ class BatchChecker:
         """Check that labels are in range, and floats finite if that was asked for."""
         if isinstance(spec, TargetSpec) and array.dtype.kind in "iu":
             if spec.classes is not None:
-                _check_labels(spec, array)
+                _check_labels(spec, array, self.alone)
             elif spec.name in self._open:
                 _check_bound(spec, array, None, array != spec.ignore_index)
         if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -472,12 +473,12 @@ def _wrong_shape(spec: TensorSpec, shape: tuple[int, ...]) -> DataError:
 _UNSIGNED = {np.dtype(f"u{size}").itemsize: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def _check_labels(spec: TargetSpec, labels: Array) -> None:
+def _check_labels(spec: TargetSpec, labels: Array, some_count: bool) -> None:
     assert spec.classes is not None
     if not labels.size:
         return
     first = labels.item(0)
-    if spec.ignore_index is not None and first == spec.ignore_index and (labels == first).all():
+    if some_count and spec.ignore_index is not None and first == spec.ignore_index and (labels == first).all():
         raise DataError(
             f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
             "leave this batch out"

@@ -53,6 +53,7 @@ class Order:
         batch_size, shuffle, drop_last, seed: as for ``Trainer.fit``.
         fills: who takes the batches fills up a last, smaller one where the step is fixed to a size.
         augments: samples are changed at random, where their dataset does so.
+        rank, ranks: of so many processes that share each batch, which one takes the samples.
     """
 
     batch_size: int = 32
@@ -61,6 +62,8 @@ class Order:
     seed: int = 0
     fills: bool = False
     augments: bool = True
+    rank: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size)
@@ -70,9 +73,33 @@ class Order:
     def batch_count(self, rows: int) -> int:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
+    @property
+    def size(self) -> int:
+        """The samples of a full batch that this process takes."""
+        return self.size_of(self.batch_size)
+
+    def size_of(self, rows: int) -> int:
+        """The samples of a batch of ``rows`` that this process takes: one that has none takes another's."""
+        return max(1, -(-(rows - self.rank) // self.ranks))
+
+    def lacks(self, batch: int, rows: int) -> bool:
+        """Whether this process has no sample of its own in a batch of an epoch of ``rows``."""
+        return rows - batch * self.batch_size <= self.rank
+
     def indices(self, epoch: int, rows: int) -> Array | None:
         """The samples of an epoch in order; None is 0, 1, 2, …"""
-        return permutation(self.seed, epoch, rows) if self.shuffle else None
+        whole = permutation(self.seed, epoch, rows) if self.shuffle else None
+        return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
+
+    def share(self, indices: Array) -> Array:
+        """Those of the samples of an epoch that this process takes, batch after batch."""
+        if self.ranks == 1:
+            return indices
+        full = len(indices) // self.batch_size * self.batch_size
+        own = indices[:full].reshape(-1, self.batch_size)[:, self.rank :: self.ranks].ravel()
+        rest = indices[full:]
+        last = rest[self.rank :: self.ranks] if len(rest) > self.rank else rest[:1]
+        return np.concatenate([own, last])
 
 
 class Source(Protocol):
@@ -102,7 +129,7 @@ class Columns:
     ) -> None:
         checker.check_names(arrays)
         self.kind, self.names = checker.kind, names
-        self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
+        self.arrays = {n: _column(checker, n, v, order) for n, v in arrays.items()}
         if not any(isinstance(a, StoredArray) for a in self.arrays.values()):
             checker.check_bounds(self.arrays)
         self.order = order
@@ -116,7 +143,7 @@ class Columns:
                 remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",
                 shell="add --drop-last, give a multiple, or build the step from a model with a dynamic batch",
             )
-        self._size = size = min(order.batch_size, self.rows)
+        self._size = size = order.size_of(min(order.batch_size, self.rows))
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
         # those whose rows a session can read where they lie, without waiting for a disk
         held = {
@@ -159,7 +186,7 @@ class Columns:
             self._idle.append(tables)
 
     def _gathered(self, tables: list[Table], indices: memoryview, start: int) -> Iterator[Batch]:
-        size, table = self.order.batch_size, tables[0]
+        size, table = self.order.size, tables[0]
         if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
             full = len(indices) // size
             for first in range(start * size, full * size, size):
@@ -170,7 +197,7 @@ class Columns:
 
     def _ranges(self, start: int) -> Iterator[slice]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        size = self.order.batch_size
+        size = self.order.size
         for first in range(start * size, self.batches_per_epoch * size, size):
             for name, array in self._mapped.items():
                 check_uncut(name, array)
@@ -199,9 +226,9 @@ class Samples:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        size, indices = self.order.batch_size, self.order.indices(epoch, self.rows)
+        size, indices = self.order.size, self.order.indices(epoch, self.rows)
         if self.order.shuffle and isinstance(self.dataset, Loadable):  # some lie next to each other, or are alike
-            indices = self.dataset.order(self.order.seed, epoch, size)
+            indices = self.order.share(self.dataset.order(self.order.seed, epoch, self.order.batch_size))
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
             for first in range(start * size, self.batches_per_epoch * size, size)
@@ -335,7 +362,7 @@ def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSp
 # --- checks before the first step ---------------------------------------------------------------------------
 
 
-def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Array | StoredArray:
+def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
     """The whole array, checked; converted now if that is needed at all, so that no batch has to be. One that stays in
     its file is converted batch by batch.
     """
@@ -344,12 +371,14 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     row_count(name, array.shape)
     if spec.shape and spec.shape[0] == 0:
         raise DataError(f"the step takes batches of 0 samples ({spec}); build it from a model with another batch size")
-    if len(array.shape) == len(spec.shape) and isinstance(spec.shape[0], int) and spec.shape[0] != batch_size:
+    fixed = spec.shape[0] if len(array.shape) == len(spec.shape) > 0 else None
+    if isinstance(fixed, int) and fixed * order.ranks != order.batch_size:
+        shared = f", on each of {order.ranks} ranks" if order.ranks > 1 else ""
         raise DataError(
-            f"the step takes batches of exactly {spec.shape[0]} ('{shown(name)}' has a fixed first dimension), and "
-            f"the batch size is {batch_size}",
-            remedy=f"pass batch_size={spec.shape[0]}",
-            shell=f"add --batch-size {spec.shape[0]}",
+            f"the step takes batches of exactly {fixed} ('{shown(name)}' has a fixed first dimension){shared}, and "
+            f"the batch size is {order.batch_size}",
+            remedy=f"pass batch_size={fixed * order.ranks}",
+            shell=f"add --batch-size {fixed * order.ranks}",
         )
     if isinstance(array, StoredArray):
         checker.typed(spec, array[:1])  # refused now if it cannot be converted

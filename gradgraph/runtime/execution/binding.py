@@ -33,12 +33,14 @@ class Ports:
         next_of: state tensor → output that holds its next value (training), empty otherwise.
         constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
         measures: columns of sums, which are read back, too.
+        memory: further outputs, and the memory that they are written to.
     """
 
     results: Mapping[str, str] = field(default_factory=dict)
     next_of: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, ort.OrtValue] = field(default_factory=dict)
     measures: Sequence[MeasureSpec] = ()
+    memory: Mapping[str, ort.OrtValue] = field(default_factory=dict)
 
 
 class BoundSession:
@@ -73,6 +75,7 @@ class BoundSession:
         self._state = state
         self._next_of = ports.next_of
         self._stand_ins = stand_ins or {}
+        self._further = ports.memory
         self._constants = {n: v for n, v in ports.constants.items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in ports.results.values()}
@@ -164,6 +167,8 @@ class BoundSession:
                 binding.bind_ortvalue_output(output, following[name] if copied is None else copied.value)
         for name, array in self._buffers.items():
             binding.bind_ortvalue_output(name, to_ortvalue(array))
+        for name, value in self._further.items():
+            binding.bind_ortvalue_output(name, value)
         return binding
 
 

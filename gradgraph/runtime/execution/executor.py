@@ -47,11 +47,12 @@ from gradgraph.runtime.data.image_form import pictured
 from gradgraph.runtime.data.matching import check_same, with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
+from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
 from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.joining import filled, joined, of_first
-from gradgraph.runtime.execution.means import WeightedMeans
+from gradgraph.runtime.execution.means import WeightedMeans, pooled
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
@@ -59,6 +60,7 @@ from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.scores import names_of_classes
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
@@ -85,8 +87,9 @@ class Executor:
 
     def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
         self.opened, self.progress = opened, progress
-        self.definition, self.manifest = opened.definition, opened.manifest
+        self.definition, self.manifest, self.team = opened.definition, opened.manifest, opened.team
         self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.names)
+        self.checker.alone = self.team.ranks == 1
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
         self.parts = opened.parts
@@ -124,12 +127,23 @@ class Executor:
 
     # --- data -----------------------------------------------------------------------------------------------
 
-    def order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
-        """How samples become batches; by default in batches of the size that the model is fixed to, or 32."""
+    def order(self, batch_size: int | None, shuffle: bool, drop_last: bool, team: Team = ALONE) -> Order:
+        """How samples become batches; by default in batches of the size that the model is fixed to, or 32. A ``team``
+        shares each of them.
+
+        Raises:
+            DataError: a batch has fewer samples than the team has processes.
+        """
         check_counts(batch_size=batch_size)
         fixed = fixed_rows(self.manifest.inputs)
-        size = batch_size if batch_size is not None else DEFAULT_BATCH_SIZE if fixed is None else fixed
-        return Order(int(size), shuffle, drop_last, self.progress.seed)
+        size = batch_size if batch_size is not None else DEFAULT_BATCH_SIZE if fixed is None else fixed * team.ranks
+        if size < team.ranks:
+            raise DataError(
+                f"a batch of {size} samples is shared by {team.ranks} ranks, of which some would have none",
+                remedy="give a larger batch_size, which is that of all ranks together, or start fewer",
+                shell="give a larger --batch-size, which is that of all ranks together, or fewer --ranks",
+            )
+        return Order(int(size), shuffle, drop_last, self.progress.seed, rank=team.rank, ranks=team.ranks)
 
     def source(
         self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
@@ -143,17 +157,23 @@ class Executor:
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Likewise, to train on: a run that begins may take other names than its model knows, and says so."""
         try:
-            return self.source(data, order, steps)
+            source = self.source(data, order, steps)
+            if source.rows is not None and source.rows < order.ranks:
+                raise DataError(
+                    f"the data hold {source.rows} samples, fewer than there are ranks ({order.ranks}); start fewer"
+                )
+            return source
         except UnmatchedError as error:
             if self.progress.steps or self.names.preprocess is not None:
                 raise
             log.warning("%s; this run begins with new names", error.problem)
             return self.source(data, order, steps, NO_NAMES)
 
-    def held_out(self, data: Any, batch_size: int | None) -> Source:
-        """Data for evaluation, in their own order (or in that which they were prepared for)."""
+    def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE) -> Source:
+        """Data for evaluation, in their own order (or in that which they were prepared for); a ``team`` shares them."""
         is_prepared = isinstance(data, Columns | Samples)
-        order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False)
+        order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
+        order = replace(order, rank=team.rank, ranks=team.ranks)
         return self.source(data, order if isinstance(data, Columns) else replace(order, augments=False))
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
@@ -203,6 +223,8 @@ class Executor:
             self.progress.hyperparameters.update({column(part.name, name): value for name, value in written.items()})
         if part.ends is not None:
             self._warn_if_ended(part, part.ends)
+        if self.team.ranks > 1:
+            self.team.counts(*self.counts(feeds))
         session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
@@ -410,9 +432,10 @@ class Executor:
         limit: int | None = None,
         stop: Callable[[], bool] | None = None,
         averaged: bool = True,
+        team: Team = ALONE,
     ) -> dict[str, Any]:
-        """Loss and metrics, as ``Trainer.evaluate`` explains them."""
-        means, totals = self._totals(source, limit, stop, averaged)
+        """Loss and metrics, as ``Trainer.evaluate`` explains them, of what a ``team`` has evaluated together."""
+        means, totals = self._totals(source, limit, stop, averaged, team)
         found = {name: value for mean in means.values() for name, value in mean.result().items()}
         return found | finished(self.manifest.columns_of_sums, totals)
 
@@ -478,7 +501,7 @@ class Executor:
                         yield index, columns[loss], one
 
     def _totals(
-        self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool
+        self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
         """The means of each step and the sums of each column, over all batches."""
         self.definition.check_uncut()
@@ -488,10 +511,12 @@ class Executor:
         rows: dict[str, list[Array]] = {}
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
-            for i, batch in enumerate(source.batches(0)):
+            for i, batch in enumerate(shares(source, self.checker, 0, 0, team.rank, team.ranks)):
                 if (stop and stop()) or i == limit:
                     break
                 feeds = _checked(self.checker, batch, i)
+                if team.ranks > 1 and (type(batch) is Spare or not self.counts(feeds)[1]):
+                    continue
                 bound.run(_without(unread, feeds) if unread else feeds)
                 for step, mean in means.items():
                     own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
@@ -499,6 +524,8 @@ class Executor:
                 add_sums(totals, bound.sums)
                 for name, array in bound.rows.items():
                     rows.setdefault(name, []).append(array)
+        if team.ranks > 1:
+            means, totals, rows = pooled(team.gathered((means, totals, rows)))
         totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
@@ -560,6 +587,8 @@ class Executor:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
         check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
+        if not self.team.is_first:
+            return
         with self.turns.taken():
             write_atomically(path, checkpoint_pieces(self.state.seen(), self.progress))
 

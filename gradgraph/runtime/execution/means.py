@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class WeightedMeans:
@@ -24,3 +25,22 @@ def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int
     for name, value in values.items():
         sums[name] = sums.get(name, 0.0) + value * count
     return count
+
+
+Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
+
+
+def pooled(found: Sequence[Totals]) -> Totals:
+    """The means, the sums and the rows that several processes have found, of all together."""
+    means: dict[str, WeightedMeans] = {}
+    totals: dict[str, Any] = {}
+    rows: dict[str, list[Any]] = {}
+    for own, sums, arrays in found:
+        for step, mean in own.items():
+            whole = means.setdefault(step, WeightedMeans())
+            whole.weight += add_weighted(whole.sums, mean.sums, 1) * mean.weight
+        for name, value in sums.items():
+            totals[name] = totals[name] + value if name in totals else value
+        for name, few in arrays.items():
+            rows.setdefault(name, []).extend(few)
+    return means, totals, rows

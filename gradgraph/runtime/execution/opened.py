@@ -43,6 +43,7 @@ from gradgraph.runtime.execution.session import (
 )
 from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 from gradgraph.step.inference import without_loss
 from gradgraph.step.manifest import Manifest, numpy_dtype
@@ -60,6 +61,7 @@ class OpenedStep:
         definition: the step.
         placement, options: where and how sessions run.
         tune: as for ``Trainer``.
+        team: the processes that train together.
 
     Attributes:
         parts: the steps by name; one that is the only one is called "".
@@ -70,8 +72,16 @@ class OpenedStep:
             available.
     """
 
-    def __init__(self, definition: Step, placement: Placement, options: RuntimeOptions, tune: bool | Tuner) -> None:
-        self.definition, self.placement, self.options = definition, placement, options
+    def __init__(
+        self,
+        definition: Step,
+        placement: Placement,
+        options: RuntimeOptions,
+        tune: bool | Tuner,
+        team: Team = ALONE,
+    ) -> None:
+        definition, options = team.opened(definition, placement, options)
+        self.definition, self.placement, self.options, self.team = definition, placement, options, team
         backend = self.manifest.backend
         if backend in BACKENDS:
             check_runs_here(BACKENDS[backend], self.manifest.machine, placement.backend)
@@ -131,7 +141,7 @@ class OpenedStep:
         """The node of the step as it is saved that a NaN or infinity in the loss or the next state comes from."""
         options, ports = replace(self.options, optimization="none"), part.ports
         open_session = functools.partial(
-            create_session, placement=self.placement, options=options, weights=self._weights
+            create_session, placement=self.placement, options=options, weights=self.weights
         )
         sums = (measure.sums for measure in ports.measures if measure.name == "loss")
         results = [ports.results["loss"], *sums, *ports.next_of.values()]
@@ -176,13 +186,12 @@ class OpenedStep:
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
         model = self.lowered(part, sizes)
-        session = create_session(model, self.placement, self.options, self._weights, profile=profile)
+        session = create_session(model, self.placement, self.options, self.weights, profile=profile)
         return BoundSession(session, self.state, part.ports)
 
     def lowered(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
         """The train graph in the forms that are best for these sizes, in the order that takes least memory."""
-        choose = self._tuner(part.model, sizes) if self._tuner is not None else None
-        return self._in_order(for_machine(part.model, self._backend, sizes, choose))
+        return self.lowered_half(part.model, sizes)
 
     def _warn_of_precision(self, model: onnx.ModelProto) -> None:
         """Say once what the provider lacks for a step in mixed precision; ``model`` is a lowered train graph."""
@@ -194,23 +203,30 @@ class OpenedStep:
         for sentence in filter(None, (lacks(name, self.placement.backend.provider), strays)):
             log.warning("%s", sentence)
 
+    def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
+        """One of the two halves of the step, likewise."""
+        choose = self._tuner(model, sizes) if self._tuner is not None else None
+        return self._in_order(for_machine(model, self._backend, sizes, choose))
+
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
+        if (shared := self.team.session(self, part, sizes)) is not None:
+            return shared
         ports, state = part.ports, self.state
         model = self.lowered(part, sizes)
         self._warn_of_precision(model)
         if not ports.measures and can_capture(model, self.placement, self.options.cuda_graph):
-            session = create_session(model, capturing(self.placement), self.options, self._weights)
+            session = create_session(model, capturing(self.placement), self.options, self.weights)
             return CapturedSession(session, state, ports, self.placement)
         gathers = self.gathered if state.on_cpu and gather(model, self.gathered) else {}
-        session, safe = self._in_place_session(model, ports.next_of)
+        session, safe = self.in_place_session(model, ports.next_of)
         if gathers:
             return GatheringSession(session, gathers, state, ports, safe)
         return BoundSession(session, state, ports, safe)
 
-    def _in_place_session(
+    def in_place_session(
         self, model: onnx.ModelProto, next_of: Mapping[str, str]
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
-        """A session, and the state tensors that it may write over."""
+        """A session, and the state tensors that it may write over: those in ``next_of``, state tensor → output."""
         if not (self.options.in_place and self.state.on_cpu):
             return self._session(model), frozenset()
         with tempfile.TemporaryDirectory() as folder:
@@ -228,10 +244,10 @@ class OpenedStep:
         return in_good_order(model, [spec.name for spec in batch_specs(m)], [s.next for s in m.state])
 
     def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
-        return create_session(model, self.placement, self.options, self._weights, optimized)
+        return create_session(model, self.placement, self.options, self.weights, optimized)
 
     @functools.cached_property
-    def _weights(self) -> FrozenWeights:
+    def weights(self) -> FrozenWeights:
         """Frozen weights that lie beside the models: mapped once, for all sessions."""
         return external_weights(self.definition, self.definition.eval, *self.definition.trains.values())
 

@@ -119,7 +119,11 @@ class State:
 
     def overwrite(self, name: str, tensor: Tensor) -> None:
         """Copy ``tensor`` over the current value of ``name``."""
-        self._tensor(name, self.side).write(tensor.read())
+        self.put(name, tensor.read())
+
+    def put(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Copy ``array`` over the current value of ``name``."""
+        self._tensor(name, self.side).write(array)
 
     def swap(self, bits: int) -> None:
         """Make the values current that the last step wrote: those of its groups."""

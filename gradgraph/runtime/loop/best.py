@@ -25,13 +25,16 @@ class Best:
         saves: where it is saved, too.
         patience: epochs without improvement after which a fit stops; None watches for nothing.
         monitor: what the best epoch is.
+
+    Attributes:
+        state: of the best epoch, once there is one.
     """
 
     def __init__(self, executor: Executor, saves: Saves, patience: int | None, monitor: Monitor) -> None:
         self.executor, self.progress, self.patience = executor, executor.progress, patience
         self._monitor = monitor
         self._saves, self._path = saves, saves.beside("best")
-        self._state: dict[str, Array] | None = None
+        self.state: dict[str, Array] | None = None
         self._out_of_patience = False
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
@@ -42,7 +45,7 @@ class Best:
         value = self._monitor.value(row)
         if self._monitor.is_better(value, p.best):
             p.best, p.stale = value, 0
-            self._state = self._current()
+            self.state = self._current()
             if self._path is not None:
                 self._saves.try_save(self._path)
             return False
@@ -60,12 +63,17 @@ class Best:
         monitored = self._monitor.of(row)
         rows = "evaluations" if p.eval_every else "epochs"
         cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self._out_of_patience else ""
-        assert self._state is not None  # kept when the epoch ended, or recovered at the resume
+        assert self.state is not None  # kept when the epoch ended, or recovered at the resume
         with self.executor.turns.lock:
-            self.executor.state.write(self._state)
+            self.executor.state.write(self.state)
         where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
         report.say(f"{cause}the weights are those of {where} with {monitored} {row[monitored]:.6g}, the best")
         return best
+
+    def recovered(self) -> tuple[float | None, int, dict[str, Array] | None]:
+        """:meth:`recover`, and return the best value, the rows since, and the state then."""
+        self.recover()
+        return self.progress.best, self.progress.stale, self.state
 
     def recover(self) -> None:
         """Find the state of the best epoch after a resume: the current one, or that of a file that is exactly of it.
@@ -82,7 +90,7 @@ class Best:
             p.best, p.stale = None, 0
             return
         if p.steps == row["step"]:
-            self._state = self._current()
+            self.state = self._current()
             return
         reasons = []
         for path in () if self._path is None else (self._path, previous_path(self._saves.path or "")):
@@ -92,7 +100,7 @@ class Best:
                 reasons.append(str(error).rpartition(";")[0])
                 continue
             if (progress.steps, progress.best) == (row["step"], p.best):
-                self._state = values
+                self.state = values
                 return
             reasons.append(f"'{shown(path)}' is of step {progress.steps}")
         log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "

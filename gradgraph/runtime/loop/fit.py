@@ -7,13 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.data.remedies import check_counts
+from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.executor import Executor
@@ -57,6 +58,16 @@ class FitOptions:
     log: Any = None
     log_every: int = 50
     eval_every: int | None = None
+
+    def told(self, resume: bool) -> str:
+        """What several processes that train together must have been told alike."""
+        own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
+        rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
+        return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
+
+    def silent(self) -> FitOptions:
+        """These options for a process that neither speaks nor writes."""
+        return replace(self, progress=False, checkpoint=None, log=None)
 
     def __post_init__(self) -> None:
         for callback in self.callbacks:
@@ -119,6 +130,8 @@ class Fit:
         options: FitOptions,
         owner: object,
     ) -> None:
+        self.team = executor.team
+        options = options if self.team.is_first else options.silent()
         self.executor, self.source, self.order, self.options = executor, source, order, options
         self.validation, self.owner = validation, owner
         self.progress = executor.progress  # nothing replaces it while a fit runs
@@ -136,6 +149,7 @@ class Fit:
             )
         self._check_monitor()
         self._stopped = self._stepped = self._warned = False
+        self._signal: int | None = None  # that this process got, or heard of
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def _check_monitor(self) -> None:
@@ -172,9 +186,10 @@ class Fit:
             course = Course(self._last_epoch, left, self._deadline)
             report = reporter(self.options.progress, course, self._rates_of_last_step)
             self._run(report)
+            self.team.check_same(self.executor.state)
             self._saves.finish()
             restored = self._best.restore(report)
-            for callback in self.options.callbacks:
+            for callback in self.options.callbacks if self.team.is_first else ():
                 if hasattr(callback, "on_end"):
                     callback.on_end(self.owner, p.history)
             result = History({name: list(column) for name, column in p.history.items()})
@@ -191,12 +206,12 @@ class Fit:
                     self._epochs(report, received)
                 except TerminatedError:
                     raise KeyboardInterrupt from None
-                if received.signal is not None:  # the step has been finished
+                if self._interrupted(received) and self._signal is not None:  # the step has been finished
                     self._saves.save(final=True)
                     report.close()
                     sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
                     report.say(sentence)
-                    raise exit_for(received.signal, sentence)
+                    raise exit_for(self._signal, sentence)
         finally:
             report.close()
             self._logs.close()
@@ -222,7 +237,7 @@ class Fit:
         if resume:
             _check_same_order(p.order, order, p.batch or p.place)
             _tell_of_other_order(p.order, order)
-            self._best.recover()
+            p.best, p.stale, self._best.state = self.team.from_first(self._best.recovered)
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
             self._forget_epoch()
@@ -297,14 +312,15 @@ class Fit:
         p, evaluates = self.progress, self.options.eval_every is not None
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
+        checker = self.executor.checker
         if self._is_row_due() and not self._write_row(report, received):  # an evaluation that was interrupted
             return False
         # this thread is prepared once for the epoch, and not for each run, if no other code runs between two steps
         runs_others = self.options.callbacks or self._moving.are_functions or self._logs or evaluates
         if not (total is not None and p.batch >= total):
             with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
-                for batch in self.source.batches(p.epoch, p.batch):
-                    if received.signal is not None or (limited and self._over()):
+                for batch in shares(self.source, checker, p.epoch, p.batch, self.team.rank, self.team.ranks):
+                    if self._ends(received, limited):
                         return False
                     self._train_batch(batch, report, received, total)
                     if evaluates and self._is_row_due() and not self._write_row(report, received):
@@ -313,7 +329,21 @@ class Fit:
                         break
         if not p.batch:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
-        return not (self._stopped or received.requested)
+        return not (self._stopped or self._interrupted(received))
+
+    def _ends(self, received: Interrupts, limited: bool) -> bool:
+        """Whether to stop before the next batch; several processes stop at the same one."""
+        over = limited and self._over()
+        if self._stopped:  # after so many steps, as all know
+            return True
+        over, self._signal = self.team.heard(over, received.signal)
+        return over or self._signal is not None
+
+    def _interrupted(self, received: Interrupts) -> bool:
+        """Whether any process was sent a signal, where all ask."""
+        if self._signal is None:
+            self._signal = next((s for s in self.team.gathered(received.signal) if s is not None), None)
+        return self._signal is not None
 
     def _is_row_due(self) -> bool:
         """Whether ``eval_every`` steps are done since the last row."""
@@ -349,11 +379,13 @@ class Fit:
             feeds = self.executor.check_batch(batch)
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
+        self.team.spare = type(batch) is Spare
         rows, counted = self.executor.counts(feeds)
         try:
             session = self.executor.train(feeds, self._fed(counted), self.executor.part, received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
+        rows, counted = self.team.of_all(rows, counted)
         p.batch += 1
         p.weight += add_weighted(p.sums, session.numbers, counted)
         if session.sums:
@@ -424,7 +456,8 @@ class Fit:
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
-            found = self.executor.evaluate(source, self.options.limit, stop=lambda: received.requested)
+            stop = (lambda: received.requested) if self.team.ranks == 1 else None  # of several, all evaluate their part
+            found = self.executor.evaluate(source, self.options.limit, stop=stop, team=self.team)
         return {f"val_{name}": value for name, value in self._as_row(found).items()}
 
     def _as_row(self, columns: Mapping[str, Any]) -> dict[str, float]:
@@ -436,7 +469,7 @@ class Fit:
         self._warn_of_scale(self.executor.scaling())
         if self.validation is not None:
             validated = self._validate(self.validation, received)
-            if received.requested:
+            if self._interrupted(received):
                 return False
         row = self._row(validated)
         p = self.progress
@@ -461,9 +494,11 @@ class Fit:
         self._forget_epoch()
 
     def _call(self, hook: str, argument: Any) -> None:
-        for callback in self.options.callbacks:
+        for callback in self.options.callbacks if self.team.is_first else ():
             if hasattr(callback, hook) and getattr(callback, hook)(self.owner, argument) is True:
                 self._stopped = True
+        if self.options.callbacks:
+            self._stopped = self.team.agreed(self._stopped)
 
 
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:

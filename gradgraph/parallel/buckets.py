@@ -1,0 +1,180 @@
+"""The memory that a step's message is: gradients, statistics, and a few numbers, one array for each floating type.
+
+gradient.onnx writes its outputs there, MPI adds it up in place, apply.onnx reads it: nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.errors import DataError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
+from gradgraph.step.manifest import StateSpec, numpy_dtype
+from gradgraph.step.step import Step
+
+NUMBERS = 8  # that the team sends along
+RANK_STRIDE = 1 << 16  # of the upper half of a seed word, in which one process alone has 0
+
+
+class Buckets:
+    """The message of a step.
+
+    Args:
+        step: with its two halves.
+        rank: of this process.
+
+    Attributes:
+        arrays: what is added up: mostly one.
+        gradients: by the names of outputs and inputs of the halves, OrtValues over the arrays.
+        moved: running statistics by name, which are averaged with the gradients; views of the arrays.
+        draws: the state of random numbers by name, as this rank reads it, and what its step makes of it.
+        weight: what the loss is a mean over, here and then over all.
+        counted: the same for apply.onnx where that is fed it.
+    """
+
+    def __init__(self, step: Step, rank: int) -> None:
+        spec = step.manifest.separate
+        assert spec is not None
+        self.adds_up, self.weighs, self._rank = spec.adds_up, bool(spec.weight), rank
+        types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
+        state = {s.name: s for s in step.manifest.state}
+        written = [state[name] for name in spec.gradient.writes]
+        statistics = [s for s in written if s.kind == "statistic"]
+        m = step.manifest
+        results = [m.loss_output, *m.metrics]
+        sizes = [math.prod(measure.shape) for measure in m.trained_measures]
+        places: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        for name, gradient in spec.gradients.items():
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[gradient]))
+            places[gradient] = dtype, _shape(state[name])
+        averaged = {s.name: (numpy_dtype(s.dtype), _shape(s)) for s in statistics}
+        dtypes = sorted({d for d, _ in (*places.values(), *averaged.values())}, key=lambda d: -d.itemsize)
+        tail = NUMBERS + len(results) + sum(sizes)
+        views: dict[str, Array] = {}
+        self.arrays: list[Array] = []
+        self._parts: list[tuple[Array, Array]] = []  # of each array, gradients and statistics
+        for dtype in dtypes or [np.dtype(np.float32)]:
+            own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
+            step_of = ALIGNMENT // dtype.itemsize
+            lengths = [sum(_padded(math.prod(s), step_of) for s in group.values()) for group in own]
+            extra = tail if not self.arrays else 0  # with the widest type
+            array = aligned_empty((sum(lengths) + extra,), dtype)
+            array[...] = 0
+            first = 0
+            for group in own:
+                for name, shape in group.items():
+                    views[name] = array[first : first + math.prod(shape)].reshape(shape)
+                    first += _padded(math.prod(shape), step_of)
+            self.arrays.append(array)
+            self._parts.append((array[: lengths[0]], array[lengths[0] : sum(lengths)]))
+        self._tail = self.arrays[0][len(self.arrays[0]) - tail :]
+        self.results, self.sizes = results, sizes
+        self.gradients: dict[str, ort.OrtValue] = {name: to_ortvalue(views[name]) for name in places}
+        self.moved = {s.name: views[s.name] for s in statistics}
+        draws = [s for s in written if s.kind != "statistic"]
+        self.draws = {s.name: (np.zeros(_shape(s), np.int64), np.zeros(_shape(s), np.int64)) for s in draws}
+        self.weight, self.counted = np.zeros((), np.float32), np.zeros((), np.float32)
+
+    # --- the random numbers of this rank --------------------------------------------------------------------------
+
+    def draw_from(self, state: dict[str, Array]) -> None:
+        """Let this rank draw other numbers than others, by the state of all."""
+        for name, (here, _) in self.draws.items():
+            here[...] = state[name]
+            here[0] += RANK_STRIDE * self._rank
+
+    def drawn(self) -> dict[str, Array]:
+        """The next state of all."""
+        for _, after in self.draws.values():
+            after[0] -= RANK_STRIDE * self._rank
+        return {name: after for name, (_, after) in self.draws.items()}
+
+    # --- the message ----------------------------------------------------------------------------------------------
+
+    def scale(self, rows: int, counted: int, usual: int) -> float:
+        """Weigh what this rank has found by its part in the whole; returns the weight of its gradients.
+
+        Args:
+            rows, counted: the samples of this rank, and the terms of a mean over them.
+            usual: the samples on all ranks: where there are as many, nothing is left to be done afterwards.
+        """
+        weight = float(self.weight) if self.weighs and rows else float(counted)
+        for gradients, statistics in self._parts:
+            _scale(gradients, float(bool(rows)) if self.adds_up else weight / usual)
+            _scale(statistics, rows / usual)
+        self._own_weight, self._own_counted = weight, counted
+        return weight
+
+    def write(self, numbers: Sequence[float]) -> None:
+        """Write the team's numbers into the message; the results of this rank are there already."""
+        self._tail[:NUMBERS] = numbers
+
+    def put_results(self, numbers: dict[str, float], sums: Sequence[Array], names: Sequence[str]) -> None:
+        """Write loss, metrics and sums of this rank, as parts of those of all."""
+        weight = 1.0 if self.adds_up else self._own_weight
+        first = NUMBERS
+        for i, name in enumerate(names):
+            share = weight if i == 0 else self._own_counted
+            self._tail[first + i] = numbers[name] * share if self._own_counted and share else 0.0
+        first += len(names)
+        for array in sums:
+            self._tail[first : first + array.size] = array.ravel() if self._own_counted else 0.0
+            first += array.size
+
+    def read(self) -> list[float]:
+        """The team's numbers, added up."""
+        found: list[float] = self._tail[:NUMBERS].tolist()
+        return found
+
+    def unscale(self, totals: tuple[int, int], weight: float, usual: int) -> None:
+        """Make means of what was added up.
+
+        Raises:
+            DataError: nothing counts.
+        """
+        rows, counted = totals
+        if not self.adds_up and not weight:
+            raise DataError("no label of this batch counts on any rank, so the loss would be 0/0; leave this batch out")
+        for gradients, statistics in self._parts:
+            if not self.adds_up and weight != usual:
+                _scale(gradients, usual / weight)
+            if rows != usual:
+                _scale(statistics, usual / rows)
+        self.weight[...] = weight
+        self.counted[...] = counted
+        self._total_weight, self._total_counted = weight, counted
+
+    def get_results(self, names: Sequence[str], sums: Sequence[Array]) -> dict[str, float]:
+        """Loss and metrics over all ranks; ``sums`` get theirs."""
+        first = NUMBERS
+        found = {}
+        for i, name in enumerate(names):
+            divisor = (1.0 if self.adds_up else self._total_weight) if i == 0 else self._total_counted
+            found[name] = float(self._tail[first + i]) / divisor if divisor else math.nan
+        first += len(names)
+        for array in sums:
+            array[...] = self._tail[first : first + array.size].reshape(array.shape)
+            first += array.size
+        return found
+
+
+def _scale(array: Array, factor: float) -> None:
+    if factor == 0.0:
+        array[...] = 0  # whatever it holds: nothing of it counts
+    elif factor != 1.0:
+        np.multiply(array, array.dtype.type(factor), out=array)
+
+
+def _padded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _shape(spec: StateSpec) -> tuple[int, ...]:
+    return tuple(int(d or 0) for d in spec.shape)

@@ -1,0 +1,58 @@
+"""The argument ``parallel=`` of a Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradgraph.arguments import NUMBER, WHOLE, Kind, checked
+from gradgraph.parallel.mpi import world
+from gradgraph.runtime.execution.team import ALONE, Team
+
+_POSITIVE = Kind("a number of seconds above zero", lambda value: NUMBER.fits(value) and value > 0)
+_COUNT = Kind("a whole number, 0 or above", lambda value: WHOLE.fits(value) and value >= 0)
+
+
+class DataParallel:
+    """Synchronous training in several processes over MPI, each on a part of every batch.
+
+    The weights are those of one process on the whole batches, but for rounding, Dropout (whose masks differ between
+    ranks) and BatchNormalization (which normalises by the samples of its own rank). Started by ``mpiexec -n 4 python
+    train.py``; without that, one process trains as it would without this.
+
+    Args:
+        timeout: seconds after which a rank that the others wait for is named and the run ends; longer than the first
+            rank takes for a checkpoint or a callback.
+        check_every: compare the weights of all ranks after so many steps, and at the end; 0 never does.
+        comm: a communicator of mpi4py; all processes of the job by default.
+
+    Raises:
+        RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
+    """
+
+    @checked(timeout=_POSITIVE, check_every=_COUNT)
+    def __init__(self, *, timeout: float = 600.0, check_every: int = 100, comm: Any = None) -> None:
+        self._comm = world() if comm is None else comm
+        self._timeout, self._check_every = float(timeout), int(check_every)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+        return int(self._comm.rank)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train together."""
+        return int(self._comm.size)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that speaks and writes."""
+        return self.rank == 0
+
+    def team(self) -> Team:
+        """The processes as a trainer sees them: each trainer has messages of its own."""
+        if self.ranks == 1:
+            return ALONE
+        from gradgraph.parallel.mpi_team import MpiTeam  # which needs MPI
+
+        return MpiTeam(self._comm, self._timeout, self._check_every)

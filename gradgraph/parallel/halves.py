@@ -1,0 +1,105 @@
+"""A step in two halves with a message in between, as one session of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from gradgraph.parallel.buckets import Buckets
+from gradgraph.runtime.data.batch import Array, Feed
+from gradgraph.runtime.execution.binding import BoundSession, Ports
+from gradgraph.runtime.execution.gathering import GatheringSession, gather
+from gradgraph.runtime.execution.session import create_session, to_ortvalue
+from gradgraph.step.finishes import finished
+from gradgraph.step.manifest import BATCH_WEIGHT
+
+if TYPE_CHECKING:
+    from gradgraph.parallel.mpi_team import MpiTeam
+    from gradgraph.runtime.execution.opened import OpenedStep
+    from gradgraph.runtime.execution.part import Part
+    from gradgraph.runtime.execution.shaped import Sizes
+
+
+class HalvedSession(BoundSession):
+    """The session of apply.onnx, in front of which another one runs gradient.onnx and all ranks add up.
+
+    Args:
+        given: the arguments of ``BoundSession`` for apply.onnx.
+        gradient: the session of gradient.onnx.
+        columns: the loss, then the metrics.
+        buckets: what both read and write.
+        team: the ranks.
+    """
+
+    def __init__(
+        self, given: tuple[Any, ...], gradient: BoundSession, columns: Iterable[str], buckets: Buckets, team: MpiTeam
+    ) -> None:
+        super().__init__(*given)
+        self._gradient, self._buckets, self._team = gradient, buckets, team
+        self._columns = list(columns)
+        self.numbers = dict.fromkeys(self._columns, 0.0)  # in the order of the columns
+        self.measures, self.sums, self.gathers = gradient.measures, gradient.sums, gradient.gathers
+
+    @classmethod
+    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: MpiTeam) -> HalvedSession:
+        """Open both halves for batches of these sizes."""
+        manifest, halves, state, ports = opened.manifest, opened.definition.separate, opened.state, part.ports
+        spec = manifest.separate
+        assert spec is not None
+        nexts = {s.name: s.next for s in manifest.state}
+        memory = {**buckets.gradients, **{nexts[n]: to_ortvalue(a) for n, a in buckets.moved.items()}}
+        memory |= {nexts[name]: to_ortvalue(after) for name, (_, after) in buckets.draws.items()}
+        if spec.weight:
+            memory[spec.weight] = to_ortvalue(buckets.weight)
+        draws = {name: to_ortvalue(here) for name, (here, _) in buckets.draws.items()}
+        reports = {n: o for n, o in ports.results.items() if o in manifest.reports}
+        first = Ports({n: o for n, o in ports.results.items() if n not in reports},
+                      constants={**ports.constants, **draws}, measures=ports.measures, memory=memory)  # fmt: skip
+        model = opened.lowered_half(halves["gradient"], sizes)
+        gathers = opened.gathered if gather(model, opened.gathered) else {}
+        session = create_session(model, opened.placement, opened.options, opened.weights)
+        gradient = (
+            GatheringSession(session, gathers, state, first, frozenset())
+            if gathers
+            else BoundSession(session, state, first)
+        )
+        counted = buckets.weight if spec.weight else buckets.counted
+        fed = {name: to_ortvalue(counted) for name in (spec.weight, BATCH_WEIGHT) if name}
+        second = Ports(
+            reports, {n: nexts[n] for n in spec.apply.writes}, {**ports.constants, **fed, **buckets.gradients}
+        )
+        session, safe = opened.in_place_session(opened.lowered_half(halves["apply"], {}), second.next_of)
+        return cls((session, state, second, safe), gradient, first.results, buckets, team)
+
+    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
+        """Run once, together with all ranks: then the state is the next one, and the same on all.
+
+        Raises:
+            DataError: no label of the batch counts.
+            ParallelError: a rank does not come, or has another state.
+            ModelError, TerminatedError: as for ``BoundSession.run``.
+        """
+        buckets, state, gradient = self._buckets, self._state, self._gradient
+        buckets.draw_from(state.seen(buckets.draws))
+        gradient.run(feeds, options)
+        sums = list(gradient.sums.values())
+        self._team.reduce(lambda: buckets.put_results(gradient.numbers, sums, self._columns))
+        super().run({}, options)
+        for name, array in {**buckets.moved, **buckets.drawn()}.items():
+            state.put(name, array)
+        self.numbers.update(buckets.get_results(self._columns, sums))
+        self._team.after_step(state)
+
+    def results(self) -> dict[str, Array]:
+        """The results over all ranks."""
+        found = {name: np.asarray(value, np.float32) for name, value in self.numbers.items()}
+        if self.measures:
+            found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
+        return found
+
+    def release(self) -> None:
+        self._gradient.release()
+        super().release()

@@ -1,0 +1,93 @@
+"""The processes that train one model together, as a trainer sees them: one, for which there is nothing to do.
+
+``gradgraph.parallel`` has the team of several. Each takes a part of every batch; what they learn of it is put together
+before the weights move, so that the state is the same on all. The first of them alone speaks and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.execution.binding import BoundSession
+    from gradgraph.runtime.execution.executor import Executor
+    from gradgraph.runtime.execution.opened import OpenedStep
+    from gradgraph.runtime.execution.part import Part
+    from gradgraph.runtime.execution.session import Placement, RuntimeOptions
+    from gradgraph.runtime.execution.shaped import Sizes
+    from gradgraph.runtime.execution.state import State
+    from gradgraph.step.step import Step
+
+T = TypeVar("T")
+
+
+class Team:
+    """One process alone. What several do instead stands beside each method.
+
+    Attributes:
+        rank, ranks: which of how many this is.
+        spare: the batch at hand is none of this process's: it computes it, and it does not count.
+    """
+
+    rank, ranks = 0, 1
+    spare = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one speaks and writes."""
+        return self.rank == 0
+
+    def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
+        """The step as it is run here, in two halves, and the settings of its sessions."""
+        return step, options
+
+    def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> BoundSession | None:
+        """A session that does steps together; None for an ordinary one."""
+        return None
+
+    def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
+        """Compare what is to be the same on all, and give all the state of the first.
+
+        Args:
+            facts: by what a message calls them.
+            usual: the samples of a batch, on all together.
+        """
+
+    def check_same(self, state: State) -> None:
+        """See that all have the same state."""
+
+    def counts(self, rows: int, counted: int) -> None:
+        """Say how many samples the next step has here, and how many terms a mean over it has."""
+
+    def of_all(self, rows: int, counted: int) -> tuple[int, int]:
+        """These numbers of the last step, over all."""
+        return rows, counted
+
+    def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
+        """Whether any asks to stop, or was sent a signal: as all heard it with the last step."""
+        return over, signal
+
+    def from_first(self, give: Callable[[], T]) -> T:
+        """What ``give`` gives, called by the first alone, as is its error."""
+        return give()
+
+    def agreed(self, value: T) -> T:
+        """The value of the first."""
+        return value
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all."""
+        return [value]
+
+
+ALONE = Team()
+
+
+@runtime_checkable
+class Parallel(Protocol):
+    """A way to train in several processes, as ``gradgraph.DataParallel`` is one."""
+
+    def team(self) -> Team:
+        """The team that this process belongs to."""
+        ...
