@@ -157,7 +157,7 @@ def run(arguments: Sequence[str]) -> int:
         if _came_of_interrupt(error):
             return _interrupted()
         kind, failure = _kind_and_failure(error)
-        sentence = ranks.begin_end() + failure.in_shell()
+        sentence = ranks.begin_end(error) + failure.in_shell()
         output.error(sentence)
         output.emit_failure(sentence, kind, failure.shell_remedy, failure.findings)
         return ranks.end(USAGE if isinstance(error, click.UsageError) else FAILED)
@@ -165,7 +165,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted() -> int:
-    sentence = ranks.begin_end() + "interrupted"
+    sentence = ranks.begin_end(KeyboardInterrupt()) + "interrupted"
     output.say(sentence)
     output.emit_failure(sentence, "Interrupted")
     return ranks.end(INTERRUPTED)

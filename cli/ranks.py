@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradgraph.cli import output
+from gradgraph.errors import ParallelError
 
 if TYPE_CHECKING:
     from gradgraph.parallel.data_parallel import DataParallel
@@ -27,7 +28,7 @@ def join(arguments: Sequence[str]) -> None:
         output.talk.follows = rank_here() > 0
 
 
-def begin_end() -> str:
+def begin_end(error: BaseException) -> str:
     """Begin to end a process that fails; returns what its message is to begin with.
 
     If all ranks fail, the first one alone says why. If this one alone does, it says which one it is.
@@ -36,7 +37,7 @@ def begin_end() -> str:
     if mpi is None or mpi.end_together():
         return ""
     output.talk.follows, output.talk.ends_all = False, True
-    return f"on rank {mpi.rank_here()}: "
+    return "" if isinstance(error, ParallelError) else f"on rank {mpi.rank_here()}: "
 
 
 def end(code: int) -> int:

@@ -5,17 +5,22 @@ A folder that somebody gave us, with a model in it, may hold a ``numpy.py`` or a
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 _CLOSED = 0o077  # what programs write is for this user alone, and for this user at least
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 Process: TypeAlias = subprocess.Popen[str]
 
@@ -74,30 +79,54 @@ def start_python(code: str, *arguments: str, **options: Any) -> Process:
     )
 
 
-def in_foreground(command: list[str], leave_out: Callable[[str], bool], **environment: str) -> int:
+def in_foreground(command: list[str], shows: Callable[[str], bool], **environment: str) -> int:
     """Run a command of the user's where they are, in place of this process, and return its exit code.
 
-    Signals are the command's to answer. Lines that it writes on stderr are left out as ``leave_out`` says.
+    Signals are the command's to answer.
+
+    Args:
+        command: the path of a program, and its arguments.
+        shows: whether a line that it writes is to be seen.
+        environment: variables to set.
 
     Raises:
         OSError: the program does not start.
     """
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace",
-                          env={**os.environ, **environment}) as process:  # fmt: skip
+    pipe, known = subprocess.PIPE, {**os.environ, **environment}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=known,
+                          preexec_fn=_ends_with_this_one()) as process:  # fmt: skip
+        streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        readers = [threading.Thread(target=_pass_on, args=(*stream, shows), daemon=True) for stream in streams]
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
-            assert process.stderr is not None
+            for reader in readers:
+                reader.start()
             while True:
                 try:
-                    for line in process.stderr:
-                        if not leave_out(line):
-                            sys.stderr.write(line)
-                            sys.stderr.flush()
-                    return process.wait()
+                    code = process.wait()
+                    for reader in readers:
+                        reader.join()
+                    return code
                 except KeyboardInterrupt:  # which the command got, too
                     continue
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _ends_with_this_one() -> Callable[[], object] | None:
+    """What a new process calls to be killed where this one is; Linux alone has it."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _pass_on(lines: Iterable[str], stream: TextIO, shows: Callable[[str], bool]) -> None:
+    for line in lines:
+        if shows(line):
+            with contextlib.suppress(OSError):
+                stream.write(line)
+                stream.flush()
 
 
 def ends_well(command: list[str], seconds: float) -> bool:

@@ -140,10 +140,10 @@ class Buckets:
             DataError: nothing counts.
         """
         rows, counted = totals
-        if not self.adds_up and not weight:
+        if not self.adds_up and not counted:
             raise DataError("no label of this batch counts on any rank, so the loss would be 0/0; leave this batch out")
         for gradients, statistics in self._parts:
-            if not self.adds_up and weight != usual:
+            if not self.adds_up and weight not in (usual, 0.0):
                 _scale(gradients, usual / weight)
             if rows != usual:
                 _scale(statistics, usual / rows)
@@ -157,7 +157,7 @@ class Buckets:
         found = {}
         for i, name in enumerate(names):
             divisor = (1.0 if self.adds_up else self._total_weight) if i == 0 else self._total_counted
-            found[name] = float(self._tail[first + i]) / divisor if divisor else math.nan
+            found[name] = float(self._tail[first + i]) / (divisor or 1.0)  # where nothing weighs, all is 0
         first += len(names)
         for array in sums:
             array[...] = self._tail[first : first + array.size].reshape(array.shape)

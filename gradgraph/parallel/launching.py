@@ -39,13 +39,15 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     if hasattr(os, "getuid") and os.getuid() == 0:  # Open MPI asks for these
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     child = python_command("from gradgraph.cli import main\nmain()", *arguments)
-    code = in_foreground(
-        [mpiexec, "-n", str(ranks), *child],
-        lambda line: _SAID_BY_LAUNCHERS.match(line) is not None,
-        **environment,
-    )
-    if code in STOPPED or 0 <= code <= 2:
-        return code
+    told: list[str] = []  # the errors of ranks
+
+    def shows(line: str) -> bool:
+        told.extend([line] if line.startswith("error: ") else [])
+        return _SAID_BY_LAUNCHERS.match(line) is None
+
+    code = in_foreground([mpiexec, "-n", str(ranks), *child], shows, **environment)
+    if code in STOPPED or 0 <= code <= 2 or told:
+        return code if code in (*STOPPED, *range(3)) else 1
     number = -code if code < 0 else code - 128 if code in _BY_SIGNAL else code
     raise ParallelError(
         f"a process of the {ranks} was ended from outside (signal or exit code {number}), and so were all; if memory "

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 from mpi4py import MPI
 
-from gradgraph.errors import GradgraphError, ParallelError, RuntimeUnavailableError, listed
+from gradgraph.errors import GradgraphError, ParallelError, RuntimeUnavailableError
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halves import HalvedSession
@@ -227,4 +227,4 @@ def _cores() -> int:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(map(str, ranks))}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

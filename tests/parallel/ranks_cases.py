@@ -1,0 +1,193 @@
+"""Runs of several ranks that must come to what one process comes to, and the program that does them.
+
+    mpiexec -n 4 python tests/parallel/ranks_cases.py FOLDER
+
+trains each case on all ranks and writes state and history of each to ``FOLDER/<case>.npz``. The float64 cases are those
+whose weights must agree to 1e-6 of their size.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+from command_line import mlp  # noqa: E402
+from optim_cases import OPTIMIZERS  # noqa: E402
+from test_other_runtimes import small_cnn  # noqa: E402
+
+import gradgraph as gg  # noqa: E402
+from gradgraph import optim  # noqa: E402
+from gradgraph.frontend import functional as F  # noqa: E402
+
+ROWS = 37  # in batches of 10, the last one has 7; in batches of 9, one
+
+
+def wide(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` in float64."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+        )
+    return model
+
+
+def data(dtype: Any = np.float64, ignored: bool = False, rows: int = ROWS) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(1).normal(size=(rows, 4)).astype(dtype)
+    target = x[:, :3].argmax(axis=1)
+    if ignored:
+        target[::2] = -100
+        target[3:6] = -100
+    return {"x": x, "target": target}
+
+
+def values(dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    found = data(dtype)
+    return {"x": found["x"], "target": np.sin(found["x"][:, :3])}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, what it is trained on, and how."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Any] = data
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    model: Callable[[], onnx.ModelProto] = lambda: wide(mlp())
+    tolerance: float = 1e-6
+    equal: bool = True  # to one process
+
+    def trained(self, parallel: Any) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+        step = gg.build(self.model(), **{"optimizer": "adamw(lr=0.01)", **self.options})
+        trainer = gg.Trainer(step, device="cpu", seed=3, options=gg.RuntimeOptions(threads=1), parallel=parallel)
+        history = trainer.fit(self.data(), **{"epochs": 2, "batch_size": 10, "progress": False, **self.fit})
+        return trainer.state_dict(), dict(history)
+
+
+class Dataset:
+    def __init__(self) -> None:
+        self.arrays = data()
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        return {name: array[i] for name, array in self.arrays.items()}
+
+
+def batches() -> list[dict[str, np.ndarray]]:
+    found = data()
+    return [{name: a[i : i + 9] for name, a in found.items()} for i in range(0, ROWS, 9)]
+
+
+def traced(out: Any, batch: Any) -> dict[str, Any]:
+    return {"classes": F.cross_entropy(out["logits"], batch["y"]), "size": 0.1 * out["first.weight"].square().mean()}
+
+
+def with_y() -> dict[str, np.ndarray]:
+    found = data()
+    return {"x": found["x"], "y": found["target"]}
+
+
+def pictures(rows: int = ROWS) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(rows, 1, 4, 4)).astype(np.float32)
+    return {"x": x, "target": np.arange(rows) % 3}
+
+
+def weighed() -> dict[str, np.ndarray]:
+    return {**data(), "sample_weight": np.linspace(0, 1, ROWS, dtype=np.float32)}
+
+
+def weightless() -> dict[str, np.ndarray]:
+    """Of the second batch, nothing has a weight, and of the third all that one or two ranks take."""
+    weights = np.ones(ROWS, np.float32)
+    weights[10:20] = weights[20:30:2] = 0.0
+    return {**data(), "sample_weight": weights}
+
+
+def fixed() -> onnx.ModelProto:
+    """The network for batches of three."""
+    model = wide(mlp())
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 12 // RANKS
+    return model
+
+
+RANKS = 1  # of the program that runs here, for what is fixed to its part of a batch
+
+
+def _optimizers() -> Iterator[tuple[str, Case]]:
+    for name, case in OPTIMIZERS.items():
+        options = {"loss": "mse", "optimizer": case.optimizer()}
+        if case.only_matrices:
+            options["freeze"] = ["*bias"]
+        yield f"optimizer {name}", Case(options, values)
+
+
+IGNORING = functools.partial(data, ignored=True)
+GROUPED = optim.adamw(0.01, groups={"*bias": {"weight_decay": 0}})
+CASES: dict[str, Case] = {
+    **dict(_optimizers()),
+    "ignored labels": Case(data=IGNORING),
+    "one sample is left": Case(fit={"batch_size": 9, "validation": data(rows=5)}),
+    "in order": Case(fit={"shuffle": False, "drop_last": True}),
+    "class weights": Case({"loss": gg.losses.cross_entropy(weight=[0.2, 1.0, 3.0])}, IGNORING),
+    "label smoothing": Case({"loss": "cross_entropy(label_smoothing=0.1)"}, IGNORING),
+    "focal": Case({"loss": "focal(gamma=2)"}),
+    "sums": Case({"loss": gg.losses.mse("sum"), "optimizer": "sgd(lr=0.01)"}, values),
+    "huber": Case({"loss": "huber"}, values),
+    "sample weights": Case({"sample_weight": True}, weighed),
+    "no weight": Case({"sample_weight": True, "optimizer": "sgd"}, weightless, {"shuffle": False}),
+    "a function": Case({"loss": traced, "targets": {"y": gg.frontend.Input(("N",), "int64")}}, with_y),
+    "clipped": Case({"optimizer": optim.chain(optim.clip_by_global_norm(0.1), optim.adam(0.05)), "grad_norm": True}, IGNORING),
+    "schedule and average": Case({"optimizer": optim.adamw(optim.cosine(0.05, 8)), "ema": 0.9}),
+    "fed rate": Case(fit={"learning_rate": lambda step: 0.1 / (1 + step)}),
+    "accumulated": Case({"accumulate": True, "grad_norm": True}, IGNORING, {"accumulate": 3}),
+    "accumulated function": Case(
+        {"loss": traced, "targets": {"y": gg.frontend.Input(("N",), "int64")}, "accumulate": True},
+        with_y, {"accumulate": 2},
+    ),
+    "metrics": Case({"metrics": ["accuracy", "f1", "confusion_matrix"]}, IGNORING, {"validation": data(ignored=True)}),
+    "patience": Case(fit={"validation": data(rows=11), "patience": 1, "epochs": 6, "learning_rate": 3.0}),
+    "evaluated between": Case(fit={"validation": data(rows=11), "eval_every": 3, "max_steps": 7}),
+    "a dataset": Case(data=Dataset),
+    "ready batches": Case(data=batches),
+    "groups and frozen": Case({"optimizer": GROUPED, "freeze": "first.bias"}),
+    "fixed size": Case(model=fixed, fit={"batch_size": 12, "drop_last": True}, data=functools.partial(data, rows=50)),
+    "recomputed": Case({"recompute": "sqrt"}),
+    "float32": Case(model=mlp, data=functools.partial(data, np.float32), tolerance=1e-5),
+    "float32, ignored labels": Case(model=mlp, data=functools.partial(data, np.float32, True), tolerance=1e-5),
+    "float16": Case({"precision": "float16"}, functools.partial(data, np.float32), model=mlp, equal=False),
+    "adapters": Case(
+        model=lambda: gg.lora(mlp(), target="*", rank=2), data=functools.partial(data, np.float32), tolerance=1e-5
+    ),
+    "norms and masks": Case(model=small_cnn, data=pictures, equal=False),
+    "uphill": Case({"optimizer": optim.sam(optim.sgd(0.2, momentum=0.9), 0.05)}, equal=False),
+}  # fmt: skip
+
+
+def main(folder: Path) -> None:
+    global RANKS
+    parallel = gg.DataParallel(check_every=1)
+    RANKS = parallel.ranks
+    for name, case in CASES.items():
+        state, history = case.trained(parallel)
+        if parallel.is_first:
+            np.savez(folder / f"{name}.npz", **{f"state {n}": value for n, value in state.items()},
+                     history=json.dumps(history))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

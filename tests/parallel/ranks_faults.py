@@ -1,0 +1,173 @@
+"""Programs that go wrong in several processes, each in its own way, for test_faults_of_ranks.py.
+
+mpiexec -n 2 python tests/parallel/ranks_faults.py NAME FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+from command_line import arrays, mlp  # noqa: E402
+from test_other_runtimes import small_cnn  # noqa: E402
+
+import gradgraph as gg  # noqa: E402
+
+QUICK = {"epochs": 50, "batch_size": 8, "progress": False}
+
+
+def trainer(parallel: gg.DataParallel, **options: Any) -> gg.Trainer:
+    options = {"optimizer": "adamw", **options}
+    return gg.Trainer(gg.build(mlp(), **options), device="cpu", options=gg.RuntimeOptions(threads=1), parallel=parallel)
+
+
+class Failing:
+    """A dataset of which one sample cannot be read, on rank 1."""
+
+    def __init__(self, rank: int, how: str) -> None:
+        self.rank, self.how, self.arrays, self.seen = rank, how, arrays(40), 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        self.seen += 1
+        if self.rank == 1 and self.seen == 30:
+            if self.how == "raises":
+                raise ValueError("sample 30 cannot be read")
+            os.kill(os.getpid(), signal.SIGKILL if self.how == "is killed" else signal.SIGSTOP)
+        return {name: array[i] for name, array in self.arrays.items()}
+
+
+def dataset(how: str, folder: Path) -> None:
+    parallel = gg.DataParallel(timeout=3.0 if how == "stops" else 60.0)
+    trainer(parallel).fit(Failing(parallel.rank, how), **QUICK)
+
+
+def raises(folder: Path) -> None:
+    dataset("raises", folder)
+
+
+def is_killed(folder: Path) -> None:
+    dataset("is killed", folder)
+
+
+def stops(folder: Path) -> None:
+    dataset("stops", folder)
+
+
+def other_data(folder: Path) -> None:
+    parallel = gg.DataParallel()
+    trainer(parallel).fit(arrays(40, seed=parallel.rank), **QUICK)
+
+
+def other_step(folder: Path) -> None:
+    parallel = gg.DataParallel()
+    trainer(parallel, loss=("cross_entropy", "focal")[parallel.rank]).fit(arrays(40), **QUICK)
+
+
+def other_options(folder: Path) -> None:
+    parallel = gg.DataParallel()
+    trainer(parallel).fit(arrays(40), **{**QUICK, "epochs": 5 + parallel.rank})
+
+
+def other_weights(folder: Path) -> None:
+    """A callback runs on the first rank alone, so what it changes is not changed on others."""
+    parallel = gg.DataParallel(check_every=5)
+    own = trainer(parallel)
+
+    class Moving:
+        def on_epoch(self, owner: gg.Trainer, row: Any) -> None:
+            owner.load_state_dict({"first.bias": np.ones(8, np.float32)}, strict=False)
+
+    own.fit(arrays(40), **QUICK, callbacks=[Moving()])
+
+
+def nothing_counts(folder: Path) -> None:
+    data = arrays(40)
+    data["target"][:8] = -100
+    trainer(gg.DataParallel()).fit(data, **QUICK, shuffle=False)
+
+
+def diverges(folder: Path) -> None:
+    data = arrays(40)
+    data["x"][11] = np.nan
+    trainer(gg.DataParallel()).fit(data, **QUICK, shuffle=False)
+
+
+def several_steps(folder: Path) -> None:
+    steps = {name: gg.StepOptions() for name in ("one", "two")}
+    gg.Trainer(gg.build(mlp(), steps=steps), device="cpu", parallel=gg.DataParallel())
+
+
+def a_folder(folder: Path) -> None:
+    parallel = gg.DataParallel()
+    if parallel.is_first:
+        gg.build(mlp()).save(folder / "step")
+    while not (folder / "step" / "manifest.json").exists():
+        time.sleep(0.05)
+    gg.Trainer(folder / "step", device="cpu", parallel=parallel)
+
+
+# --- what goes well ---------------------------------------------------------------------------------------------
+
+
+def callbacks(folder: Path) -> None:
+    """The first rank alone calls them, all stop when one says so, and each step of its own is a share of one."""
+    parallel = gg.DataParallel()
+    own, called = trainer(parallel), []
+
+    class Stopping:
+        def on_step(self, owner: gg.Trainer, results: Any) -> bool:
+            called.append(owner.progress.steps)
+            return len(called) == 7
+
+    own.fit(arrays(40), **QUICK, callbacks=[Stopping()])
+    assert own.progress.steps == 7 and called == ([*range(1, 8)] if parallel.is_first else [])
+    own.step({name: a[parallel.rank :: parallel.ranks] for name, a in arrays(10).items()})
+    own.save(folder / "run.ckpt")
+    own.export(folder / "trained.onnx")
+    own.evaluate(arrays(9))  # by itself
+
+
+def draws(folder: Path) -> None:
+    """Masks differ between ranks, and a second run has the same; running statistics are means over the ranks."""
+    parallel = gg.DataParallel(check_every=1)
+    x = np.random.default_rng(0).normal(size=(16, 1, 4, 4)).astype(np.float32)
+    same = {"x": np.repeat(x[:8], 2, axis=0), "target": np.repeat(np.arange(8) % 3, 2)}  # each rank gets the same
+    states = []
+    for _ in range(2):
+        own = gg.Trainer(gg.build(small_cnn(), optimizer="sgd"), device="cpu", parallel=parallel)
+        own.fit(same, 1, 16, shuffle=False, progress=False)
+        states.append(own.state_dict())
+    assert all(np.array_equal(states[0][name], value) for name, value in states[1].items())
+    alone = gg.Trainer(gg.build(small_cnn(), optimizer="sgd"), device="cpu")
+    alone.fit({n: a[::2] for n, a in same.items()}, 1, 8, shuffle=False, progress=False)
+    statistics = [s.name for s in own.manifest.state if s.kind == "statistic"]
+    weights = [s.name for s in own.manifest.state if s.kind == "parameter"]
+    for name in statistics:
+        np.testing.assert_allclose(states[0][name], alone.state_dict()[name], rtol=1e-5, err_msg=name)
+    assert any(not np.allclose(states[0][name], alone.state_dict()[name], rtol=1e-4) for name in weights)
+
+
+def overflow(folder: Path) -> None:
+    """A gradient of float16 that overflows on one rank skips the step on all."""
+    parallel = gg.DataParallel(check_every=1)
+    own, data = trainer(parallel, precision="float16"), arrays(16)
+    data["x"][1::2] *= 300.0  # those of rank 1
+    before = own.parameters
+    own.fit(data, 1, 16, shuffle=False, progress=False)
+    assert own.state_dict()["skipped_steps"] == 1
+    assert all(np.array_equal(before[name], value) for name, value in own.parameters.items())
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))

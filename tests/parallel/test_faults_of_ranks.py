@@ -1,0 +1,50 @@
+"""Whatever happens to one rank, all end, soon, and one sentence names it; what is asked of one alone is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+from parallel.mpi_jobs import ROOT, job, needs_mpi
+
+pytestmark = needs_mpi
+
+
+def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return job(2, str(ROOT / "tests" / "parallel" / "ranks_faults.py"), name, str(folder), seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "lines"),
+    [
+        ("raises", ["sample 30 cannot be read", "rank 1 failed; all ranks end"], 1),
+        ("is_killed", [], 0),
+        ("stops", ["rank 1 has not answered for 3 seconds"], 1),
+        ("other_data", ["rank 1 has not the data of rank 0"], 1),
+        ("other_step", ["rank 1 has not the step of rank 0"], 1),
+        ("other_options", ["rank 1 has not the options of fit of rank 0"], 1),
+        ("other_weights", ["the weights of rank 1 are no longer those of rank 0"], 1),
+        ("nothing_counts", ["no label of this batch counts on any rank"], 1),
+        ("diverges", ["the loss became nan in step 2"], 1),
+        ("several_steps", ["several steps"], 1),
+        ("a_folder", ["this step has no gradient.onnx and apply.onnx", "separate=True"], 1),
+    ],
+)
+def test_a_fault_ends_all_ranks_with_one_message(name: str, said: list[str], lines: int, tmp_path: Path) -> None:
+    began = time.monotonic()
+    ran = run(name, tmp_path)
+    assert ran.returncode not in (0, 124) and time.monotonic() - began < 55, ran.stderr
+    assert all(sentence in ran.stderr for sentence in said), ran.stderr
+    assert ran.stderr.count("Traceback (most recent call last)") == lines, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["callbacks", "draws", "overflow"])
+def test_what_ranks_do_together(name: str, tmp_path: Path) -> None:
+    ran = run(name, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    if name == "callbacks":
+        onnx.checker.check_model(tmp_path / "trained.onnx")
+        assert (tmp_path / "run.ckpt").exists()
