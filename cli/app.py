@@ -15,7 +15,7 @@ from typing import TextIO
 
 import click
 
-from gradgraph.cli import output, ranks
+from gradgraph.cli import one_voice, output
 from gradgraph.cli.command import keep_indented, talk_options
 from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
@@ -137,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     output.talk.begin(arguments)
     try:
-        ranks.join(arguments)
+        one_voice.join(arguments)
         with output.notes():
             code = cli.main(args=list(arguments) or ["--help"], prog_name="gradgraph", standalone_mode=False)
         sys.stdout.flush()
@@ -157,18 +157,18 @@ def run(arguments: Sequence[str]) -> int:
         if _came_of_interrupt(error):
             return _interrupted()
         kind, failure = _kind_and_failure(error)
-        sentence = ranks.begin_end(error) + failure.in_shell()
+        sentence = one_voice.begin_end(error) + failure.in_shell()
         output.error(sentence)
         output.emit_failure(sentence, kind, failure.shell_remedy, failure.findings)
-        return ranks.end(USAGE if isinstance(error, click.UsageError) else FAILED)
+        return one_voice.end(USAGE if isinstance(error, click.UsageError) else FAILED)
     return code if isinstance(code, int) else OK
 
 
 def _interrupted() -> int:
-    sentence = ranks.begin_end(KeyboardInterrupt()) + "interrupted"
+    sentence = one_voice.begin_end(KeyboardInterrupt()) + "interrupted"
     output.say(sentence)
     output.emit_failure(sentence, "Interrupted")
-    return ranks.end(INTERRUPTED)
+    return one_voice.end(INTERRUPTED)
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:

@@ -16,6 +16,7 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH
 from gradgraph.cli.data import AUGMENT, TARGET, Reading, check_longest, keep_tokenizer, reading_options
 from gradgraph.cli.key_values import arguments
+from gradgraph.cli.one_voice import parallel, starts
 from gradgraph.cli.options import (
     BUILDING,
     CUSTOM_OPS,
@@ -27,7 +28,6 @@ from gradgraph.cli.options import (
     typed_by_user,
 )
 from gradgraph.cli.output_paths import check_output
-from gradgraph.cli.ranks import parallel, starts
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder

@@ -33,6 +33,7 @@ USUALLY = {
     "CompatibilityError": "call it as the package did, or use gradgraph's own API",
     "RuntimeUnavailableError": "install what is missing, or choose another device",
     "BusyError": "give each thread a Trainer of its own, or wait",
+    "ParallelError": "start all ranks with the same versions, model, data and options",
     "OutputError": "choose another path; what was there is untouched",
 }  # fmt: skip
 # subject: the files that speak of it, by the beginnings of their paths; of several, the longest decides
@@ -51,6 +52,7 @@ SUBJECTS = {
              "gradgraph/preprocess/", "gradgraph/tables/", "gradgraph/sound/sounds",
              "gradgraph/vision/", "gradgraph/augment/"),
     "Training": ("gradgraph/runtime/",),
+    "Several processes": ("gradgraph/parallel/",),
     "Step folders": ("gradgraph/step/",),
     "Checkpoints": ("gradgraph/runtime/saved/",),
     "Runtimes and devices": ("gradgraph/backends/", "gradgraph/machine/", "gradgraph/runtime/execution/session",

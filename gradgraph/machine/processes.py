@@ -114,7 +114,7 @@ def in_foreground(command: list[str], shows: Callable[[str], bool], **environmen
 
 
 def _ends_with_this_one() -> Callable[[], object] | None:
-    """What a new process calls to be killed where this one is; Linux alone has it."""
+    """A call by which a new process asks to be killed where this one is; Linux alone has it."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -50,6 +50,6 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         return code if code in (*STOPPED, *range(3)) else 1
     number = -code if code < 0 else code - 128 if code in _BY_SIGNAL else code
     raise ParallelError(
-        f"a process of the {ranks} was ended from outside (signal or exit code {number}), and so were all; if memory "
-        "ran out, start fewer ranks or lower --batch-size"
+        f"a process of the {ranks} was ended from outside (signal or exit code {number}), and so were all",
+        remedy="if memory ran out, start fewer ranks or take smaller batches",
     )

@@ -63,7 +63,7 @@ def world() -> Any:
     if comm.size == 1 and (started := started_ranks()) > 1:
         raise RuntimeUnavailableError(
             f"a launcher started {started} processes, and each of them is alone to MPI",
-            remedy="start them by the mpiexec of the MPI that mpi4py uses, or with srun --mpi=pmi2 or --mpi=pmix",
+            remedy="start them by the mpiexec of the MPI that mpi4py uses (of Slurm's srun, by its option mpi)",
         )
     if comm.size > 1 and not _installed:
         _installed.append(comm.Dup())

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from gradgraph.errors import GradgraphError, ParallelError, RuntimeUnavailableError
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
-from gradgraph.parallel.halves import HalvedSession
+from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.execution.team import Team
 from gradgraph.step.manifest import package_version

@@ -137,6 +137,7 @@ def _optimizers() -> Iterator[tuple[str, Case]]:
 
 
 IGNORING = functools.partial(data, ignored=True)
+CLIPPED = optim.chain(optim.clip_by_global_norm(0.1), optim.adam(0.05))
 GROUPED = optim.adamw(0.01, groups={"*bias": {"weight_decay": 0}})
 CASES: dict[str, Case] = {
     **dict(_optimizers()),
@@ -151,7 +152,7 @@ CASES: dict[str, Case] = {
     "sample weights": Case({"sample_weight": True}, weighed),
     "no weight": Case({"sample_weight": True, "optimizer": "sgd"}, weightless, {"shuffle": False}),
     "a function": Case({"loss": traced, "targets": {"y": gg.frontend.Input(("N",), "int64")}}, with_y),
-    "clipped": Case({"optimizer": optim.chain(optim.clip_by_global_norm(0.1), optim.adam(0.05)), "grad_norm": True}, IGNORING),
+    "clipped": Case({"optimizer": CLIPPED, "grad_norm": True}, IGNORING),
     "schedule and average": Case({"optimizer": optim.adamw(optim.cosine(0.05, 8)), "ema": 0.9}),
     "fed rate": Case(fit={"learning_rate": lambda step: 0.1 / (1 + step)}),
     "accumulated": Case({"accumulate": True, "grad_norm": True}, IGNORING, {"accumulate": 3}),

@@ -92,7 +92,7 @@ class Order:
         return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
 
     def share(self, indices: Array) -> Array:
-        """Those of the samples of an epoch that this process takes, batch after batch."""
+        """The samples of an epoch that this process takes, batch after batch."""
         if self.ranks == 1:
             return indices
         full = len(indices) // self.batch_size * self.batch_size

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.binding import BoundSession
-    from gradgraph.runtime.execution.executor import Executor
-    from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.session import Placement, RuntimeOptions
     from gradgraph.runtime.execution.shaped import Sizes
@@ -42,14 +40,15 @@ class Team:
         """The step as it is run here, in two halves, and the settings of its sessions."""
         return step, options
 
-    def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> BoundSession | None:
-        """A session that does steps together; None for an ordinary one."""
+    def session(self, opened: Any, part: Part, sizes: Sizes) -> BoundSession | None:
+        """A session of an ``OpenedStep`` that does steps together; None for an ordinary one."""
         return None
 
-    def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
+    def begin(self, executor: Any, facts: Mapping[str, Any], usual: int) -> None:
         """Compare what is to be the same on all, and give all the state of the first.
 
         Args:
+            executor: an ``Executor``.
             facts: by what a message calls them.
             usual: the samples of a batch, on all together.
         """
@@ -69,7 +68,7 @@ class Team:
         return over, signal
 
     def from_first(self, give: Callable[[], T]) -> T:
-        """What ``give`` gives, called by the first alone, as is its error."""
+        """The result of ``give``, or its error: the first one calls it, and all have what it gives."""
         return give()
 
     def agreed(self, value: T) -> T:

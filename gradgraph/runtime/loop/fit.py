@@ -60,7 +60,7 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """What several processes that train together must have been told alike."""
+        """The options that several processes which train together must have been told alike, as text."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"

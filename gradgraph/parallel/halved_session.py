@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -17,10 +17,20 @@ from gradgraph.step.finishes import finished
 from gradgraph.step.manifest import BATCH_WEIGHT
 
 if TYPE_CHECKING:
-    from gradgraph.parallel.mpi_team import MpiTeam
     from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.shaped import Sizes
+    from gradgraph.runtime.execution.state import State
+
+
+class Adding(Protocol):
+    """The ranks, as a session sees them."""
+
+    def reduce(self, put_results: Callable[[], None]) -> None:
+        """Add up the buckets of all ranks, where ``put_results`` has written what each has found."""
+
+    def after_step(self, state: State) -> None:
+        """Look at the state that a step has come to."""
 
 
 class HalvedSession(BoundSession):
@@ -35,7 +45,7 @@ class HalvedSession(BoundSession):
     """
 
     def __init__(
-        self, given: tuple[Any, ...], gradient: BoundSession, columns: Iterable[str], buckets: Buckets, team: MpiTeam
+        self, given: tuple[Any, ...], gradient: BoundSession, columns: Iterable[str], buckets: Buckets, team: Adding
     ) -> None:
         super().__init__(*given)
         self._gradient, self._buckets, self._team = gradient, buckets, team
@@ -44,7 +54,7 @@ class HalvedSession(BoundSession):
         self.measures, self.sums, self.gathers = gradient.measures, gradient.sums, gradient.gathers
 
     @classmethod
-    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: MpiTeam) -> HalvedSession:
+    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: Adding) -> HalvedSession:
         """Open both halves for batches of these sizes."""
         manifest, halves, state, ports = opened.manifest, opened.definition.separate, opened.state, part.ports
         spec = manifest.separate
