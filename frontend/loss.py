@@ -99,6 +99,8 @@ class Loss:
         activation: it computes this operator of its first output, Softmax or Sigmoid, which are therefore logits.
         of_logs: its first output holds logarithms of probabilities.
         soft: targets are the share of each class along the axis; that with the largest is the label of metrics.
+        spelt: of the same tensors: the sequences of labels that are found and that are true, for metrics; int64
+            ``[rows, times]`` each, −1 where there is no label. None where each time has a label of its own.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Loss:
     activation: str = ""
     of_logs: bool = False
     soft: bool = False
+    spelt: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors, **self.arguments)
@@ -161,6 +164,7 @@ def named(
     activation: str | Callable[[Mapping[str, Any]], str] = "",
     of_logs: bool = False,
     soft: bool = False,
+    spelt: Callable[..., tuple[Tensor, Tensor]] | None = None,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
     remedies: Mapping[str, str] = {},
@@ -168,7 +172,7 @@ def named(
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
     Args:
-        name, function, reads, shares, binary, middle, of_logs, soft: as for ``Loss``.
+        name, function, reads, shares, binary, middle, of_logs, soft, spelt: as for ``Loss``.
         activation: likewise, or what gives it for the options.
         options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
         targets: as for ``Loss``, or what gives them for the options.
@@ -187,7 +191,7 @@ def named(
         chosen = targets(arguments) if callable(targets) else targets
         computed = activation(arguments) if callable(activation) else activation
         made = Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary, middle, computed, of_logs)
-        return replace(made, soft=soft)
+        return replace(made, soft=soft, spelt=spelt)
 
     if remedies:
         REMEDIES[name] = remedies

@@ -12,11 +12,12 @@ from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.loss import Spec, Target, named, reduced
 from gradgraph.frontend.pointwise import cast, logical_and, maximum, real, where
 from gradgraph.frontend.reductions import logsumexp
+from gradgraph.frontend.scans import scanned
 from gradgraph.frontend.shaping import cat, stack
 from gradgraph.frontend.subscripts import arange, full, gather
-from gradgraph.frontend.trace import TensorLike, current, op, tensor, wrap
+from gradgraph.frontend.trace import TensorLike, current, op, tensor
 from gradgraph.graph.builder import Var
-from gradgraph.graph.shapes import Shape, record_shape
+from gradgraph.graph.shapes import Shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -97,17 +98,7 @@ def _last(x: Tensor, states: Tensor, may_skip: Tensor, steps: Tensor) -> Tensor:
         after = builder.ReduceLogSumExp(builder.Concat(*ways, axis=2), [2], keepdims=0) + score
         return [builder.Where(is_running, after, before)]
 
-    def element(of: Tensor, name: str, shape: Shape) -> ir.Value:
-        return ir.Value(name=name, type=ir.TensorType(of.dtype), shape=ir.Shape(shape))
-
-    state = tuple(d if isinstance(d, int) else str(d) for d in (rows, count))
-    inputs = [element(x, "before", state), element(x, "score", state), element(runs, "is_running", (state[0], 1))]
-    body = builder.graph(inputs, step, "step")
-    record_shape(body.outputs[0], state)
-    last = builder.Scan(start.traced, emitted.traced, runs.traced, body=body, num_scan_inputs=2)
-    last.value.type = ir.TensorType(x.dtype)
-    current().record(last, (rows, count))
-    return wrap(last)
+    return scanned(step, [start], [emitted, runs])[0]
 
 
 # --- names -----------------------------------------------------------------------------------------------
@@ -126,6 +117,25 @@ def _ctc(
     x = real(scores)
     log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # of log-probabilities it is the same
     return ctc_loss(log_p, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+
+
+def _spelt(
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    batch_first: bool,
+    **rest: Any,
+) -> tuple[Tensor, Tensor]:
+    """The labels of the best class at each time, repeats once and blanks left out, and those that are true; −1: none."""
+    classes = op.ArgMax(scores, axis=2, keepdims=0)
+    classes = classes if batch_first else classes.transpose(0, 1)
+    before = cat([full((classes.shape[0], 1), -1, "int64"), classes[:, :-1]], 1)
+    runs = arange(classes.shape[1]) < input_lengths.unsqueeze(1)
+    said = logical_and(runs, logical_and(classes != blank, classes != before))
+    there = arange(targets.shape[1]) < target_lengths.unsqueeze(1)
+    return where(said, classes, -1), where(there, targets, -1)
 
 
 def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
@@ -166,5 +176,5 @@ _LENGTHS = {
     "inf": "a row has more labels than the times of the model's output can spell: give it fewer, or zero_infinity",
     "nan": "look whether an input length is above the number of times of the model's output, or lower the rate",
 }
-named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", check=_check_blank,
-      remedies=_LENGTHS)  # fmt: skip
+named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", spelt=_spelt,
+      check=_check_blank, remedies=_LENGTHS)  # fmt: skip

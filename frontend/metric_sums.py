@@ -28,7 +28,7 @@ from gradgraph.step.finishes import AVERAGES, KAPPA_WEIGHTS
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
-Reads = Literal["classes", "scores", "numbers"]
+Reads = Literal["classes", "scores", "numbers", "sequences"]
 Better = Literal["min", "max"] | None
 
 
@@ -103,6 +103,8 @@ class Metric:
         """Raise BuildError unless it can compare what ``loss`` compares."""
         if loss.labels and self.reads == "numbers":
             raise BuildError(f"the metric '{self.name}' compares numbers, and the loss has class numbers")
+        if self.reads == "sequences" and loss.spelt:
+            return
         fits = self.reads == "numbers" or loss.soft or (self.reads == "classes" and loss.binary)
         if not loss.labels and not fits:
             raise BuildError(f"the metric '{self.name}' needs a loss on class numbers, such as cross_entropy")

@@ -203,7 +203,8 @@ def metric(*, reads: Reads = "classes", better: Better = None, column: str = "")
     The function's arguments with a default, behind the mask, are the options of the metric.
 
     Args:
-        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class), "numbers".
+        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class),
+            "sequences" of class numbers, "numbers".
         better: whether a low value is better ("min") or a high one ("max"); ``fit(patience=…)`` asks it.
         column: of the history, formatted with the options, such as "top_{k}"; by default the name.
 

@@ -2,7 +2,7 @@
 
 Each is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
 (``gradgraph.step.finishes``), so that a metric is exact over all samples. One that ranks samples keeps a row of each
-instead. ``frontend/metric_sums.py`` has the formulas.
+instead. ``frontend/metric_sums.py`` and ``metrics_sequences.py`` have the formulas.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gradgraph.frontend import metrics_sequences
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums, share
 
 __all__ = ["METRICS", "Metric", "Sums", "by_name", "share", "typed"]
+assert metrics_sequences  # importing it fills the table
 
 if TYPE_CHECKING:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,30 @@ P_TIED = np.exp((TIED - TIED.max(1, keepdims=True)).astype(np.float64))
 P_TIED /= P_TIED.sum(1, keepdims=True)  # in this order, which decides what ties in the last bit
 TWO = LABELS % 2
 RANKED = {"roc_auc": "roc_auc_score", "average_precision": "average_precision_score"}
+SENTENCES = RNG.integers(0, 3, (N, 7))  # labels 0, 1 and 2, and what is found of them
+FOUND = np.eye(3)[np.where(RNG.random((N, 7)) < 0.3, RNG.integers(0, 3, (N, 7)), SENTENCES)]
+BY_TIME = gg.losses.cross_entropy(axis=-1)
 SKLEARN = {"precision": "precision_score", "recall": "recall_score", "f1": "f1_score", "iou": "jaccard_score"}
 
+
+def edits(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The fewest, as the recurrence says."""
+    distance = {(i, j): i + j for i in range(len(a) + 1) for j in range(len(b) + 1)}
+    for i, j in ((i, j) for i in range(1, len(a) + 1) for j in range(1, len(b) + 1)):
+        replaced = distance[i - 1, j - 1] + (a[i - 1] != b[j - 1])
+        distance[i, j] = min(distance[i - 1, j] + 1, distance[i, j - 1] + 1, replaced)
+    return distance[len(a), len(b)]
+
+
+def words(labels: Any) -> list[str]:
+    return "".join("ab "[label] for label in labels).split()
+
+
+EDITS = [edits(a, b) for a, b in zip(FOUND.argmax(-1), SENTENCES, strict=True)]
+EDITS_OF_WORDS = [edits(words(a), words(b)) for a, b in zip(FOUND.argmax(-1), SENTENCES, strict=True)]
+
 # the metric, its loss, prediction, target -> its value
-CASES: dict[str, tuple[Any, str, np.ndarray, np.ndarray, Any]] = {
+CASES: dict[str, tuple[Any, Any, np.ndarray, np.ndarray, Any]] = {
     **{
         f"{name}-{average}": (
             getattr(metrics, name)(average=average), "cross_entropy", SCORES, LABELS,
@@ -168,6 +189,11 @@ CASES: dict[str, tuple[Any, str, np.ndarray, np.ndarray, Any]] = {
                            lambda n=theirs: of_scores(n, TWO, TIED[:, 1] - TIED[:, 0]))
         for name, theirs in RANKED.items()
     },
+    "edit_distance": ("edit_distance", BY_TIME, FOUND, SENTENCES, lambda: np.mean(EDITS)),
+    "cer": ("cer", BY_TIME, FOUND, SENTENCES, lambda: np.sum(EDITS) / SENTENCES.size),
+    "wer": ("wer", BY_TIME, FOUND, SENTENCES, lambda: np.sum(EDITS) / SENTENCES.size),
+    "wer-of-letters": (metrics.wer(space=2), BY_TIME, FOUND, SENTENCES,
+                       lambda: np.sum(EDITS_OF_WORDS) / sum(len(words(row)) for row in SENTENCES)),
     "mape": ("mape", "huber", SCORES[:, :2], SIZES,
              lambda: of_scores("mean_absolute_percentage_error", SIZES, SCORES[:, :2])),
     "explained_variance": ("explained_variance", "huber", SCORES[:, :2], SIZES,
@@ -288,6 +314,72 @@ def test_a_metric_of_an_epoch_is_a_column_and_of_each_class_several() -> None:
         np.testing.assert_allclose(history[column], history[f"val_{column}"], rtol=1e-5)
 
 
+TRUE = ["abc ab d", "dad cab", "a", "bad cabbad", "cab  dad", "", ""]
+HEARD = ["abd ab", "dad cab", "", "bad ca bad", "cab dda d", "", "d"]
+
+
+def spelt(text: str) -> list[int]:
+    return [" abcd".index(letter) + 1 for letter in text]
+
+
+def frames(labels: list[int]) -> list[int]:
+    """A path of CTC that spells them: some twice, and a blank (0) between two that are equal."""
+    between = [[0] * (a == b or i % 3 == 0) for i, (a, b) in enumerate(zip(labels, labels[1:], strict=False))]
+    repeated = [[label] * (1 + i % 2) for i, label in enumerate(labels)]
+    return [x for pair in zip(repeated, [*between, []], strict=False) for part in pair for x in part]
+
+
+def rows_of(sequences: list[list[int]], fill: int) -> np.ndarray:
+    width = max(map(len, sequences)) + 1
+    return np.array([row + [fill] * (width - len(row)) for row in sequences])
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [
+    (slice(5), (1.4, 0.20588235294117646, 0.7)),  # jiwer 4.0.0: process_characters, process_words
+    (slice(2, 4), (1.0, 0.18181818181818182, 1.0)),
+    (slice(5, 6), (0.0, math.nan, math.nan)),  # nothing is true, and nothing found
+    (slice(5, 7), (0.5, math.inf, math.inf)),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [True, False])
+def test_error_rates_of_what_ctc_spells(first: bool, rows: slice, wanted: tuple[float, ...], tmp_path: Path) -> None:
+    """Repeats, blanks, padding that would be labels, samples that are empty or do not count; batches of any size."""
+    paths, labels = [frames(spelt(text)) for text in HEARD], [spelt(text) for text in TRUE]
+    found = np.eye(6)[rows_of(paths, 4)]  # behind their ends: labels
+    shape = (found.shape[1], 6)
+    step = gg.build(
+        by_time(shape) if not first else model(shape), gg.losses.ctc(batch_first=first), gg.optim.sgd(0.0), mask=["batch"],
+        metrics=["edit_distance", "cer", "wer(space=1)"],
+    )  # fmt: skip
+    step.save(tmp_path / "step")
+    feeds = {
+        "x0": found, "target": rows_of(labels, 3), "mask": np.isin(np.arange(len(TRUE)), np.arange(len(TRUE))[rows]),
+        "input_lengths": np.array([*map(len, paths)]), "target_lengths": np.array([*map(len, labels)]),
+    }  # fmt: skip
+    figures = gg.Trainer(tmp_path / "step").evaluate(feeds, 3)
+    np.testing.assert_allclose([figures[name] for name in ("edit_distance", "cer", "wer")], wanted, rtol=1e-6)
+
+
+def by_time(shape: tuple[int, ...]) -> onnx.ModelProto:
+    """``model``, with times before samples."""
+    made = model(shape)
+    made.graph.node[0].output[0] = "by_sample"
+    made.graph.node.append(helper.make_node("Transpose", ["by_sample"], ["y0"], perm=[1, 0, 2]))
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y0", 1, [shape[0], "batch", shape[1]]))
+    return made
+
+
+def test_error_rates_leave_padding_out() -> None:
+    """Labels that are ignored, wherever they are, count neither in what is true nor in what is found there."""
+    target = np.where(RNG.random(SENTENCES.shape) < 0.3, 9, SENTENCES)
+    loss = gg.losses.cross_entropy(axis=-1, ignore_index=9)
+    step = gg.build(model(FOUND.shape[1:]), loss, gg.optim.sgd(0.0), metrics=["edit_distance", "wer(space=2)"])
+    found = gg.Trainer(step).evaluate({"x0": FOUND.astype(np.float32), "target": target}, 9)
+    pairs = [(f.argmax(-1)[t != 9], t[t != 9]) for f, t in zip(FOUND, target, strict=True)]
+    assert found["edit_distance"] == pytest.approx(np.mean([edits(a, b) for a, b in pairs]), rel=1e-6)
+    of_words = [(edits(words(a), words(b)), len(words(b))) for a, b in pairs]
+    assert found["wer"] == pytest.approx(np.divide(*np.sum(of_words, axis=0)), rel=1e-6)
+
+
 @pytest.mark.parametrize("time", [3])
 def test_tokens_with_padding(time: int) -> None:
     x, target = RNG.normal(size=(N, time, C)).astype(np.float32), RNG.integers(0, C, (N, time))
@@ -396,6 +488,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"metrics": {"m": lambda out, batch: 1}}, "returned 1; return a scalar"),
     "a vector": ({"metrics": {"m": lambda out, batch: out["y0"]}}, "returned no scalar"),
     "another output": ({"metrics": {"y1": "f1"}}, "no loss compares 'y1'"),
+    "no sequences": ({"loss": "cross_entropy", "metrics": "cer"}, r"give class numbers \[rows, times\]"),
     "labels of numbers": ({"loss": "mse", "metrics": "f1"}, "needs a loss on class numbers"),
     "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "say which output it is of"),
     "beside a function": ({"loss": lambda out, batch: out["y0"].mean(), "metrics": "mae"}, "write it as a function"),

@@ -16,13 +16,14 @@ from gradgraph.building.outputs import output_of
 from gradgraph.building.terms import Term
 from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.frontend import reductions
-from gradgraph.frontend.metric_sums import METRICS, Metric, Sums
+from gradgraph.frontend.metric_sums import Metric, Sums
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.reductions import argmax
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, op, tensor, tracing, wrap
 from gradgraph.graph.builder import Builder
+from gradgraph.metrics import METRICS
 from gradgraph.rivals.objects import library_of
 
 Given = Any  # a name, a Metric, a function, a list of them, or a dict
@@ -187,6 +188,10 @@ def _compared(
     fed = {v.name: v for v in graph.inputs}
     prediction = wrap(builder.wrap(output_of(graph, term.outputs[0])))
     target = wrap(builder.wrap(fed[term.targets[0].name]))
+    if metric.reads == "sequences" and term.loss.spelt:
+        read = [wrap(builder.wrap(output_of(graph, name))) for name in term.outputs]
+        read += [wrap(builder.wrap(fed[one.name])) for one in term.targets]
+        prediction, target = term.loss.spelt(*read, **term.loss.arguments)
     if term.loss.middle and not metric.ranks:
         prediction = prediction - term.loss.middle  # metrics look at the side of 0
     metric.check_fits(term.loss)

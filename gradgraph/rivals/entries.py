@@ -37,6 +37,8 @@ METRICS = {
     "precision_score": "precision", "recall_score": "recall", "r2_score": "r2",
     "sparse_top_k_categorical_accuracy": "top_k", "top_k_categorical_accuracy": "top_k",
     "top_k_accuracy_score": "top_k",
+    "char_error_rate": "cer", "character_error_rate": "cer", "label_error_rate": "cer", "word_error_rate": "wer",
+    "levenshtein": "edit_distance", "editdistance": "edit_distance", "edit_distance_score": "edit_distance",
 }  # fmt: skip
 OPTIMIZERS = {
     "adam_w": "adamw", "adamw_torch": "adamw", "adamw_hf": "adamw", "adamw_torch_fused": "adamw",
