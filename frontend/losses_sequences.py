@@ -128,7 +128,7 @@ def _spelt(
     batch_first: bool,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The labels of the best class at each time, repeats once and blanks left out, and those that are true; −1: none."""
+    """The labels of the best classes, repeats once and blanks left out, and those that are true; −1: none."""
     classes = op.ArgMax(scores, axis=2, keepdims=0)
     classes = classes if batch_first else classes.transpose(0, 1)
     before = cat([full((classes.shape[0], 1), -1, "int64"), classes[:, :-1]], 1)

@@ -137,7 +137,7 @@ _FACTORS, _PRIME = np.array([[1_000_003], [69_069]]), 2**31 - 1
 
 def _words(letters: Row, space: int) -> Row:
     """The words of each row, as a number for each that differs: its letters as digits to two bases, modulo a prime."""
-    rows, most = letters.labels.shape
+    rows = letters.labels.shape[0]
     inside = logical_and(letters.labels != space, letters.labels >= 0)
     builder = letters.labels.traced.op
 

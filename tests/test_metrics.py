@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -324,7 +325,7 @@ def spelt(text: str) -> list[int]:
 
 def frames(labels: list[int]) -> list[int]:
     """A path of CTC that spells them: some twice, and a blank (0) between two that are equal."""
-    between = [[0] * (a == b or i % 3 == 0) for i, (a, b) in enumerate(zip(labels, labels[1:], strict=False))]
+    between = [[0] * (a == b or i % 3 == 0) for i, (a, b) in enumerate(itertools.pairwise(labels))]
     repeated = [[label] * (1 + i % 2) for i, label in enumerate(labels)]
     return [x for pair in zip(repeated, [*between, []], strict=False) for part in pair for x in part]
 
@@ -347,8 +348,8 @@ def test_error_rates_of_what_ctc_spells(first: bool, rows: slice, wanted: tuple[
     found = np.eye(6)[rows_of(paths, 4)]  # behind their ends: labels
     shape = (found.shape[1], 6)
     step = gg.build(
-        by_time(shape) if not first else model(shape), gg.losses.ctc(batch_first=first), gg.optim.sgd(0.0), mask=["batch"],
-        metrics=["edit_distance", "cer", "wer(space=1)"],
+        by_time(shape) if not first else model(shape), gg.losses.ctc(batch_first=first), gg.optim.sgd(0.0),
+        mask=["batch"], metrics=["edit_distance", "cer", "wer(space=1)"],
     )  # fmt: skip
     step.save(tmp_path / "step")
     feeds = {
