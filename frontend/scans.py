@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.frontend.dims import Extent
 from gradgraph.frontend.trace import current, wrap
-from gradgraph.graph.builder import Var
+from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.shapes import record_shape
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ def scanned(
     for output, shape in zip(body.outputs, shapes, strict=True):
         record_shape(output, tuple(_words(shape)))
     given = [tensor.traced for tensor in (*states, *along)]
-    count = len(shapes)
-    found = current().builder.Scan(*given, outputs=count, body=body, num_scan_inputs=len(along))
-    results = [found] if count == 1 else list(found)
+    results = all_of(current().builder.Scan(*given, outputs=len(shapes), body=body, num_scan_inputs=len(along)))
     for i, (result, shape) in enumerate(zip(results, shapes, strict=True)):
         result.value.type = ir.TensorType((states[i] if i < len(states) else states[0]).dtype)
         current().record(result, shape if i < len(states) else (along[0].shape[0], *shape))
