@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gradgraph.cli.choices import PATH, Suggested
 from gradgraph.cli.key_values import arguments
@@ -62,8 +63,12 @@ READING = (
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """``a,b``: the names of columns; one that has a comma is given by itself."""
-    return tuple(given) if len(given) > 1 else tuple(name for text in given for name in text.split(",") if name)
+    """``a,b``: the names of columns; one that has a comma stands in quotes, as in a .csv, or beside another option."""
+    if len(given) != 1 or ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
+        return tuple(given)  # a recipe lists them
+    from gradgraph.files.untrusted.documents import csv_head
+
+    return tuple(name for name in csv_head(given[0].encode())[0] if name)
 
 
 TARGET = placed(
@@ -72,7 +77,8 @@ TARGET = placed(
     multiple=True,
     callback=_columns,
     metavar="COLUMN,…",
-    help="The column of a table that is learnt, or several; repeatable. By default that of the target's name.",
+    help="The column of a table that is learnt, or several; repeatable. A name that has a comma stands in quotes, as "
+    "in a .csv. By default that of the target's name.",
 )
 
 

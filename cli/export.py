@@ -181,11 +181,22 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
     if export.quantize:
         from gradgraph.surgery import quantize
 
-        small = quantize(model, export.calibration)
+        small = quantize(model, _samples(export, model))
         model = small.result
         facts |= {"quantized": str(small), "nodes": len(model.graph.node), "samples": small.samples,
                   "quantized_outputs": {name: vars(one) for name, one in small.outputs.items()}}  # fmt: skip
     return model, facts
+
+
+def _samples(export: _Export, model: onnx.ModelProto) -> Any:
+    """The samples by which the model is quantised, as its data are read."""
+    from gradgraph.cli.data import Reading
+    from gradgraph.step.data_names import DataNames
+
+    if export.calibration is None:
+        return None
+    names = DataNames.read_from({p.key: p.value for p in model.metadata_props})
+    return Reading(model=export.step).data(export.calibration, names)
 
 
 def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Calibration]:
@@ -200,7 +211,7 @@ def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProt
     held_out = Reading(model=export.step).data(export.calibrate, trainer.names)
     output = export.outputs[0] if export.outputs else None
     found = calibrate(trainer, held_out, output=output, averaged=not export.not_averaged)
-    return with_temperature(model, found.temperature, output), found
+    return with_temperature(model, found.temperature), found  # its first output is the one that was asked for
 
 
 def _onnx(export: _Export) -> dict[str, Any]:

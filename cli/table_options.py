@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """``zip=category``, or a JSON object with the arguments of a kind."""
+    """``zip=category``, or a JSON object with the arguments of a kind; a name may have ``=`` in it."""
     found = {}
     for text in given:
-        name, equals, kind = text.partition("=")
-        if not (name and equals and kind):
+        parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)
+        if parts is None:
             raise click.BadParameter(f"'{shown(text)}' should be NAME=KIND, such as zip=category", ctx, parameter)
-        found[name] = value_of(kind)
+        found[parts[1]] = value_of(parts[2])
     return found
 
 
@@ -76,14 +77,22 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
 
 
 def starting_model(
-    name: str, data: Path, target: Sequence[str], kinds: Mapping[str, Any]
+    name: str, data: Path, target: Sequence[str], kinds: Mapping[str, Any], begun: Path | None
 ) -> tuple[onnx.ModelProto, Any]:
-    """A model to begin with for the table in a file, and its loss."""
+    """A model to begin with for the table in a file, and its loss.
+
+    Args:
+        name: of the model.
+        data, target, kinds: as for :func:`learnt`.
+        begun: the step of a run that goes on, whose columns are those of the model.
+    """
+    from gradgraph.step.step import Step
     from gradgraph.tables import INDEXED, MODELS, loss
 
     if not target:
         raise click.UsageError(f"--model {name} predicts a column of the table; name it with --target COLUMN")
-    plan = learnt(data, target, kinds, name in INDEXED)
+    known = None if begun is None else Step.load(begun).manifest.data.preprocess
+    plan = known or learnt(data, target, kinds, name in INDEXED)
     return MODELS[name](plan), loss(plan)
 
 

@@ -263,17 +263,16 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     if run.matmul_precision != "highest" and not run.native_kernels:
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
     begun = out if model is None and run.resume and out is not None and out.is_dir() else None
-    read = model or begun
-    is_step = read is not None and read.is_dir()
-    named_model = read or run.start
+    is_step = model is not None and model.is_dir()
+    named_model = model or begun or run.start
     output.say(f"{'opening' if is_step else 'building a step from'} {named_model}, to train on {run.data} …")
     run = replace(run, data=ctx.with_resource(from_stdin(run.data)))
     team.from_first(lambda: run.check_outputs(model))
     rate = run.lr if is_step else recipe.rate(run.total_steps)
-    if read is None:
-        step = recipe.build(*starting_model(run.start or "", run.data, run.target, run.column), rate=rate)
+    if model is None:
+        step = recipe.build(*starting_model(run.start or "", run.data, run.target, run.column, begun), rate=rate)
     else:
-        step = _load_step(ctx, read, begun is not None) if is_step else recipe.build(read, rate=rate)
+        step = _load_step(ctx, model) if is_step else recipe.build(model, rate=rate)
     if shared is not None:
         step = step.apart()  # so that the folder of the step can train in many processes, too
     for line in step.taken:
@@ -343,7 +342,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     if folder is not None:
         folder.show_mistakes(trainer, held_out)
         folder.finish(trainer, history)
-    _report(trainer, history, run, read if is_step else out, as_json)
+    _report(trainer, history, run, model if is_step else out, as_json)
 
 
 def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -> RunFolder | None:
@@ -470,11 +469,11 @@ class Run:
         }
 
 
-def _load_step(ctx: click.Context, folder: Path, is_begun: bool = False) -> Step:
+def _load_step(ctx: click.Context, folder: Path) -> Step:
     from gradgraph.step.step import Step
 
     foreign = typed_by_user(ctx, (*BUILDING, "out"))
-    if foreign and not is_begun:
+    if foreign:
         raise click.UsageError(
             f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx
         )

@@ -100,7 +100,10 @@ def calibrate(
     if name not in m.outputs:
         raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
     exported = trainer.export(averaged=averaged)
-    found = probabilities(output_of(load_model(exported).graph, name))
+    plain = load_model(trainer.export(averaged=averaged, preprocess=False)).graph
+    end = output_of(plain, name)
+    served = exported.graph.output[list(plain.outputs).index(end)].name  # another one where a column has that name
+    found = probabilities(end)
     rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
     logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     if not weights.sum() > 0:
@@ -111,7 +114,7 @@ def calibrate(
     temperature = scores.best()
     return Calibration(temperature, (scores.nll(1.0), scores.nll(temperature)),
                        (scores.ece(1.0), scores.ece(temperature)), len(scores.hits),
-                       with_temperature(exported, temperature, name))  # fmt: skip
+                       with_temperature(exported, temperature, served))  # fmt: skip
 
 
 def _fits(target: TargetSpec, loss: str) -> bool:

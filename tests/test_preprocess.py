@@ -240,6 +240,30 @@ def test_columns_of_the_names_of_a_model_are_its_inputs_nevertheless(tmp_path: P
     np.testing.assert_allclose(found, trainer.predict(frame), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "called", ["preprocess/x", "logits", "class", "probabilities", "a,b", " ", "rows", "temperature"]
+)
+def test_a_column_may_have_any_name(called: str, tmp_path: Path) -> None:
+    """Also that of an output, or of what stands in front of the model: exported, calibrated and read again."""
+    from gradgraph.export.temperature import calibrate
+
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({called: rng.choice(["a", "b"], ROWS), "n": rng.normal(size=ROWS), "y": ["no", "yes"] * 30})
+    plan = fit(frame, "y")
+    trainer = gg.Trainer(gg.build(gg.tables.mlp(plan, [4]), gg.tables.loss(plan)), device="cpu")
+    trainer.fit(frame, progress=False)
+    trainer.export(tmp_path / "t.onnx")
+    expected = trainer.predict(frame)
+    found = ort.InferenceSession(tmp_path / "t.onnx").run(None, plan.feeds(frame))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+    again = gg.Trainer(gg.build(tmp_path / "t.onnx"), device="cpu")
+    np.testing.assert_allclose(again.predict(frame), expected, rtol=1e-5, atol=1e-6)
+    told = calibrate(trainer, frame)
+    divided = ort.InferenceSession(told.model.SerializeToString()).run(None, plan.feeds(frame))
+    np.testing.assert_allclose(divided[0], expected / told.temperature, rtol=1e-5, atol=1e-6)
+    assert divided[1].tolist() == found[1].tolist()
+
+
 def _plan() -> tuple[Preprocessing, Any]:
     frame = pd.DataFrame({"age": np.arange(20.0), "town": ["Ulm", "Bonn"] * 10, "y": np.arange(20) * 0.5})
     return fit(frame, "y"), frame

@@ -73,7 +73,7 @@ def cut_off(model: ir.Model, plan: Plan) -> None:
     outputs = [v for v in graph.outputs if not _is_ours(v)]
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    made = {v.name: v for node in graph for v in node.outputs}
+    made = {node.name: node.outputs[0] for node in graph}
     kept = [v for v in graph.inputs if v.name not in plan.read]
     graph.inputs.clear()
     for name, own in plan.features.items():
@@ -91,7 +91,8 @@ def _written(
     plan: Plan, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
 ) -> dict[str, ir.Value]:
     """Let ``graph`` take the columns, and write the nodes that make the arrays, which are returned by name."""
-    op = Builder([*_names(graph), *plan.read], scope=SCOPE)
+    ends = {name: f"{SCOPE}/{name}" for name in plan.features}
+    op = Builder([*_names(graph), *plan.read, *ends.values()], scope=SCOPE)
     made: dict[str, list[Var]] = {}
     for name, kind in plan.read.items():
         dtype = ir.DataType.STRING if kind.takes_text else ir.DataType.DOUBLE
@@ -99,9 +100,11 @@ def _written(
         graph.inputs.append(column)
         of = plan.indices if kind.is_index else plan.numbers
         made.setdefault(of, []).append(kind.write(op, Var(op, column)))
-    whole = {name: op.Concat(*made[name], axis=1, name=f"{SCOPE}/{name}").value for name in plan.features}
+    whole = {name: op.Concat(*made[name], axis=1).value for name in plan.features}
     for name, own in plan.features.items():
         whole[name].shape = ir.Shape([rows, len(own)])
+        if (node := whole[name].producer()) is not None:
+            node.name = ends[name]  # by which it is found again
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
     op.finish(graph, before)
     return whole

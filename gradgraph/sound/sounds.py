@@ -20,7 +20,7 @@ from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.image_labels import Labels, number_of
 from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table
+from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
@@ -158,7 +158,7 @@ class Sounds(Loadable):
                 remedy="sort the files into a folder for each class, or say which column has them: label='…'",
                 shell="sort the files into a folder for each class, or say which column has them with --target",
             )
-        return found, self._columns[found]
+        return found, self._columns[found].like(known.classes.get(target))
 
     def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
         """The samples of a sound: float32 [length]."""
@@ -377,7 +377,8 @@ def table(
     paths = column_of(read, of_paths).tolist()
     if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
         raise DataError(f"the column '{shown(of_paths)}' of {where} names no file in row {odd}; give the path of one")
-    columns = {name: _labels_in(read, name, where) for name in names if name != of_paths}
+    written = written_in(frame)
+    columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
     known = {name: labels for name, labels in columns.items() if labels is not None}
     if label is not None and label not in known:
         raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or leave out those rows")
@@ -385,9 +386,10 @@ def table(
     return Sounds(where, files, known, label, SoundForm(rate, seconds), augment, _threads(threads))
 
 
-def _labels_in(table: Any, column: str, where: str) -> Labels | None:
+def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
     """A column as labels; None where some are missing."""
     values = column_of(table, column)
     if any(value is None or value != value for value in values.tolist()):
         return None
-    return Labels.of(values, f"the column '{shown(column)}' of {where}")
+    own = None if written is None else column_of(written, column)
+    return Labels.of(values, f"the column '{shown(column)}' of {where}", own)

@@ -18,15 +18,21 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gradgraph.arguments import WHOLE, Kind, checked
+from gradgraph.arguments import WHOLE, Kind, checked, described
 from gradgraph.errors import DataError, ModelError, RuntimeUnavailableError, listed, shown
 from gradgraph.export import Compared, compared, drawn
-from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.passes.stored_integers import store_integers
+from gradgraph.preprocess.column_nodes import cut_off
+from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.in_order import in_order
-from gradgraph.runtime.data.sources import common_length, row_count
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.sources import common_length, read_data, row_count
+from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
+from gradgraph.runtime.execution.served import serve
+from gradgraph.step.data_names import DataNames
 from gradgraph.surgery.quantised_training import qat
 
 __all__ = ["Quantized", "quantize"]
@@ -68,9 +74,9 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
 
     Args:
         model: an inference model: its path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        calibration: some hundred samples, a path as ``gradgraph predict --data`` takes it or a dict of arrays by input:
-            the ranges of all that is computed are theirs. Without, weights alone become integers, and everything is
-            computed in float32.
+        calibration: some hundred samples, whose ranges are taken for all that is computed: the path of arrays, a table
+            or images, a dataset such as ``gradgraph.image_folder``, a table, or a dict of arrays by input. Without,
+            weights alone become integers, and everything is computed in float32.
         batch_size: samples per run; a model that is fixed to a number of samples has its own.
 
     Returns:
@@ -84,6 +90,10 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
     given = load_model(model)
+    whole, outputs = to_proto(given), len(given.graph.outputs)
+    plan = DataNames.read_from(given.metadata_props).preprocess
+    if plan is not None:  # integers come behind the columns, and these in front again
+        cut_off(given, plan)
     before = to_proto(given)
     plain = Predictor(given, device="cpu")
     size = plain.fixed_rows or batch_size
@@ -91,23 +101,33 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         result = qat(before, weights="int8", activations=None)
         assert isinstance(result, onnx.ModelProto)
         store_integers(result)
-        feeds, samples = drawn(given, plain), 0
+        rng, samples = np.random.default_rng(0), 0
+        feeds = drawn(given, plain) if plan is None else plan.arrays(plan.drawn(rng, plain.fixed_rows or 8))
         batches: list[Batch] = [] if feeds is None else [feeds]
     else:
         samples, batches = _read(calibration, plain, size)
         plain(batches[0])  # says in our words what does not fit
         result = _calibrated(before, batches)
-    found = compared(plain, Predictor(load_model(result), plain.outputs, device="cpu"), batches)
-    return Quantized(result, samples, before.ByteSize(), result.ByteSize(), found)
+    small = load_model(result)
+    found = compared(plain, Predictor(small, plain.outputs, device="cpu"), batches)
+    if whole.graph.input != before.graph.input:
+        serve(small, plain.names, own_outputs=outputs > len(given.graph.outputs))
+        result = to_proto(small)
+    return Quantized(result, samples, whole.ByteSize(), result.ByteSize(), found)
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
     """How many samples there are, and batches of ``size`` of what the model takes."""
-    if not isinstance(data, Mapping):
+    data, plan = read_data(data, predictor.names), predictor.names.preprocess
+    if isinstance(data, Loadable):
         with in_order(data, predictor.specs, (), predictor.names) as source:
             return source.rows, [
                 filled(batch, size if predictor.fixed_rows else 0)[0] for batch in source.batches(size)
             ]
+    if is_table(data) or (isinstance(data, Mapping) and plan is not None and plan.read.keys() <= data.keys()):
+        data, _ = columns_of(data, predictor.specs, predictor.names)
+    if not isinstance(data, Mapping):
+        raise DataError(f"{described(data)} is no calibration data; give a path, a table, or a dict of arrays by input")
     if missing := [name for name in predictor.specs if name not in data]:
         raise DataError(f"the calibration data have no {listed(missing)}, which the model takes")
     arrays = {name: np.asarray(data[name]) for name in predictor.specs}
@@ -137,11 +157,10 @@ def _calibrated(model: onnx.ModelProto, batches: list[Batch]) -> onnx.ModelProto
             return dict(found) if (found := next(self._batches, None)) is not None else None
 
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder, _quiet():
-        prepared, written = Path(folder, "prepared.onnx"), Path(folder, "integers.onnx")
+        plain, prepared, written = (Path(folder, f"{name}.onnx") for name in ("plain", "prepared", "integers"))
         try:
-            own = onnx.ModelProto()  # for it moves the weights of what it is given into a file
-            own.CopyFrom(model)
-            quant_pre_process(own, prepared, skip_symbolic_shape=True)
+            save_model(model, plain)  # of a model in memory it moves all constants into a file, and does not find them
+            quant_pre_process(plain, prepared, skip_symbolic_shape=True)
             quantize_static(prepared, written, Reader(), per_channel=True)
         except Exception as error:  # it raises whatever it meets
             raise ModelError(f"onnxruntime's quantiser refuses the model: {shown(error)}") from None

@@ -194,3 +194,23 @@ def test_a_model_of_others_takes_columns_of_text_by_name(tmp_path: Path, cli: Cl
     (tmp_path / "t.csv").write_text("word,size\nb,1\nc,2\na,3\n")
     cli("predict", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "t.csv"), "-o", str(tmp_path / "y.csv"))
     assert (tmp_path / "y.csv").read_text().split() == ["y", "21.0", "1.0", "13.0"]
+
+
+def test_a_run_that_goes_on_for_longer_has_the_schedule_of_all_its_epochs(cli: Cli, tables: Any) -> None:
+    """And not that of the epochs that it began with, whose rate is 0 by then."""
+    words = [*_train("price"), "--batch-size", "20", "--schedule", "cosine", "--lr", "1e-2", "--run", str(RUN)]
+    ok(cli, *words, "--epochs", "2")
+    ok(cli, *words, "--epochs", "4", "--resume")
+    rates = pd.read_csv(RUN / "history.csv").learning_rate
+    assert rates.iloc[2] > 2e-3 > 1e-3 > rates.iloc[3] > 0
+
+
+@pytest.mark.parametrize("name", ["a,b", "a=b", "a,b=c", "{a}", "a b", "a=", "=a", 'say "x"'])
+def test_columns_of_any_name_are_typed(name: str, cli: Cli, tables: Any) -> None:
+    tables.rename(columns={"price": name}).to_csv("train.csv", index=False)
+    typed = f'"{name}"' if "," in name else name
+    column = ["--column", f"{name}=number", "--column", 'town={"kind": "category", "min_count": 1}']
+    words = ["train", "--model", "mlp", "--data", "train.csv", "--target", typed, *column, "--epochs", "1"]
+    ok(cli, *words, "--run", str(RUN))
+    ok(cli, "train", str(RUN), "--resume", "--epochs", "2")  # from the recipe
+    ok(cli, "evaluate", str(RUN), "--data", "train.csv")

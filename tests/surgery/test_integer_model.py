@@ -103,3 +103,42 @@ def test_a_model_without_layers_is_refused() -> None:
     model = frontend.export(nn.ReLU(), {"x": ("batch", 3)})
     with pytest.raises((BuildError, gg.GradgraphError), match="weight"):
         gg.quantize(model)
+
+
+@pytest.mark.parametrize("how", ["a frame", "a file", "a dict", "weights alone"])
+@pytest.mark.parametrize("name", ["mlp", "ft_transformer"])
+def test_models_that_take_the_columns_of_tables_still_do(name: str, how: str, tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"word": rng.choice(["a", "b"], 40), "n": rng.normal(size=40)})
+    labelled = frame.assign(t=rng.choice(["x", "y"], 40))
+    plan = gg.preprocess.fit(labelled, "t", index=name == "ft_transformer")
+    model = getattr(gg.tables, name)(plan)
+    trainer = gg.Trainer(gg.build(model, gg.tables.loss(plan)), device="cpu")
+    trainer.fit(labelled, progress=False)
+    exact = trainer.export(tmp_path / "t.onnx")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data: dict[str, Any] = {"a frame": frame, "a file": tmp_path / "t.csv", "weights alone": None}
+    small = gg.quantize(tmp_path / "t.onnx", data.get(how, dict(frame)))
+    assert [v.name for v in small.result.graph.input] == ["word", "n"]
+    assert [v.name for v in small.result.graph.output] == ["logits", "class", "probabilities"]
+    feeds = plan.feeds(frame)
+    off = np.abs(run(small.result, feeds)["logits"] - run(exact, feeds)["logits"]).max()
+    assert 0 < off <= small.outputs["logits"].largest * (4 if how == "weights alone" else 1.001)
+
+
+def test_images_calibrate(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 255, (8, 8, 3), np.uint8)
+        image.fromarray(pixels).save(tmp_path / "photos" / "cat" / f"{i}.png")
+    layers = (nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6 * 36, 5))
+    model = frontend.export(nn.Sequential(*layers), {"x": ("batch", 3, 8, 8)})
+    for data in (tmp_path / "photos", gg.image_folder(tmp_path / "photos")):
+        assert gg.quantize(model, data).samples == 3
+
+
+def test_what_is_no_calibration_data_is_said() -> None:
+    with pytest.raises(DataError, match="no calibration data; give a path"):
+        gg.quantize(rows("batch"), [1, 2, 3])

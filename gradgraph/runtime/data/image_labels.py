@@ -25,19 +25,26 @@ class Labels:
         where: that they come from, in messages.
         numbers: one for each image; where classes have names, the place of its class among these.
         classes: the names; empty where there are none.
+        written: the text of each, where they are numbers that a file without types may have meant as names.
     """
 
-    def __init__(self, where: str, numbers: Array, classes: Sequence[str] = ()) -> None:
-        self.where, self.numbers, self.classes = where, numbers, list(classes)
+    def __init__(self, where: str, numbers: Array, classes: Sequence[str] = (), written: Array | None = None) -> None:
+        self.where, self.numbers, self.classes, self.written = where, numbers, list(classes), written
         self._told = False  # which classes it lacks
 
     @classmethod
-    def of(cls, values: Array, where: str) -> Labels:
+    def of(cls, values: Array, where: str, written: Array | None = None) -> Labels:
         """Labels of a column: numbers as they are, texts as names of classes, which are sorted."""
         if values.dtype.kind in "biuf":
-            return cls(where, values.astype(np.int64) if values.dtype.kind == "b" else values)
+            return cls(where, values.astype(np.int64) if values.dtype.kind == "b" else values, written=written)
         classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
         return cls(where, numbers.astype(np.int64), classes.tolist())
+
+    def like(self, known: Sequence[str] | None) -> Labels:
+        """These labels, as names where the model knows all of them as such: a file may lack all other names."""
+        if self.classes or known is None or self.written is None or not set(self.written.tolist()) <= set(known):
+            return self
+        return Labels.of(self.written, self.where)
 
     def names_for(self, spec: TensorSpec, known: Sequence[str] | None) -> Sequence[str]:
         """The names of all classes of a target: those that are known, or else those that are here.

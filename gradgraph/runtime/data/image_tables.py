@@ -14,7 +14,7 @@ from gradgraph.runtime.data.batch import LABELS
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of
 from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
-from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table
+from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
 from gradgraph.step.data_names import DataNames
 
 
@@ -29,7 +29,7 @@ class ImageTable(Images):
 
     def __init__(
         self, table: Any, where: str, path: str, label: str | None, root: Path, form: ImageForm, augment: Augment,
-        threads: int,
+        threads: int, written: Any = None,
     ) -> None:  # fmt: skip
         values = column_of(table, path)
         odd = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value), None)
@@ -38,7 +38,7 @@ class ImageTable(Images):
         others = {name: column_of(table, name) for name in columns_in(table) if name != path}
         if label is not None and label not in others:
             raise DataError(f"{where} has no column '{shown(label)}'{suggestion(label, others)}")
-        self._others, self._label = others, label
+        self._others, self._label, self._written = others, label, written
         super().__init__(where, [root / value for value in values], None, form, augment, threads)
         column = self._column("", {})
         self.labelled = None if column is None else self._labels_in(column)
@@ -52,7 +52,7 @@ class ImageTable(Images):
                 remedy="say it: image_table(table, label='…')",
                 shell="say it with --target",
             )
-        return self._labels_in(column), {target: [column]}
+        return self._labels_in(column).like(known.classes.get(target)), {target: [column]}
 
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
         """The column of labels: the one that was given, that of training, of the target's name, or the only one."""
@@ -70,7 +70,7 @@ class ImageTable(Images):
             raise DataError(f"the column '{shown(column)}' of {self.where} lacks {missing} of {len(values)} labels; "
                             "fill in or leave out those rows")  # fmt: skip
         where = f"the column '{shown(column)}' of {self.where}"
-        return Labels.of(values, where)
+        return Labels.of(values, where, None if self._written is None else column_of(self._written, column))
 
 
 def is_image_table(path: Path) -> bool:
@@ -147,5 +147,5 @@ def image_table(
             shell="give it one column of paths",
         )
     form = form_of(size, mean, std, layout, shorter, resample)
-    begins = folder if root is None else Path(root)
-    return ImageTable(read, where, column, label, begins, form, augment, threads or min(8, os.cpu_count() or 1))
+    begins, workers = folder if root is None else Path(root), threads or min(8, os.cpu_count() or 1)
+    return ImageTable(read, where, column, label, begins, form, augment, workers, written_in(table))

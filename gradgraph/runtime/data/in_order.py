@@ -101,7 +101,7 @@ class InOrder:
         with contextlib.ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._open.close)
             if is_table_file(self.path):
-                table = read_table(self.path)
+                table = read_table(self.path, known=known)
                 arrays, _ = columns_of(table, wanted, known, unread)
                 found = {name: _sliced(array) for name, array in arrays.items()}
                 self.others = [name for name in columns_in(table) if name in unread]

@@ -288,21 +288,21 @@ class Stream:
         return (self._declared.numbered(self._checker.named(batch)) for batch in batches)
 
 
-def read_file(path: str | os.PathLike[str]) -> Any:
-    """The table, the images, the samples of shards or the arrays in a file or folder."""
+def read_file(path: str | os.PathLike[str], known: DataNames = NO_NAMES) -> Any:
+    """The table, the images, the samples of shards or the arrays in a file or folder; ``known`` is as for a table."""
     if is_image_table(Path(path)):
         return image_table(path)
     if is_shards(Path(path)):
         return shards(path)
     if is_image_folder(Path(path)):
         return image_folder(path)
-    return read_table(Path(path)) if is_table_file(Path(path)) else load_arrays(path)
+    return read_table(Path(path), known=known) if is_table_file(Path(path)) else load_arrays(path)
 
 
-def read_data(data: Any) -> Any:
+def read_data(data: Any, known: DataNames = NO_NAMES) -> Any:
     """The data at a path, and the images that a table names; any other data as they are."""
     if isinstance(data, str | os.PathLike):
-        return read_file(data)
+        return read_file(data, known)
     return image_table(data) if is_table(data) and column_of_images(data) is not None else data
 
 
@@ -335,7 +335,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
         return data if same else Samples(data.dataset, checker, order, known)
     if isinstance(data, Stream):
         return data
-    data = read_data(data)
+    data = read_data(data, known)
     if is_table(data) or isinstance(data, Mapping | tuple | np.ndarray):
         arrays, names = checker.arrays_by_name(data, known)
         return Columns(arrays, checker, order, names)

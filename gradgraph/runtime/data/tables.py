@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,14 @@ _AS_TEXT: dict[str, dict[str, Any]] = {
     "pandas": {"dtype": str, "keep_default_na": False},
     "polars": {"infer_schema": False},  # empty cells are null there
 }
+_IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that a cell is what it is, whatever stands in others
+    "pandas": {
+        ".csv": {"low_memory": False},
+        ".tsv": {"low_memory": False},
+        ".jsonl": {"lines": True, "dtype": False, "convert_axes": False},
+    },
+    "polars": {".tsv": {"separator": "\t"}},
+}
 _MANY_COLUMNS = 10_000
 _LOOKED_AT = 1000  # columns, to say which hold text
 _HEAD = 1 << 16  # bytes of a file whose first row is looked at
@@ -47,25 +56,46 @@ def is_table_file(path: Path) -> bool:
     return path.suffix.lower() in _READERS and len(path.name) < 255 and path.is_file()
 
 
-def read_table(path: Path, as_text: bool = False) -> Any:
+def read_table(path: Path, as_text: bool = False, known: DataNames = NO_NAMES) -> Any:
     """The table in a file, read by pandas, or by polars where that is not installed; raises DataError.
 
     Args:
         as_text: take every cell of a ``.csv`` or ``.tsv`` as text: "NA" is a word there, too.
+        known: columns that these names know as text stay text where a file happens to hold numbers alone: "01" is no 1.
     """
     suffix = path.suffix.lower()
-    if suffix in SEPARATORS:
-        _check_header(path, SEPARATORS[suffix])
+    if suffix not in SEPARATORS:
+        return _read_by_library(path, {})
+    _check_header(path, SEPARATORS[suffix])
+    if as_text:
+        return _read_by_library(path, _AS_TEXT)
+    texts = _known_texts(known)
+    while texts:
+        table = _read_by_library(path, _texts_alone(texts))
+        frame = Frame(table)
+        numbers = [n for n, classes in texts.items() if classes and n in frame and not _are_named(frame[n], classes)]
+        if not numbers:
+            return table
+        texts = {name: classes for name, classes in texts.items() if name not in numbers}
+    return _read_by_library(path, {})
+
+
+def written_in(table: Any) -> Any:
+    """The table at the path of a ``.csv`` or ``.tsv``, with every cell as the text that it is; None of any other."""
+    is_path = isinstance(table, str | os.PathLike)
+    return read_table(Path(table), as_text=True) if is_path and Path(table).suffix.lower() in SEPARATORS else None
+
+
+def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The table in a file, with ``more`` options by library."""
+    suffix = path.suffix.lower()
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
             read: Callable[..., Any] = getattr(importlib.import_module(library), name)
         except ImportError:
             continue
-        options: dict[str, Any] = {".tsv": {"separator": "\t"}}.get(suffix, {}) if library == "polars" else {}
-        options |= {"lines": True} if (library, suffix) == ("pandas", ".jsonl") else {}
-        options |= _AS_TEXT[library] if as_text and suffix in SEPARATORS else {}
         try:
-            return read(str(path), **options)
+            return read(str(path), **_IN_FULL[library].get(suffix, {}), **more.get(library, {}))
         except ImportError:  # pandas needs pyarrow for Parquet
             continue
         except Exception as error:  # of any class of these libraries
@@ -77,6 +107,31 @@ def read_table(path: Path, as_text: bool = False) -> Any:
         remedy=f"pip install 'onnx-gradgraph[tables]', or {ways['remedy']}",
         shell=f"pip install 'onnx-gradgraph[tables]', or {ways['shell']}",
     )
+
+
+def _known_texts(known: DataNames) -> dict[str, Sequence[str]]:
+    """The columns that are known as text; of those that name classes, these."""
+    plan = known.preprocess
+    texts: dict[str, Sequence[str]] = {}
+    for target, classes in known.classes.items():
+        texts |= dict.fromkeys(known.columns.get(target, [target])[:1], classes)
+    if plan is not None:
+        texts |= {name: learnt.classes for name, learnt in plan.targets.items() if learnt.classes}
+        texts |= {name: () for name, kind in plan.read.items() if kind.takes_text}
+    return texts
+
+
+def _texts_alone(names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The options by which these columns are read as text."""
+    return {
+        "pandas": {"dtype": dict.fromkeys(names, str)},
+        "polars": {"schema_overrides": dict.fromkeys(names, str)},
+    }
+
+
+def _are_named(values: Array, classes: Sequence[str]) -> bool:
+    """Whether nothing but names of ``classes`` stands there."""
+    return set(text_of(values).tolist()) <= set(classes)
 
 
 def _check_header(path: Path, separator: str) -> None:

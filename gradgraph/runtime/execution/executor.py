@@ -575,7 +575,7 @@ class Executor:
         if isinstance(x, Columns):
             check_same(x.names, self.names)
             x = x.arrays
-        x = read_data(x)
+        x = read_data(x, self.names)
         if is_table(x):
             return columns_of(x, read, self.names, self.checker.specs.keys() - read.keys())[0]
         if isinstance(x, Mapping):

@@ -58,7 +58,7 @@ class Rates:
         for name in given:
             if name not in self.defaults:
                 arguments = [] if function is None else inspect.signature(function).parameters
-                known = [*self.defaults, *(a for a in arguments if a not in ("self", "hyperparameters"))]
+                known = [*self.defaults, *(a for a in arguments if a not in ("self", "hyperparameters", name))]
                 raise UnknownNameError(
                     f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)"
                     f"{meant(name, known)}"
