@@ -103,7 +103,7 @@ class Buckets:
 
         Args:
             rows, counted: the samples of this rank, and the terms of a mean over them.
-            usual: the samples on all ranks: where there are as many, nothing is left to be done afterwards.
+            usual: the terms on all ranks: where there are as many, nothing is left to be done afterwards.
         """
         weight = float(self.weight) if self.weighs and rows else float(counted)
         for gradients, statistics in self._parts:

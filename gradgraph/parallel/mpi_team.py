@@ -48,7 +48,8 @@ class MpiTeam(Team):
         timeout, check_every: as for ``DataParallel``.
 
     Attributes:
-        usual: the samples of a batch on all ranks together, by which gradients are scaled before they are added up.
+        usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
+            are added up, and again only where the batch has others.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, check_every: int) -> None:
@@ -127,7 +128,7 @@ class MpiTeam(Team):
         for array in executor.state.seen().values():
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
         executor.stand_at(executor.state.read(), executor.progress)
-        self.usual = usual
+        self.usual = max(1, sum(self.gathered(usual)))
         self._asks = self._heard = (False, None)
 
     def check_same(self, state: State) -> None:

@@ -27,7 +27,7 @@ from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_o
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.data.batch import Array, Batch
-from gradgraph.runtime.data.glimpse import seen
+from gradgraph.runtime.data.glimpse import seen, usual_terms
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.executor import Executor
@@ -342,7 +342,7 @@ class Trainer(Exports):
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:
                     told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
-                    team.begin(executor, told, order.batch_size)
+                    team.begin(executor, told, usual_terms(source, executor.checker, order.size))
             arguments = (executor, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
             return fit(resume)

@@ -1,4 +1,4 @@
-"""A glimpse of data, by which processes see that they have the same."""
+"""A glimpse of data, by which processes see that they have the same, and what a batch mostly counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.sources import Columns, Samples, Source
 
 ROWS = 64  # that are looked at
@@ -25,3 +26,10 @@ def seen(source: Source | None) -> str:
         digest.update("\n".join(file.name for file in source.files).encode())
     rows = "batches" if source.rows is None else f"{source.rows} samples"
     return f"{rows}, {digest.hexdigest()[:12]}"
+
+
+def usual_terms(source: Source, checker: BatchChecker, batch_size: int) -> int:
+    """The number of terms that a mean over the share of a batch has, as the first one tells; else of its samples."""
+    if not isinstance(source, Columns):
+        return batch_size
+    return checker.counts(checker(dict(next(iter(source.batches(0))))))[1]

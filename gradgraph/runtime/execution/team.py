@@ -50,7 +50,7 @@ class Team:
         Args:
             executor: an ``Executor``.
             facts: by what a message calls them.
-            usual: the samples of a batch, on all together.
+            usual: the terms that a mean over this one's share of a batch mostly has.
         """
 
     def check_same(self, state: State) -> None:

@@ -1,0 +1,138 @@
+"""Two ranks with one thread each against one: samples a second, and what a step takes beyond computing and its message.
+
+    python -m benchmarks.parallel [resnet18 gpt] [--ranks 1 2] [--rounds 3] [--steps 10]
+
+Needs the extras ``bench`` and ``mpi``. Each rank has a batch of the workload's size, so two ranks do twice the work.
+Jobs of one and of more ranks take turns; medians over the rounds are printed. Only where the machine is quiet and has a
+core for each rank does the ratio say anything. ``computing`` is the time in onnxruntime, ``message`` the time until all
+have added up, the rest is ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gradgraph as gg
+from benchmarks.workloads import LEARNING_RATES, WORKLOADS
+
+ROOT = Path(__file__).parents[1]
+WARM = 3  # steps
+OPTIMIZER = "sgd"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["resnet18", "gpt"], choices=WORKLOADS)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        work(arguments.names[0], arguments.steps)
+        return
+    if importlib.util.find_spec("mpi4py") is None:
+        sys.exit("mpi4py is not installed; pip install -e '.[mpi]'")
+    print("| workload | ranks | samples/s | x one rank | ms a step | computing | message | ours |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in arguments.names:
+        prepare(name)
+        found: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in arguments.ranks}
+        for _ in range(arguments.rounds):
+            for ranks in arguments.ranks:
+                found[ranks].append(job(name, ranks, arguments.steps))
+        first = arguments.ranks[0]
+        base = statistics.median(each["step"] for each in found[first]) / first
+        for ranks in arguments.ranks:
+            middle = {part: statistics.median(each[part] for each in found[ranks]) for part in found[ranks][0]}
+            ours = middle["step"] - middle["computing"] - middle["message"]
+            samples = WORKLOADS[name].x.shape[0] * ranks / middle["step"]
+            print(f"| {WORKLOADS[name].title} | {ranks} | {samples:.1f} | {base * ranks / middle['step']:.2f} "
+                  f"| {middle['step'] * 1e3:.1f} | {middle['computing'] * 1e3:.1f} | {middle['message'] * 1e3:.1f} "
+                  f"| {ours * 1e3:.2f} ({ours / middle['step']:.1%}) |", flush=True)  # fmt: skip
+
+
+def folder_of(name: str) -> Path:
+    return ROOT / "build" / "benchmarks" / name
+
+
+def prepare(name: str) -> None:
+    if not (folder_of(name) / "model.onnx").exists():
+        subprocess.run([sys.executable, "-m", "benchmarks.prepare", name, str(folder_of(name))], check=True, cwd=ROOT)
+
+
+def job(name: str, ranks: int, steps: int) -> dict[str, float]:
+    """The seconds of a step, and of its parts, on the first rank."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m",
+               "benchmarks.parallel", name, "--job", "--steps", str(steps)]  # fmt: skip
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        sys.exit(ran.stderr)
+    found: dict[str, float] = json.loads(ran.stdout)
+    return found
+
+
+def work(name: str, steps: int) -> None:
+    """Time steps on one of the ranks; the first one prints medians as JSON."""
+    parallel = gg.DataParallel(check_every=0)
+    step = gg.build(
+        folder_of(name) / "model.onnx", WORKLOADS[name].loss, f"{OPTIMIZER}(lr={LEARNING_RATES[OPTIMIZER]})"
+    )
+    options = gg.RuntimeOptions(threads=1, spinning=False)
+    trainer = gg.Trainer(step, device="cpu", options=options, parallel=parallel)
+    batch = dict(np.load(folder_of(name) / "batch.npz"))
+    trainer.step(batch)
+    executor = trainer._executor
+    session: Any = executor.part.training.for_usual()
+    clock = Clock()
+    sessions = [session] if parallel.ranks == 1 else [session, session._gradient]
+    for each in sessions:
+        each.session.run_with_iobinding = clock.timed("computing", each.session.run_with_iobinding)
+    team: Any = executor.team
+    if parallel.ranks > 1:
+        team.usual = batch["target"].size * parallel.ranks  # as a fit finds it
+        team._wait = clock.timed("message", team._wait)
+    taken = []
+    for i in range(WARM + steps):
+        clock.seconds = {"computing": 0.0, "message": 0.0}
+        begin = time.perf_counter()
+        trainer.step(batch)
+        if i >= WARM:
+            taken.append({"step": time.perf_counter() - begin, **clock.seconds})
+    if parallel.is_first:
+        print(json.dumps({part: statistics.median(each[part] for each in taken) for part in taken[0]}))
+
+
+class Clock:
+    """Adds up the seconds that calls take."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+
+        return timed
+
+
+if __name__ == "__main__":
+    main()
