@@ -50,4 +50,9 @@ def test_texts_are_told_apart_as_well_as_by_hand(
         found = [row["class"] for row in csv.DictReader(file)]
     _, about = text_walk_by_hand.rows_of(tmp_path / "test.csv")
     assert sum(a == b for a, b in zip(found, about, strict=True)) / len(about) == pytest.approx(ours, abs=1e-6)
+
+
+def test_it_takes_fewer_lines() -> None:
     assert lines("text_walk.py") < lines("text_walk_by_hand.py") / 5
+    written = (HERE / "text_walk_with_transformers.py").read_text("utf-8").partition("# --- what a user writes")[2]
+    assert lines("text_walk.py") < sum(bool(line.strip()) for line in written.splitlines()) / 5

@@ -28,9 +28,9 @@ def padded(ids: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, mask
 
 
-def train(model: nn.Module, ids: list[list[int]], labels: torch.Tensor, epochs: int) -> None:
+def train(model: nn.Module, ids: list[list[int]], labels: torch.Tensor, epochs: int, seed: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     model.train()
     for _ in range(epochs):
         order = torch.randperm(len(ids), generator=generator).tolist()
@@ -52,14 +52,14 @@ def predicted(model: nn.Module, ids: list[list[int]]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def accuracy(folder: Path, epochs: int) -> float:
+def accuracy(folder: Path, epochs: int, seed: int = 0) -> float:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(text_network.LONGEST)
     texts, about = rows_of(folder / "train.csv")
     classes = sorted(set(about))
     labels = torch.tensor([classes.index(one) for one in about])
-    model = text_network.classifier()
-    train(model, encoded(tokenizer, texts), labels, epochs)
+    model = text_network.classifier(seed)
+    train(model, encoded(tokenizer, texts), labels, epochs, seed)
     texts, about = rows_of(folder / "test.csv")
     shares = predicted(model, encoded(tokenizer, texts))
     found = [classes[i] for i in shares.argmax(dim=1).tolist()]
