@@ -282,6 +282,42 @@ def test_large_products_are_written_and_read_factors_as_they_lie(library: native
     ) == [(native.DOMAIN, "MatMul")]
 
 
+TURNED = {  # a layer's input and the gradient of its output, the weight beside them
+    "Gemm": "y = Gemm <transA = 1> (x, d)",
+    "update": "y = Gemm <transA = 1, alpha = -0.5> (x, d, w)",
+    "FusedMatMul": "y = com.microsoft.FusedMatMul <transA = 1> (x, d)",
+    "MatMul": "t = Transpose <perm = [1, 0]> (x) y = MatMul (t, d)",
+}
+
+
+def turned(text: str, terms: int = 1024) -> list[tuple[str, str]]:
+    types = f"float[{terms}, 768] x, float[{terms}, 768] d, float[768, 768] w"
+    return lowered(f" g ({types}) => (float[768, 768] y) {{ {text} }}")
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_gradients_of_large_weights_are_written(library: native.Library, name: str) -> None:
+    """With tiles, all large products are; with others, those whose left factor onnxruntime turns again and again."""
+    assert turned(TURNED[name]) == [(native.DOMAIN, "MatMul")]
+    if not library.has_tiles:
+        assert native.DOMAIN not in dict(turned(TURNED[name], terms=256))
+        straight = " g (float[1024, 768] x, float[768, 768] w) => (float[1024, 768] y) { y = MatMul (x, w) }"
+        assert lowered(straight) == [("", "MatMul")]
+
+
+@pytest.mark.parametrize("flips", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+def test_products_of_several_blocks(flips: tuple[int, int]) -> None:
+    """Of terms, of columns, and of neither in whole panels; a summand is added once."""
+    rng = np.random.default_rng(4)
+    a, b, c = (rng.normal(0, 1, s).astype(np.float32) for s in ((21, 597), (597, 1603), (1603,)))
+    given = a.T.copy() if flips[0] else a, b.T.copy() if flips[1] else b
+    as_exact_as_float32(a, b, product(*given, turned=flips))
+    wanted = 0.5 * (a.astype(np.float64) @ b) - 2.0 * c
+    one, two = (product(*given, c, turned=flips, threads=t, alpha=0.5, beta=-2.0) for t in (1, 2))
+    np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(one, two)
+
+
 def test_a_bias_is_added_as_the_product_is_written(library: native.Library) -> None:
     if not library.has_tiles:
         pytest.skip("this processor has no tiles (AMX with bfloat16)")

@@ -78,6 +78,15 @@ class Library:
         """
         return self.is_built and _has_tiles(self.required())
 
+    @property
+    def turns_fast(self) -> bool:
+        """Is it built, without tiles, for vectors with which its products of turned factors were measured to be faster?
+
+        Raises:
+            RuntimeUnavailableError: somebody else may have written it.
+        """
+        return self.is_built and bool(levels()) and not self.has_tiles
+
     def add_to(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run the kernels.
 

@@ -1,6 +1,10 @@
 """Matrix products by native kernels, where the processor has tiles (``kernels/amx.h``), and AVX512 with them.
 
-Measured with onnxruntime 1.31 on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's
+Without tiles, large ones whose left factor is turned (``kernels/products.h``): the gradients of weights. onnxruntime
+turns such a factor again for every 128 columns. Measured with onnxruntime 1.31 on one core of an AMD EPYC (Zen 4), in
+GFLOP/s: 81 to 90, and 99 to 101 natively; untransposed 97 to 102 and 98 to 100, which stay with onnxruntime.
+
+With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's
 products from 64 rows on where memory is not shared with a busy neighbour, and as exact.
 """
 
@@ -23,6 +27,7 @@ from gradgraph.rules.registry import attributes, case, real
 LEAST_WORK = 1 << 22  # multiplications in one product from which tiles are worth it; stacks of small ones never are
 LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor is most of the work
 FEW_ROWS = range(2, 49)  # rows with which a matrix that may change is read as it lies, in 0.5 to 0.9 of the time
+LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # the least size, and work, from which a turned left factor is worth it
 LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
 
 
@@ -39,19 +44,36 @@ def _has_few_rows(call: Call) -> bool:
     return library.here().has_tiles
 
 
-def _is_large(call: Call) -> bool:
-    """Are sizes known, and is the product large enough for tiles?"""
+def _sizes(call: Call) -> tuple[int, int, int] | None:
+    """Rows, terms and columns of each product, if they are known."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     if a is None or b is None or min(len(a), len(b)) < 2:
-        return False
+        return None
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
-    return min(rows, columns) >= LEAST_ROWS and rows * inner * columns >= LEAST_WORK and library.here().has_tiles
+    return rows, inner, columns
+
+
+def _is_large(call: Call) -> bool:
+    """Are sizes known, and is the product large enough for tiles?"""
+    sizes = _sizes(call)
+    if sizes is None or min(sizes[0], sizes[2]) < LEAST_ROWS or math.prod(sizes) < LEAST_WORK:
+        return False
+    return library.here().has_tiles
+
+
+def _turns_left(call: Call) -> bool:
+    """One large product whose left factor lies in the other order, as in the gradient of a layer's weight."""
+    sizes, left = _sizes(call), call.inputs[0]
+    if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
+        return False
+    turned = bool(call.attrs.get("transA")) != (_before_transpose(left) is not None)
+    return turned and min(sizes) >= LEAST_SIDE and math.prod(sizes) >= LEAST_TURNED and library.here().turns_fast
 
 
 def _is_worth_it(call: Call) -> bool:
-    return _is_large(call) or _has_few_rows(call)
+    return _is_large(call) or _has_few_rows(call) or _turns_left(call)
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
@@ -72,13 +94,18 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
     """``x`` as a kernel reads it: without its Transpose of the last two axes, then to be turned the other way."""
+    source = _before_transpose(x)
+    return (x, turned) if source is None else (op.wrap(source), not turned)
+
+
+def _before_transpose(x: Var) -> ir.Value | None:
+    """The value that a Transpose of the last two axes turned into ``x``."""
     node = x.value.producer()
-    if node is None or node.op_type != "Transpose" or node.domain or node.inputs[0] is None:
-        return x, turned
+    if node is None or node.op_type != "Transpose" or node.domain:
+        return None
     axes = list(range(x.rank))
     swapped = [*axes[:-2], axes[-1], axes[-2]]
-    source = op.wrap(node.inputs[0])
-    return (source, not turned) if attributes(node).get("perm", axes[::-1]) == swapped else (x, turned)
+    return node.inputs[0] if attributes(node).get("perm", axes[::-1]) == swapped else None
 
 
 STACKS = (

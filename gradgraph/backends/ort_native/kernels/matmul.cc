@@ -1,4 +1,4 @@
-// Matrix products of float32 by tiles (see amx.h).
+// Matrix products of float32 by tiles (see amx.h), and where there are none as products.h has it.
 //
 // Four tiles add up a block of 32 x 32 of the result. Two panels of A are packed when their turn comes, so that they lie
 // in the first cache; they meet all panels of B that the second cache holds. A constant factor is packed once.
@@ -10,6 +10,7 @@
 #include "few_rows.h"
 #include "kernels.h"
 #include "panels.h"
+#include "products.h"
 
 namespace gradgraph {
 namespace {
@@ -46,6 +47,36 @@ void plain(const Product& p, size_t begin, size_t end) {
     }
   }
 }
+
+// A rectangle of the result: [row, row_end) x [column, column_end), in panels.
+struct Piece {
+  size_t row, row_end, column, column_end;
+};
+
+size_t processors() {
+  static const size_t count = std::max(1u, std::thread::hardware_concurrency());
+  return count;
+}
+
+// As many pieces as there are threads, or more, each an even number of panels but at the edges; what is packed more than
+// once is least.
+struct Pieces {
+  size_t rows, columns, height, width;
+  Pieces(size_t row_panels, size_t column_panels, size_t threads) : rows(row_panels), columns(column_panels) {
+    size_t least = SIZE_MAX;
+    for (size_t down = 1; down <= threads; ++down) {
+      const size_t across = up(threads, down), tall = 2 * up(rows, 2 * down), wide = 2 * up(columns, 2 * across);
+      // the busiest thread: products, and what it packs, which costs as much as some ten rows or columns
+      const size_t cost = tall * wide + tall + wide;
+      if (cost < least) least = cost, height = tall, width = wide;
+    }
+  }
+  size_t count() const { return up(rows, height) * up(columns, width); }
+  Piece operator[](size_t i) const {
+    const size_t row = i % up(rows, height) * height, column = i / up(rows, height) * width;
+    return {row, std::min(rows, row + height), column, std::min(columns, column + width)};
+  }
+};
 
 #if GRADGRAPH_TILES
 
@@ -102,11 +133,6 @@ void add_up(const Panels& a, const Panels& b, size_t steps, bool fresh, Block& s
     }
   }
 }
-
-// A rectangle of the result: [row, row_end) x [column, column_end), in panels.
-struct Piece {
-  size_t row, row_end, column, column_end;
-};
 
 void finish(const Product& p, const Block& sums, size_t row_panel, size_t column_panel) {
   for (size_t tile = 0; tile < 4; ++tile) {
@@ -175,30 +201,9 @@ bool compute(const Product& p, const Piece& piece) {
   return true;
 }
 
-// As many pieces as there are threads, or more, each an even number of panels but at the edges; what is packed more than
-// once is least.
-struct Pieces {
-  size_t rows, columns, height, width;
-  Pieces(size_t row_panels, size_t column_panels, size_t threads) : rows(row_panels), columns(column_panels) {
-    size_t least = SIZE_MAX;
-    for (size_t down = 1; down <= threads; ++down) {
-      const size_t across = up(threads, down), tall = 2 * up(rows, 2 * down), wide = 2 * up(columns, 2 * across);
-      // the busiest thread: products, and what it packs, which costs as much as some ten rows or columns
-      const size_t cost = tall * wide + tall + wide;
-      if (cost < least) least = cost, height = tall, width = wide;
-    }
-  }
-  size_t count() const { return up(rows, height) * up(columns, width); }
-  Piece operator[](size_t i) const {
-    const size_t row = i % up(rows, height) * height, column = i / up(rows, height) * width;
-    return {row, std::min(rows, row + height), column, std::min(columns, column + width)};
-  }
-};
-
 // All threads at one product. False if a number has no parts.
 bool together(const Context& context, const Product& p) {
-  static const size_t threads = std::max(1u, std::thread::hardware_concurrency());
-  const Pieces pieces(up(p.rows(), kSide), up(p.columns(), kSide), threads);
+  const Pieces pieces(up(p.rows(), kSide), up(p.columns(), kSide), processors());
   std::atomic<bool> fits{true};
   context.parallel(pieces.count(), 1, [&](size_t begin, size_t end) {
     const Tiles tiles;
@@ -209,7 +214,7 @@ bool together(const Context& context, const Product& p) {
   return fits;
 }
 
-// The calling thread alone.
+// The calling thread alone. False if a number has no parts.
 bool alone(const Product& p) {
   const Tiles tiles;
   return compute(p, {0, up(p.rows(), kSide), 0, up(p.columns(), kSide)});
@@ -221,6 +226,55 @@ bool together(const Context&, const Product&) { return false; }
 bool alone(const Product&) { return false; }
 
 #endif
+
+// --- without tiles -------------------------------------------------------------------------------------------------------
+
+void store(const Product& p, size_t row, size_t column, const products::Sums& sums, bool fresh, bool last) {
+  using products::kLanes, products::lanes;
+  const size_t rows = std::min(products::kHeight, p.rows() - row), columns = std::min(products::kWidth, p.columns() - column);
+  for (size_t i = 0; i < rows; ++i) {
+    float* const out = p.out + (row + i) * p.columns() + column;
+    const float* const from = sums.at[i];
+    size_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) {
+      products::Lanes sum = lanes(from + j);
+      if (!fresh) sum += lanes(out + j);
+      if (last) sum *= p.alpha;
+      if (last && p.c != nullptr) {
+        const float* const c = p.c + (row + i) * p.c_row + (column + j) * p.c_column;
+        sum += p.beta * (p.c_column != 0 ? lanes(c) : products::Lanes{} + *c);
+      }
+      lanes(out + j) = sum;
+    }
+    for (; j < columns; ++j) {
+      const float sum = fresh ? from[j] : out[j] + from[j];
+      out[j] = last ? p.finished(sum, row + i, column + j) : sum;
+    }
+  }
+}
+
+void compute_plainly(const Product& p, const Piece& piece) {
+  const size_t row_end = std::min(p.rows(), piece.row_end * products::kHeight);
+  const size_t column_end = std::min(p.columns(), piece.column_end * products::kWidth);
+  products::compute(p.a, p.b, piece.row * products::kHeight, row_end, piece.column * products::kWidth, column_end,
+                    [&](auto... what) { store(p, what...); });
+}
+
+void together_plainly(const Context& context, const Product& p) {
+  const Pieces pieces(up(p.rows(), products::kHeight), up(p.columns(), products::kWidth), processors());
+  context.parallel(pieces.count(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) compute_plainly(p, pieces[i]);
+  });
+}
+
+void alone_plainly(const Product& p) {
+  compute_plainly(p, {0, up(p.rows(), products::kHeight), 0, up(p.columns(), products::kWidth)});
+}
+
+constexpr size_t kLeastPacked = size_t{1} << 15;  // multiplications from which packing is worth it
+bool is_packed_plainly(const Product& p) {
+  return !available() && p.a.terms != 0 && p.rows() * p.columns() * p.a.terms >= kLeastPacked;
+}
 
 constexpr size_t kAlone = size_t{1} << 21;  // multiplications that one thread does by itself
 
@@ -246,6 +300,7 @@ void multiply(const Context& context, const Product& p) {
   if (p.rows() == 0 || p.columns() == 0) return;
   const bool is_packed = p.a.packed != nullptr || p.b.packed != nullptr;
   if (!is_packed && few_rows(context, p)) return;
+  if (is_packed_plainly(p)) return together_plainly(context, p);
   if (p.a.terms != 0 && available() && together(context, p)) return;
   context.parallel(p.rows(), up(kAlone, p.columns() * (p.a.terms + 1)),
                    [&](size_t begin, size_t end) { plain(p, begin, end); });
@@ -367,7 +422,8 @@ struct MatMul {
     context.parallel(count, up(kAlone / 16, out_size * (product.a.terms + 1)), [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const Product p = one(i);
-        if (p.a.terms == 0 || !available() || !alone(p)) plain(p, 0, p.rows());
+        if (is_packed_plainly(p)) alone_plainly(p);
+        else if (p.a.terms == 0 || !available() || !alone(p)) plain(p, 0, p.rows());
       }
     });
   }
