@@ -192,6 +192,7 @@ def speech() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.slow
 def test_a_process_that_ends(tmp_path: Path) -> None:
     script, scratch, given = tmp_path / "planted.py", tmp_path / "gradient.onnx", tmp_path / "model.onnx"

@@ -116,6 +116,7 @@ def test_a_process_that_ends_is_a_fault() -> None:
     assert found.operators == {"LSTM": 1}
 
 
+@pytest.mark.sweep(0)  # it waits two seconds for each candidate
 def test_a_model_that_takes_for_ever_is_a_fault() -> None:
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float[n] s) => (bool d, float[n] t) { d = Identity(c) t = Cos(s) }"

@@ -69,6 +69,7 @@ def image(name: str) -> dict[str, np.ndarray]:
     return {NETWORKS[name][1]: np.random.default_rng(1).normal(size=(1, 3, SIZE[name], SIZE[name])).astype(np.float32)}
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.slow
 @pytest.mark.torch
 def test_gradients_agree_with_torch(network: tuple[str, onnx.ModelProto]) -> None:
@@ -99,6 +100,7 @@ def test_gradients_agree_with_torch(network: tuple[str, onnx.ModelProto]) -> Non
     assert not wrong
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.slow
 @pytest.mark.torch
 def test_losses_follow_torch(network: tuple[str, onnx.ModelProto]) -> None:

@@ -86,6 +86,7 @@ def final(name: str, rate: float) -> float:
     return float(np.mean(history["loss"][-3:]))
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.slow
 def test_it_is_about_as_good_as_the_best_of_a_grid() -> None:
     ratios = {}
