@@ -203,7 +203,7 @@ def watched(name: str, folder: Path, share: bool) -> dict[str, Any]:
 
 
 def report(folder: Path, stages: list[str], share: bool) -> None:
-    weights = (folder / "model.onnx.data").stat().st_size
+    weights = sum(p.stat().st_size for p in folder.glob("model.onnx*"))
     print(f"weights: {weights / 1e9:.2f} GB; batch {BATCH}")
     print(f"{'stage':10}{'seconds':>9}{'private GB':>12}{'mapped GB':>11}{'both GB':>9}{'/ weights':>11}")
     for name in stages:

@@ -9,9 +9,9 @@ import functools
 import itertools
 import os
 import stat
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -19,8 +19,10 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.held_files import CAN_HOLD, HeldFile, HeldTensor
 from gradgraph.files.mapped import PIECE, pieces
 from gradgraph.files.protos import proto_tensors
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.checks import check_tensor
 
 PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
@@ -156,11 +158,19 @@ def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> N
         raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
 
 
-def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
-    """Check all external tensors of ``proto``; return the real file of each location."""
-    located: dict[str, Path] = {}
+def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None = None) -> dict[str, Path | HeldFile]:
+    """Check all external tensors of ``proto``; return the real file of each location, held open where that can be.
+
+    Args:
+        own: the file that ``proto`` was read from, if it still holds data of it.
+    """
+    located: dict[str, Path | HeldFile] = {}
     for tensor in filter(is_external, proto_tensors(proto)):
         location = external_entry(tensor).location
+        if own is not None and location == own.location:
+            check_range(tensor, own.size)
+            located[location] = own
+            continue
         if location.startswith("*/"):
             raise ModelError(
                 f"tensor '{shown(tensor.name)}' refers to another process's memory; save the model with its data"
@@ -170,33 +180,41 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
                 f"tensor '{shown(tensor.name)}' keeps its data in the file '{shown(location)}'; pass the model's path, "
                 "or onnx_ir.load(path), so that the file can be found"
             )
-        located[location] = data.check(tensor)
+        path = data.check(tensor)
+        if location not in located:
+            located[location] = _opened(path) if CAN_HOLD else path
     return located
 
 
-def attach(model: ir.Model, located: Mapping[str, Path]) -> None:
-    """Point every external tensor at the real file that was checked."""
+def _opened(path: Path) -> HeldFile:
+    try:
+        with open_regular(path) as file:
+            return HeldFile(path, file, own=False)
+    except UnreadableError as error:
+        raise ModelError(f"the external data in '{shown(path)}' cannot be read: {error}") from None
+
+
+def attach(model: ir.Model, located: Mapping[str, Path | HeldFile]) -> None:
+    """Point every external tensor at the real file that was checked; those in bodies and attributes are read."""
     for value in stored_values(model):
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _moved(value.const_value, located)
+    store_inside(value for value in stored_values(model) if value.graph is not model.graph)
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (n for body in bodies for n in body.all_nodes()):
         for attr in node.attributes.values():
             if isinstance(attr.value, ir.ExternalTensor):
-                node.attributes[attr.name] = ir.AttrTensor(attr.name, _moved(attr.value, located))
+                held = _held(_moved(attr.value, located))
+                node.attributes[attr.name] = ir.AttrTensor(attr.name, held, doc_string=attr.doc_string)
 
 
-def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path]) -> ir.ExternalTensor:
+def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path | HeldFile]) -> ir.ExternalTensor:
     real = located[str(tensor.location)]
-    return ir.ExternalTensor(
-        real.name,
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        base_dir=real.parent,
-    )
+    kept: dict[str, Any] = {"shape": tensor.shape, "name": tensor.name, "doc_string": tensor.doc_string}
+    kept["metadata_props"] = dict(tensor.metadata_props)
+    if isinstance(real, HeldFile):
+        return HeldTensor(real, tensor.offset or 0, tensor.dtype, **kept)
+    return ir.ExternalTensor(real.name, tensor.offset, tensor.length, tensor.dtype, base_dir=real.parent, **kept)
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -212,9 +230,15 @@ def bytes_of(weights: Iterable[ir.Value]) -> int:
 
 
 def store_inside(weights: Iterable[ir.Value]) -> None:
+    """Let the data of ``weights`` that lie in files be what is mapped of these, so that protobuf writes them inside."""
     for value in weights:
         if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
+            value.const_value = _held(value.const_value)
+
+
+def _held(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string,
+                     metadata_props=dict(tensor.metadata_props))  # fmt: skip
 
 
 def unused_data_name(target: Path) -> str:
@@ -223,9 +247,11 @@ def unused_data_name(target: Path) -> str:
     return next(c for c in candidates if c not in taken)
 
 
-def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
+def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> None:
+    """Write the data of ``weights`` to a file, in which they lie then; small ones stay, or come, inside."""
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
+    store_inside(v for v in weights if v not in stored)
     offsets = {v: data.place(tensor.nbytes, functools.partial(tensor_pieces, tensor)) for v, tensor in stored.items()}
     write_atomically(folder / name, itertools.chain(data.chunks(), [bytes(-data.size % PAGE)]))
     for value, tensor in stored.items():
@@ -244,8 +270,11 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     """The bytes of ``tensor``; of one that lies in a file, a few at a time, of which none stay in memory.
 
     Raises:
-        ModelError: the file has become shorter since it was opened.
+        ModelError: the file has become shorter since it was opened, or a model's own was written over.
     """
+    if isinstance(tensor, HeldTensor):
+        yield from tensor.pieces()
+        return
     if not isinstance(tensor, ir.ExternalTensor):
         yield from pieces(tensor.numpy()) if _is_plain(tensor) else [tensor.tobytes()]
         return

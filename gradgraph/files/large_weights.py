@@ -6,6 +6,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from gradgraph.files.held_files import own_file
+
 LEAST_BYTES = 1 << 20  # of a weight that may lie outside the models of a step
 LEAST_KEPT = 1 << 26  # bytes of such weights together: of fewer, a step that is built has a copy
 
@@ -24,3 +26,9 @@ def large_in_file(value: ir.Value) -> ir.ExternalTensor | None:
 
 def path_of(tensor: ir.ExternalTensor) -> str:
     return str(Path(tensor.path).absolute())
+
+
+def place_of(tensor: ir.ExternalTensor) -> str:
+    """The file that a tensor lies in, as a step's models call it: its path, or what stands for a file held open."""
+    own = own_file(tensor)
+    return path_of(tensor) if own is None else own.location

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -23,11 +23,13 @@ from gradgraph.files.external import (
     bytes_of,
     data_names,
     locate,
+    point_at,
     store_inside,
     store_outside,
     stored_values,
     unused_data_name,
 )
+from gradgraph.files.held_files import CAN_HOLD, HeldFile, own_file
 from gradgraph.files.large_weights import large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.model_metadata import check_metadata
@@ -37,9 +39,15 @@ from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.streamed import model_pieces
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.files.untrusted.messages import message_of
-from gradgraph.files.untrusted.regular import IrregularFileError, MissingFileError, UnreadableError, regular_bytes
-from gradgraph.graph.checks import in_order, is_sorted, validate
+from gradgraph.files.untrusted.messages import message_apart, message_of
+from gradgraph.files.untrusted.regular import (
+    IrregularFileError,
+    MissingFileError,
+    UnreadableError,
+    open_regular,
+    reason_of,
+)
+from gradgraph.graph.checks import check_tensor, in_order, is_sorted, validate
 from gradgraph.graph.constant_nodes import lift_weights
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -47,6 +55,7 @@ PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 PROTOBUF_LIMIT = 2**31
+LEAST_HELD = 1 << 23  # bytes: smaller files are read at once
 _UNKNOWN = "?"  # no name that equal sizes share
 
 
@@ -77,7 +86,8 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
     PATH_OR_MODEL.check("the model", source)
     path = model_of(source)
-    return _from_proto(read_message(path), f"'{shown(path)}'", DataFiles(base_dir or path.parent, path))
+    proto, own = _message(path, apart=True)
+    return _from_proto(proto, f"'{shown(path)}'", DataFiles(base_dir or path.parent, path), own)
 
 
 def _copy(model: ir.Model) -> ir.Model:
@@ -98,20 +108,55 @@ def read_message(path: Path) -> onnx.ModelProto:
     Raises:
         ModelError: no regular file, or no message in it.
     """
+    return _message(path, apart=False)[0]
+
+
+def _message(path: Path, apart: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
+    """As ``read_message``; with ``apart``, the data of large initializers may stay in the file, which is held open."""
     what = f"'{shown(path)}'"
     try:
-        content = regular_bytes(path)
+        with open_regular(path) as file:
+            found = message_inside(path, file) if apart else None
+            content = b"" if found else file.read()
     except UnreadableError as error:
         raise _not_read(path, error) from None
+    except OSError as error:
+        raise _not_read(path, UnreadableError(reason_of(error))) from None
+    if found:
+        return found
     if not content:
         raise ModelError(f"{what} is empty; export or download the model again")
     try:
-        return message_of(content)
+        return message_of(content), None
     except UnreadableError as error:
         raise ModelError(
             mistaken(path, Place.MODEL)
             or f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
         ) from error.__cause__
+
+
+def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFile] | None:
+    """The model in ``file``, whose large initializers say that their data lie there; None where all is to be read.
+
+    Args:
+        path: of the file.
+        file: at its start, where it is again afterwards.
+    """
+    if not CAN_HOLD or os.fstat(file.fileno()).st_size < LEAST_HELD:
+        return None
+    own = HeldFile(path, file, own=True)
+
+    def place(tensor: onnx.TensorProto, offset: int, length: int) -> bool:
+        with contextlib.suppress(ModelError):
+            fits = length == check_tensor(tensor.name, tensor.data_type, tensor.dims) > 0
+            if fits:
+                point_at(tensor, own.location, offset, length)
+            return fits
+        return False  # what is wrong with it is said where all is read
+
+    found = message_apart(file, place)
+    file.seek(0)
+    return None if found is None else (found, own)
 
 
 def _not_read(path: Path, error: UnreadableError) -> ModelError:
@@ -125,11 +170,11 @@ def _not_read(path: Path, error: UnreadableError) -> ModelError:
     return ModelError(f"cannot read {what}: {error}; check the path and its permissions")
 
 
-def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: HeldFile | None = None) -> ir.Model:
     try:
         check_proto(proto)
         proto = without_maps(proto)
-        located = locate(proto, data)
+        located = locate(proto, data, own)
         model: ir.Model = ir.from_proto(proto)
         attach(model, located)
         validate(model)
@@ -208,7 +253,10 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
 
 def goes_beside(model: ir.Model) -> bool:
     """Does ``save_model`` write the weights of ``model`` to a file beside it?"""
-    return bytes_of(stored_values(model)) > INLINE_LIMIT or bool(large_outside(model))
+    return (
+        any(own_file(tensor) is None for tensor in large_outside(model))
+        or bytes_of(stored_values(model)) > INLINE_LIMIT
+    )
 
 
 @contextlib.contextmanager

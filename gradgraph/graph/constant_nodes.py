@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import onnx_ir as ir
 
 _WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may write to another file
@@ -58,7 +60,14 @@ def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph)
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
+    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and ours may be the caller's.
+
+    Data that lie in a file stay there.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        twin = copy.copy(tensor)
+        twin.name = name or ""
+        return twin
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(tensor.numpy(), name=name)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name, metadata_props=dict(tensor.metadata_props))

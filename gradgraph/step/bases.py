@@ -21,7 +21,8 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.files.aside import Folder, write_aside
 from gradgraph.files.external import point_at, store_inside, stored_values
-from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of
+from gradgraph.files.held_files import HeldFile, own_file
+from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of, place_of
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.step.manifest import BASES
 
@@ -39,38 +40,53 @@ class Base:
         size: its bytes.
         digest: what its content must give, if that is known.
         folder: the temporary one that it lies in, if it is ours.
+        held: the file, held open, if it is a model's own, with the weights inside.
+
+    Attributes:
+        lasts: whether its path leads to it later, too.
     """
 
     path: Path
     size: int
     digest: str | None = None
     folder: Folder | None = field(default=None, repr=False, compare=False)
+    held: HeldFile | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lasts(self) -> bool:
+        return self.folder is None and self.held is None
 
 
 # --- a step that is built -------------------------------------------------------------------------------
 
 
 def bases_of(model: ir.Model) -> dict[str, Base]:
-    """The files that hold large weights of ``model``, by their path; none if these are few.
+    """The files that hold large weights of ``model``, by what its step calls them; none if these are few.
 
     Weights in memory that are too many for protobuf are written to a temporary one, in place.
     """
     aside = write_aside(model, LEAST_BYTES, MOST_IN_MEMORY)
-    paths = [Path(path) for path in dict.fromkeys(map(path_of, large_outside(model)))]
-    ours = None if aside is None else aside.path
-    return {str(p): Base(p, p.stat().st_size, folder=aside if p.parent == ours else None) for p in paths}
+    return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
+
+
+def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
+    if (own := own_file(tensor)) is not None:
+        return Base(own.path, own.size, held=own)
+    path = Path(path_of(tensor))
+    ours = aside is not None and path.parent == aside.path
+    return Base(path, path.stat().st_size, folder=aside if ours else None)
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    """Write ``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
-    staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and path_of(t) in bases}
+    """Write ``model`` as protobuf; large weights in one of ``bases`` stay there."""
+    staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and place_of(t) in bases}
     store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)
     named = {v.name: tensor for v, tensor in staying.items()}
     for kept in proto.graph.initializer:
         if (tensor := named.get(kept.name)) is not None:
             kept.ClearField("external_data")
-            point_at(kept, path_of(tensor), tensor.offset or 0, tensor.nbytes)
+            point_at(kept, place_of(tensor), tensor.offset or 0, tensor.nbytes)
     return proto
 
 

@@ -21,7 +21,7 @@ reads and gives the next values of what it moves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from gradgraph.errors import BuildError, Finding, ModelError, escaped, listed, s
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
+from gradgraph.files.held_files import HeldFile
 from gradgraph.files.models import check_fits
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import mistaken, step_of
@@ -180,7 +181,7 @@ class Step:
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
         """The files of ``bases`` with their digests, each with what a step folder there calls it."""
-        lasting = {location: base for location, base in self.bases.items() if base.folder is None}
+        lasting = {location: base for location, base in self.bases.items() if base.lasts}
         if not lasting:
             raise nothing_to_share()
         found = {}
@@ -264,9 +265,11 @@ class Step:
             )
         return entry
 
-    def _file(self, location: str) -> MappedFile:
+    def _file(self, location: str) -> MappedFile | HeldFile:
         if location not in self._mapped:
-            if (base := self.bases.get(location)) is not None:
+            if (base := self.bases.get(location)) is not None and base.held is not None:
+                return base.held
+            if base is not None:
                 file = MappedFile(base.path, base.digest, changed)
             else:
                 assert self.folder is not None
@@ -278,6 +281,9 @@ class Step:
         """Raise ModelError if a file of large weights, which is mapped, was cut: to read it would end the process."""
         for file in list(self._mapped.values()):  # another trainer of this step may map one meanwhile
             file.check_uncut()
+        for base in self.bases.values():
+            if base.held is not None:
+                base.held.check_uncut()
 
     def release_init(self) -> None:
         """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
@@ -286,8 +292,33 @@ class Step:
             self._mapped.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of copies and pickles, which map the files anew and do without the model that was built."""
-        return {**vars(self), "_mapped": {}, "built_apart": None}
+        """The state of copies and pickles, which map files anew and do without the model that was built.
+
+        What lies in a model's own file comes with them.
+        """
+        held = {location for location, base in self.bases.items() if base.held is not None}
+        if not held:
+            return {**vars(self), "_mapped": {}, "built_apart": None}
+        whole = {name: self._with(self._model(name), held) for name in model_names(self.manifest)}
+        trains = dict(zip(self.trains, whole.values(), strict=False))
+        own = {"init": whole["init"], "eval": whole["eval"], **({} if self.manifest.steps else {"train": trains[""]})}
+        return {
+            **vars(self),
+            **own,
+            "trains": trains,
+            "separate": {name: whole[name] for name in self.separate},
+            "bases": {location: base for location, base in self.bases.items() if location not in held},
+            "_mapped": {},
+            "built_apart": None,
+        }
+
+    def _with(self, model: onnx.ModelProto, locations: Collection[str]) -> onnx.ModelProto:
+        """A copy of ``model`` that holds its weights which lie there."""
+        whole: onnx.ModelProto = copied(model)
+        for tensor in filter(is_external, proto_tensors(whole)):
+            if self._entry(tensor).location in locations:
+                put_inside(tensor, self.external(tensor).tobytes())
+        return whole
 
     def __getattr__(self, name: str) -> Any:
         """Read ``init`` again after it was released.
@@ -334,13 +365,13 @@ class Step:
 
         Args:
             mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files,
-                but for a temporary one of ours.
+                but for a temporary one of ours and a model's own.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
             array = self.external(tensor)  # which compares the file with its digest
             value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
-            own = (base := self.bases.get(self._entry(tensor).location)) is not None and base.folder is not None
+            own = (base := self.bases.get(self._entry(tensor).location)) is not None and not base.lasts
             if (mapped or own) and is_packed(tensor):
                 value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
                 continue

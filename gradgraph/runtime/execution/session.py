@@ -395,7 +395,7 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
     if not bases:
         return to_proto(model), None
     proto = to_proto_beside(model, bases)
-    files = {location: MappedFile(base.path, None) for location, base in bases.items()}
+    files = {location: base.held or MappedFile(base.path, None) for location, base in bases.items()}
 
     def read(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         entry = external_entry(tensor)

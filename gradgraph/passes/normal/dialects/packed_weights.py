@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.held_files import HeldTensor
 from gradgraph.graph.builder import Builder, Var
 
 _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
@@ -57,6 +58,8 @@ def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begi
     """The same bytes, from ``begin`` on, as numbers of another type."""
     sizes = shape.numpy()
     length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
+    if isinstance(tensor, HeldTensor):
+        return tensor.seen_as(dtype, shape, begin)
     if isinstance(tensor, ir.ExternalTensor):
         offset = (tensor.offset or 0) + begin
         return ir.ExternalTensor(

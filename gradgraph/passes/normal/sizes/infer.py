@@ -15,7 +15,6 @@ import onnx_ir as ir
 from gradgraph.errors import escaped
 from gradgraph.files.protos import proto_graphs, types_in
 from gradgraph.graph import shapes
-from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.ranks import axes_of
 from gradgraph.machine.limits import limited_memory
 from gradgraph.passes.normal.edit import calls_of, graphs_of, nodes_of
@@ -359,7 +358,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.size <= _MOST_STEERING:
-            inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+            inside = ir.Tensor(tensor.numpy(), tensor.dtype) if isinstance(tensor, ir.ExternalTensor) else tensor
             graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
             graph.initializer[-1].name = value.name or ""
         elif tensor is not None and not value.is_graph_input():
