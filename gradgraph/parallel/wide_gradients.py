@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import onnx
 
+from gradgraph.step.folder import copied
 from gradgraph.step.step import Step
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -19,7 +20,7 @@ def widened(step: Step) -> Step:
     narrow = {name: types[name] for name in spec.gradients.values() if types[name] in _NARROW}
     if not narrow:
         return step
-    halves = {name: onnx.ModelProto.FromString(half.SerializeToString()) for name, half in step.separate.items()}
+    halves = {name: copied(half) for name, half in step.separate.items()}
     for name, dtype in narrow.items():
         inner = f"{name}.narrow"
         gradient, apply = halves["gradient"].graph, halves["apply"].graph

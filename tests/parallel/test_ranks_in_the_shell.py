@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import kills
 import numpy as np
 import onnx
 import pytest
@@ -133,3 +134,8 @@ def test_under_mpiexec_one_rank_speaks(folder: Path) -> None:
     ran = subprocess.run([MPIEXEC, "-n", "2", *COMMAND, *PLAIN, "--epochs", "2", "--json", "--checkpoint", "run.ckpt"],
                          cwd=folder, env=quiet(60), capture_output=True, text=True)  # fmt: skip
     assert ran.returncode == 0 and json.loads(ran.stdout)["epochs"] == 2, ran.stderr
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """A sample of ``python tests/kills.py --ranks 2``."""
+    assert len(kills.survive(tmp_path, kills=2, seed=1, epochs=60, ranks=2)) == 2
