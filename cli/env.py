@@ -11,6 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
+from gradgraph.errors import shown
 from onnx_gradgraph import other_project
 
 PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "safetensors", "click",
@@ -18,14 +19,23 @@ PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxru
 
 
 @click.command("env", cls=Command)
+@click.option("--forget-openings", is_flag=True, help="First remove what opening steps has left in the cache folder.")
 @output.json_option
-def command(as_json: bool) -> None:
-    """Show versions and execution providers, for bug reports.
+def command(forget_openings: bool, as_json: bool) -> None:
+    """Show versions and execution providers, for bug reports, and where what opening steps has decided is kept.
 
-    Example:
+    Examples:
       gradgraph env
+      gradgraph env --forget-openings
     """
     import onnxruntime
+
+    from gradgraph.runtime.execution import openings
+
+    if forget_openings:
+        openings.forget()
+    count, size = openings.kept()
+    off = "" if openings.is_on() else ", off (GRADGRAPH_OPENINGS)"
 
     facts = {
         "python": sys.version.split()[0],
@@ -33,6 +43,7 @@ def command(as_json: bool) -> None:
         "cores": str(os.cpu_count()),
         **{name: v for name in PACKAGES if (v := _version(name))},
         "providers": ", ".join(onnxruntime.get_available_providers()),
+        "openings": f"{shown(openings.folder())} ({count} kept, {size / 1e6:.0f} MB{off})",
     }
     if (warning := other_project()) is not None:
         facts["warning"] = warning

@@ -55,6 +55,7 @@ This page is made from the commands themselves by `python tests/cli_reference.py
 |---|---|
 | `CXX` | The C++ compiler of `gradgraph native build`; `--compiler` wins. |
 | `GRADGRAPH_CPU` | `avx2` or `avx512`: hides what is above it in this processor from gradgraph's own code. |
+| `GRADGRAPH_OPENINGS` | `off`: what opening a step has decided is neither kept in the cache folder nor read there. |
 | `XDG_CACHE_HOME` | The user's cache folder (Linux), where native kernels and choices of `tune` lie. |
 | `LOCALAPPDATA` | Likewise on Windows. |
 | `ORT_DISABLE_TELEMETRY` | `1` unless it is set: onnxruntime sends nothing. gradgraph never does. |

@@ -15,7 +15,7 @@ import safetensors.numpy
 from command_line import Cli, arrays
 from convolutions import convolutions
 
-from gradgraph.runtime.execution import tuner
+from gradgraph.runtime.execution import openings, tuner
 from gradgraph.runtime.loop import reporter
 
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
@@ -380,6 +380,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / "cache"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "cache")
     return tmp_path / "cache"
+
+
+def test_env_says_where_openings_are_kept_and_forgets_them(cli: Cli, cache: Path) -> None:
+    folder = openings.folder()
+    folder.mkdir(parents=True)
+    (folder / "0.opening").write_bytes(b"x" * 2_000_000)
+    (folder / "other.txt").write_text("not ours")
+    assert f"{folder} (1 kept, 2 MB" in json.loads(ok(cli, "env", "--json"))["openings"]
+    assert "(0 kept, 0 MB" in ok(cli, "env", "--forget-openings")
+    assert [file.name for file in folder.iterdir()] == ["other.txt"]
 
 
 def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

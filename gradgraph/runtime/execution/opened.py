@@ -15,16 +15,20 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.backends import BACKENDS
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
+from gradgraph.errors import GradgraphError
+from gradgraph.files.external import is_external
 from gradgraph.files.float16_weights import widened
 from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
 from gradgraph.runtime.data.batch import Array, batch_specs
+from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.computing import ComputingSession
-from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
+from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable, with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
@@ -175,13 +179,13 @@ class OpenedStep:
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self._session(self._lowered(fixed(self.definition.eval)))
+        return self._to_compute(fixed(self.definition.eval))
 
     @functools.cached_property
     def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
         model = without_loss(self.definition.eval, self.manifest)
         found = layouts(model, [s.name for s in self.manifest.inputs])
-        return self._session(self._lowered(model)), found
+        return self._to_compute(model), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
@@ -212,15 +216,32 @@ class OpenedStep:
         if (shared := self.team.session(self, part, sizes)) is not None:
             return shared
         ports, state = part.ports, self.state
-        model = self.lowered(part, sizes)
-        self._warn_of_precision(model)
-        if not ports.measures and can_capture(model, self.placement, self.options.cuda_graph):
-            session = create_session(model, capturing(self.placement), self.options, self.weights)
-            return CapturedSession(session, state, ports, self.placement)
-        gathers = self.gathered if state.on_cpu and gather(model, self.gathered) else {}
-        session, safe = self.in_place_session(model, ports.next_of)
-        if gathers:
-            return GatheringSession(session, gathers, state, ports, safe)
+        if state.on_cpu:
+            self._warn_of_precision(part.model)
+        if self.options.cuda_graph and not ports.measures:
+            model = self.lowered(part, sizes)
+            if can_capture(model, self.placement, self.options.cuda_graph):
+                self._warn_of_precision(model)
+                session = create_session(model, capturing(self.placement), self.options, self.weights)
+                return CapturedSession(session, state, ports, self.placement)
+        in_place = self.options.in_place and state.on_cpu
+
+        def lowered() -> onnx.ModelProto:
+            model = self.lowered(part, sizes)
+            self._warn_of_precision(model)
+            if state.on_cpu:
+                gather(model, self.gathered)
+            return with_updates_last(model, ports.next_of) if in_place else model
+
+        def key() -> str | None:
+            chosen = self._tuner and sorted(self._tuner.chosen.items())
+            further = sorted(sizes.items()), sorted(self.gathered.items()), sorted(ports.next_of.items()), chosen
+            return self._key(part.model, self._backend, *further)
+
+        session, executed = self._executing(part.model, key, lowered, tells=in_place)
+        safe = frozenset[str]() if executed is None else self._shared(executed, ports.next_of)
+        if any(i.name == ROWS for i in session.get_inputs()):
+            return GatheringSession(session, self.gathered, state, ports, safe)
         return BoundSession(session, state, ports, safe)
 
     def in_place_session(
@@ -229,12 +250,64 @@ class OpenedStep:
         """A session, and the state tensors that it may write over: those in ``next_of``, state tensor → output."""
         if not (self.options.in_place and self.state.on_cpu):
             return self._session(model), frozenset()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "executed.onnx"
-            session = self._session(with_updates_last(model, next_of), path)
-            safe = overwritable(onnx.load(path, load_external_data=False), next_of)
+        session, executed = self._session_and_model(with_updates_last(model, next_of), tells=True)
+        assert executed is not None
+        return session, self._shared(executed, next_of)
+
+    def _shared(self, executed: onnx.ModelProto, next_of: Mapping[str, str]) -> frozenset[str]:
+        """The state tensors that what is executed may write over; both sets of the state share them now."""
+        safe = overwritable(executed, next_of)
         self.state.share(safe, next_of)
-        return session, safe
+        return safe
+
+    def _executing(
+        self,
+        source: onnx.ModelProto,
+        key: Callable[[], str | None],
+        lowered: Callable[[], onnx.ModelProto],
+        tells: bool = False,
+    ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
+        """A session of ``source``, of what was kept for it if there is something; and what it executes, if it tells."""
+        found = openings.read(key(), source)
+        if found is not None and found.executed:
+            options = replace(self.options, optimization="none")
+            session = create_session(found.model, self.placement, options, self.weights)
+            return session, found.model if tells else None
+        model = lowered() if found is None else found.model
+        name = key() if found is None and openings.is_worth_it(model) else None
+        has_all = not any(map(is_external, model.graph.initializer))
+        if tells or (name is not None and has_all):
+            session, executed = self._session_and_model(model, tells)
+        else:
+            session, executed = self._session(model), None
+        if name is not None and not has_all:
+            openings.keep(name, openings.Opening(model, executed=False))
+        elif name is not None and executed is not None:
+            openings.keep(name, openings.Opening(executed, executed=True))
+        return session, executed if tells else None
+
+    def _session_and_model(
+        self, model: onnx.ModelProto, tells: bool
+    ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
+        """A session and what it executes; that must be told, or else may be None where it cannot be written."""
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "executed.onnx"
+                session = self._session(model, path)
+                return session, onnx.load(path, load_external_data=False)
+        except (GradgraphError, OSError):
+            if tells:
+                raise
+            return self._session(model), None
+
+    def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
+        names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
+        return openings.key_of(model, backend, self.placement, self.options, names, *further)
+
+    def _to_compute(self, model: onnx.ModelProto) -> ort.InferenceSession:
+        """A session of evaluation or prediction."""
+        backend = self.placement.computes_for(self.options)
+        return self._executing(model, lambda: self._key(model, backend), lambda: self._lowered(model))[0]
 
     def _lowered(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return self._in_order(for_machine(model, self.placement.computes_for(self.options)))

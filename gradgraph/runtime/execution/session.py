@@ -46,6 +46,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Provider = str | tuple[str, dict[str, Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
+LARGEST_FILLED = 1 << 20  # bytes of a constant that is computed in advance, and not of weights
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,9 @@ def create_session(
         settings.optimized_model_filepath = str(optimized)
     if profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, str(profile)
+    settings.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(_most_folded(model))
+    )
     if weights is not None:
         copied = placement.providers[0] != CPU or options.packs(weights.size)
         model = weights.given_to(settings, model, copied)
@@ -304,6 +308,16 @@ def create_session(
             shell="repair the installation, or choose --device cpu",
         )
     return session
+
+
+def _most_folded(model: onnx.ModelProto) -> int:
+    """Bytes of the largest constant that onnxruntime may compute in advance.
+
+    What it computes of frozen weights is about as large as they are. The rest is filled with one number: the zeros that
+    gradients of an embedding are added to, which would stay in memory, and be copied in each step all the same.
+    """
+    largest = max((math.prod(t.dims) for t in model.graph.initializer), default=0)
+    return max(LARGEST_FILLED, 8 * largest)
 
 
 def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:

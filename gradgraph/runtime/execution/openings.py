@@ -1,0 +1,233 @@
+"""Models as onnxruntime executes them, kept in the user's cache: what was opened here once opens sooner the next time.
+
+To open a step is to lower it for the machine, and to let onnxruntime optimise what was lowered. Both depend on the step
+and on what a key is made of: sizes, options, processor, versions, the files of this package. What onnxruntime executed
+is kept under that key. Loaded again without optimisations, it has the same nodes in the same order, so results have the
+same bits. Models with weights beside them are kept as they were lowered, before onnxruntime takes the weights in.
+
+A file that is cut, damaged, another key's or of another version counts as none, and so does one that other users may
+have written. The environment variable GRADGRAPH_OPENINGS turns all of it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.autodiff.apart import computes_again
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.ort_native import library
+from gradgraph.errors import GradgraphError
+from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.external import external_entry, is_external
+from gradgraph.files.protos import proto_tensors
+from gradgraph.files.untrusted.messages import message_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.machine import custom_ops
+from gradgraph.machine.caches import FILE_MODE, cache_folder, check_ours, open_private
+from gradgraph.machine.hardware import instructions, processor
+from gradgraph.rules.named_operators import OPERATORS
+from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
+
+log = logging.getLogger("gradgraph")
+
+MOST = 512 << 20  # bytes of all files: those that were not used for longest go first
+LARGEST = 64 << 20  # bytes of one model
+LEAST = 200  # nodes: smaller models open at once
+_MARK = b"gradgraph opening 1\n"
+_DIGEST = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A model that was kept.
+
+    Attributes:
+        model: to make a session of.
+        executed: whether onnxruntime has optimised it; else it was lowered only.
+    """
+
+    model: onnx.ModelProto
+    executed: bool
+
+
+def folder() -> Path:
+    """``gradgraph/openings`` in the user's cache folder."""
+    return cache_folder() / "openings"
+
+
+def is_on() -> bool:
+    return os.environ.get("GRADGRAPH_OPENINGS", "") != "off"
+
+
+def key_of(
+    model: onnx.ModelProto, backend: Backend, placement: Placement, options: RuntimeOptions, *further: object
+) -> str | None:
+    """A digest of all that decides how ``model`` is lowered and optimised; None where nothing is kept.
+
+    Args:
+        further: what else decides, written by ``repr``.
+    """
+    is_known = placement.providers == (CPU,) and type(options) is RuntimeOptions
+    if not is_on() or not is_known or options.custom_ops or custom_ops.KNOWN or not _is_ours(backend):
+        return None
+    versions = (ort.__version__, ort.get_build_info(), onnx.__version__, ir.__version__, np.__version__)
+    machine = (processor(), instructions(), os.cpu_count())
+    key = hashlib.sha256()
+    for part in (_MARK, versions, machine, _sources(), _kernels(), backend.name, placement, options, *further):
+        key.update(repr(part).encode() + b"\0")
+    key.update(model.SerializeToString(deterministic=True))
+    return key.hexdigest()
+
+
+def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
+    """What was kept under ``key`` for ``source``, or None."""
+    if key is None:
+        return None
+    path = _path(key)
+    try:
+        check_ours(path)
+        content = memoryview(regular_bytes(path, LARGEST + 1024))
+        digest, body = content[len(_MARK) :][:_DIGEST], content[len(_MARK) + _DIGEST :]
+        if content[: len(_MARK)] != _MARK or digest != _digest(key, body):
+            return None
+        model = message_of(bytes(body[1:]))
+    except UnreadableError:
+        return None
+    except GradgraphError as error:
+        log.warning("%s; until then steps open as if for the first time", error)
+        return None
+    found = Opening(model, bool(body[0]))
+    if not _locations(model) <= (set() if found.executed else _locations(source)):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return found
+
+
+def is_worth_it(model: onnx.ModelProto) -> bool:
+    """Whether to keep what ``model``, which is lowered, is executed as."""
+    # what is computed once more needs the option that its nodes' names ask for, and onnxruntime may write others
+    return len(model.graph.node) >= LEAST and not computes_again(model) and model.ByteSize() <= LARGEST
+
+
+def keep(key: str, opening: Opening) -> None:
+    """Keep ``opening`` under ``key``, unless it is too large; where nothing can be written, nothing is kept."""
+    body = bytes([opening.executed]) + opening.model.SerializeToString()
+    if len(body) > LARGEST:
+        return
+    path = _path(key)
+    try:
+        with says_why(path):
+            open_private(path.parent)
+            write_atomically(path, _MARK + _digest(key, body) + body, FILE_MODE)
+    except GradgraphError as error:  # the next opening takes longer, nothing else
+        log.debug("%s; this opening is not kept", error)
+        return
+    _forget_beyond(MOST)
+
+
+def kept() -> tuple[int, int]:
+    """How many models are kept, and their bytes."""
+    sizes = [size for _, size, _ in _by_last_use()]
+    return len(sizes), sum(sizes)
+
+
+def forget() -> None:
+    """Remove all that is kept."""
+    _forget_beyond(0)
+
+
+def _forget_beyond(most: int) -> None:
+    files = list(_by_last_use())
+    total = sum(size for _, size, _ in files)
+    for _, size, path in files:
+        if total <= most:
+            return
+        with contextlib.suppress(OSError):  # another process may have removed it
+            path.unlink(missing_ok=True)
+        total -= size
+
+
+def _by_last_use() -> list[tuple[int, int, Path]]:
+    """Time of last use, bytes and path of each file, the oldest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder().glob("*.opening"):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+    return sorted(found)
+
+
+def _path(key: str) -> Path:
+    return folder() / f"{key}.opening"
+
+
+def _digest(key: str, body: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(key.encode())
+    digest.update(body)
+    return digest.digest()
+
+
+def _locations(model: onnx.ModelProto) -> set[str]:
+    """The files of weights that ``model`` reads."""
+    return {external_entry(tensor).location for tensor in proto_tensors(model) if is_external(tensor)}
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of name, size and time of every file of this package: one that is edited lowers in another way."""
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(Path(custom_ops.__file__).parents[1], followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            status = (Path(place) / name).stat()
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _kernels() -> tuple[object, ...]:
+    """The library of native kernels, if it is there: forms ask what it has."""
+    found = library.here()
+    if not found.is_built:
+        return ()
+    status = found.path.stat()
+    return str(found.path), status.st_size, status.st_mtime_ns
+
+
+def _is_ours(backend: Backend) -> bool:
+    """Whether all that lowers a model is code of this package, which the key knows."""
+    functions: list[Any] = [operator.portable for operator in OPERATORS.values()]
+    return all(_of_this_package(function) for function in [*functions, *_functions_of(backend)])
+
+
+def _functions_of(backend: Backend) -> Iterator[Any]:
+    each: Backend | None = backend
+    while each is not None:
+        lowering = each.lowering
+        of_layouts = (rewrite for layout in lowering.layouts for rewrite in layout.rewrites)
+        for rewrite in (*lowering.before, *of_layouts, *lowering.after, *lowering.last):
+            yield from (rewrite.apply, *rewrite.then)
+        for form in lowering.forms:
+            yield form.write
+            yield form.when
+        each = each.extends
+
+
+def _of_this_package(function: Any) -> bool:
+    plain = function.func if isinstance(function, partial) else function
+    return (getattr(plain, "__module__", None) or "").partition(".")[0] == __name__.partition(".")[0]

@@ -1,0 +1,267 @@
+"""A step opened again from what was kept computes the same bits, and what is not what was kept counts as nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import gradgraph as gg
+from gradgraph.backends import BACKENDS
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.errors import GradgraphError
+from gradgraph.files.digest import digest_of
+from gradgraph.frontend import export, nn
+from gradgraph.runtime.execution import opened, openings
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions
+
+CPU = Placement.choose("cpu")
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, which keeps small models, too."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "cache")
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "")
+    monkeypatch.setattr(openings, "LEAST", 0)
+    return tmp_path
+
+
+def pictures() -> onnx.ModelProto:
+    conv = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2)]
+    network = nn.Sequential(*conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    return export(network, {"x": ("batch", 3, 12, 12)})
+
+
+def vectors() -> onnx.ModelProto:
+    network = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 5))
+    return export(network, {"x": ("batch", 8)})
+
+
+def built(make: Callable[[], onnx.ModelProto], **options: Any) -> Callable[[], gg.Step]:
+    return lambda: gg.build(make(), "cross_entropy", options.pop("optimizer", gg.optim.adamw(1e-2)), **options)
+
+
+def adapted() -> gg.Step:
+    return gg.build(gg.lora(vectors(), target="*", rank=2), "cross_entropy", gg.optim.adamw(1e-2))
+
+
+STEPS: dict[str, tuple[Callable[[], gg.Step], dict[str, Any]]] = {
+    "convolutions": (built(pictures), {}),
+    "in place": (built(pictures), {"in_place": True}),
+    "dropout": (built(vectors), {}),
+    "frozen": (built(vectors, freeze="0.*"), {}),
+    "float16": (built(vectors, precision="float16"), {}),
+    "bfloat16": (built(pictures, precision="bfloat16"), {}),
+    "recomputed": (built(vectors, recompute="sqrt"), {}),
+    "accumulated": (built(vectors, accumulate=True), {}),
+    "averages": (built(vectors, ema=0.9), {}),
+    "adapters": (adapted, {}),
+    "basic": (built(pictures), {"optimization": "basic"}),
+    "unpacked": (built(vectors, freeze="0.*"), {"pack_weights": False}),
+}
+
+
+def data(step: gg.Step) -> dict[str, np.ndarray]:
+    (spec,) = step.manifest.inputs
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(12, *spec.shape[1:])).astype(np.float32)
+    return {"x": x, "target": rng.integers(0, 5, 12)}
+
+
+def trained(step: gg.Step, options: dict[str, Any], between: Path | None = None) -> dict[str, Any]:
+    """All that a run gives; stopped and resumed from a checkpoint ``between``, if that is given."""
+    samples = data(step)
+    trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1, **options))
+    losses = [trainer.step({n: a[:4] for n, a in samples.items()})["loss"] for _ in range(2)]
+    if between is not None:
+        trainer.save(between)
+        trainer = gg.Trainer.resume(step, between, device="cpu", options=RuntimeOptions(threads=1, **options))
+    trainer.fit(samples, epochs=1, batch_size=5, progress=False)  # the last batch is shorter
+    found = {"losses": np.array(losses), **trainer.evaluate(samples), **trainer.state_dict()}
+    prediction = trainer.predict(samples["x"])
+    return {**found, **(prediction if isinstance(prediction, dict) else {"prediction": prediction})}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.asarray(a[n]).tobytes() == np.asarray(b[n]).tobytes() for n in a)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, options = STEPS[name]
+    step = make()
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")
+    without = trained(step, options)
+    assert openings.kept() == (0, 0)
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "")
+    assert same(without, trained(step, options))
+    count = openings.kept()[0]
+    assert count > 0
+    if name != "recomputed":  # of which only evaluation and prediction are kept
+        monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    assert same(without, trained(step, options))
+    assert same(without, trained(step, options, between=tmp_path / "run.ckpt"))
+    assert openings.kept()[0] == count
+
+
+def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = export(
+        nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 512), nn.Linear(512, 5)), {"x": ("n", 8)}
+    )
+    gg.build(wide, "cross_entropy", gg.optim.sgd(0.1), freeze="2.*").save(tmp_path / "step")
+    step = gg.Step.load(tmp_path / "step")
+    assert any(t.data_location == onnx.TensorProto.EXTERNAL for t in step.train.graph.initializer)
+    first = trained(step, {})
+    assert openings.kept()[1] < 1 << 20
+    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    assert same(first, trained(gg.Step.load(tmp_path / "step"), {}))
+
+
+def the_files() -> list[Path]:
+    return sorted(openings.folder().glob("*.opening"))
+
+
+def external(file: Path, content: bytes) -> bytes:
+    """A model that reads a file which the step does not, with a digest that is right."""
+    start = len(openings._MARK) + openings._DIGEST
+    model = onnx.ModelProto.FromString(content[start + 1 :])
+    tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    body = content[start : start + 1] + model.SerializeToString()
+    return content[: len(openings._MARK)] + openings._digest(file.stem, body) + body
+
+
+DAMAGES: dict[str, Callable[[Path, bytes], bytes]] = {
+    "cut": lambda file, content: content[:-1],
+    "half": lambda file, content: content[: len(content) // 2],
+    "empty": lambda file, content: b"",
+    "a bit": lambda file, content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+    "the kind": lambda file, content: content[:52] + b"\0" + content[53:],
+    "older": lambda file, content: content.replace(b"opening 1", b"opening 0"),
+    "another one's": lambda file, content: next(f for f in the_files() if f != file).read_bytes(),
+    "noise": lambda file, content: RNG.bytes(len(content)),
+    "no model": lambda file, content: openings._MARK + openings._digest(file.stem, b"\1\xff\xff") + b"\1\xff\xff",
+    "a file elsewhere": external,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_was_not_kept_so_counts_as_nothing(damage: str) -> None:
+    step = built(vectors)()
+    first = trained(step, {})
+    contents = {file: file.read_bytes() for file in the_files()}
+    damaged = {file: DAMAGES[damage](file, content) for file, content in contents.items()}
+    for file, content in damaged.items():
+        assert content != contents[file]
+        file.write_bytes(content)
+        assert openings.read(file.stem, step.train) is None
+    assert same(first, trained(step, {}))
+    assert all(openings.read(file.stem, step.train) is not None for file in contents)
+
+
+def test_a_folder_or_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    step = built(vectors)()
+    first = trained(step, {})
+    (tmp_path / "elsewhere").mkdir()
+    for i, file in enumerate(the_files()):
+        file.rename(tmp_path / "elsewhere" / file.name)
+        if i % 2 and os.name != "nt":
+            file.symlink_to(tmp_path / "elsewhere" / file.name)
+        else:
+            file.mkdir()
+        assert openings.read(file.stem, step.train) is None
+    assert same(first, trained(step, {}))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_what_others_may_have_written_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    step = built(vectors)()
+    trained(step, {})
+    for file in the_files():
+        file.chmod(0o666)
+        assert openings.read(file.stem, step.train) is None
+    assert "other users may write" in caplog.text
+
+
+def test_the_key_has_all_that_decides() -> None:
+    model, other = built(vectors)().train, built(pictures)().train
+    one = RuntimeOptions(threads=1)
+    keys = [
+        openings.key_of(model, ORT_CPU, CPU, one),
+        openings.key_of(other, ORT_CPU, CPU, one),
+        openings.key_of(model, BACKENDS["ort-cpu-native"], CPU, one),
+        openings.key_of(model, ORT_CPU, CPU, RuntimeOptions(threads=2)),
+        openings.key_of(model, ORT_CPU, CPU, RuntimeOptions(threads=1, deterministic=True)),
+        openings.key_of(model, ORT_CPU, CPU, one, [("batch", 4)]),
+        openings.key_of(model, ORT_CPU, CPU, one, [("batch", 5)]),
+    ]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert openings.key_of(model, ORT_CPU, CPU, one) == keys[0]
+
+
+@pytest.mark.parametrize("what", ["ort.__version__", "processor", "instructions", "_sources"])
+def test_another_machine_or_version_has_other_keys(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(vectors)().train
+    key = openings.key_of(model, ORT_CPU, CPU, RuntimeOptions())
+    value: Any = "0.0" if "." in what else lambda: "another"
+    monkeypatch.setattr(f"{openings.__name__}.{what}", value)
+    assert openings.key_of(model, ORT_CPU, CPU, RuntimeOptions()) not in (None, key)
+
+
+def test_code_of_others_is_in_no_key() -> None:
+    model = built(vectors)().train
+    forms = gg.backends.forms.Forms()
+    forms.add("Relu")(lambda op, x: x)
+    made = gg.backends.backend.Backend("theirs", "theirs", lambda: gg.backends.backend.Lowering(forms=forms))
+    assert openings.key_of(model, made, CPU, RuntimeOptions()) is None
+    assert openings.key_of(model, ORT_CPU, CPU, RuntimeOptions(custom_ops="own.so")) is None
+
+
+def test_the_folder_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(vectors)().train
+    size = model.ByteSize() + 100
+    monkeypatch.setattr(openings, "MOST", 3 * size)
+    names = [digest_of([bytes([i])]).rpartition(":")[2] for i in range(5)]
+    for i, name in enumerate(names):
+        openings.keep(name, openings.Opening(model, True))
+        os.utime(openings._path(name), (i, i))
+        if i == 2:
+            assert openings.read(names[0], model) is not None  # used just now
+    assert [openings.read(name, model) is not None for name in names] == [True, False, False, True, True]
+    assert openings.kept()[1] <= 3 * size
+    openings.forget()
+    assert openings.kept() == (0, 0)
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        raise GradgraphError("the disk is full")
+
+    step = built(vectors)()
+    first = trained(step, {})
+    openings.forget()
+    monkeypatch.setattr(openings, "write_atomically", fails)
+    assert same(first, trained(step, {}))
+    assert openings.kept() == (0, 0)
+
+
+def test_several_may_write_one_opening_at_once() -> None:
+    model = built(pictures)().train
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            list(pool.map(lambda i: openings.keep("0" * 64, openings.Opening(model, True)), range(8)))
+            found = openings.read("0" * 64, model)
+            assert found is not None
+            assert found.model == model
+    assert [file.name for file in openings.folder().iterdir()] == ["0" * 64 + ".opening"]
