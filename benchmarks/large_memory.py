@@ -1,9 +1,10 @@
 """Seconds and memory of each stage of fine-tuning a large model: build, save, train, evaluate, predict, export.
 
-    python -m benchmarks.large_memory [--gigabytes 2.4] [--share-weights] [--stages build,train] [--folder DIR]
+    python -m benchmarks.large_memory [--gigabytes 2.4] [--inside] [--share-weights] [--stages build] [--folder DIR]
 
-It writes a model with that much external data (``large_models.py``), freezes all but the head, and runs each stage in a
-process of its own; then other commands, all of which take models above protobuf's 2 GB. Columns: seconds without the
+It writes a model with that much external data (``large_models.py``), or weights inside the .onnx, freezes all but the
+head, and runs each stage in a process of its own; then other commands, all of which take models above protobuf's 2 GB
+(of external data). Columns: seconds without the
 import; peaks of memory beyond what the imports take, of which "private" is memory that no file backs (the system cannot
 take it back), and "mapped" are pages of mapped files (it can); both together; and that in sizes of the model's weights.
 Needs six times the size on the disk (``--folder``, a temporary one by default).
@@ -202,6 +203,18 @@ def watched(name: str, folder: Path, share: bool) -> dict[str, Any]:
     return {**json.loads(text.splitlines()[-1]), "peaks": peaks}
 
 
+def write_model(path: Path, kind: str, gigabytes: float, inside: bool) -> None:
+    from gradgraph.files.models import load_model
+    from gradgraph.files.streamed import model_pieces
+
+    MODELS[kind](path, gigabytes)
+    if inside:
+        with path.with_suffix(".whole").open("wb") as file:
+            file.writelines(model_pieces(load_model(path)))
+        path.with_suffix(".whole").replace(path)
+        path.with_name(f"{path.name}.data").unlink()
+
+
 def report(folder: Path, stages: list[str], share: bool) -> None:
     weights = sum(p.stat().st_size for p in folder.glob("model.onnx*"))
     print(f"weights: {weights / 1e9:.2f} GB; batch {BATCH}")
@@ -222,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.4)
     parser.add_argument("--kind", choices=MODELS, default="backbone")
+    parser.add_argument("--inside", action="store_true", help="weights inside the .onnx, up to 2 GB")
     parser.add_argument("--share-weights", action="store_true", help="let the step folder refer to the model's file")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--folder", type=Path, help="where files are written and kept, so that a second run is sooner")
@@ -234,7 +248,7 @@ def main() -> None:
     (folder / "export").mkdir(parents=True, exist_ok=True)
     try:
         if not (folder / "model.onnx").exists():
-            MODELS[arguments.kind](folder / "model.onnx", arguments.gigabytes)
+            write_model(folder / "model.onnx", arguments.kind, arguments.gigabytes, arguments.inside)
         report(folder, arguments.stages.split(","), arguments.share_weights)
     finally:
         if arguments.folder is None:
