@@ -99,12 +99,13 @@ def starting_model(
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
     """Let a trainer that has no preprocessing learn it from the table in a file."""
     from gradgraph.step.data_names import DataNames
+    from gradgraph.step.placed_columns import compared
 
     if trainer.names.preprocess is not None:  # it goes on
         return
     manifest = trainer.manifest
     index = any(len(spec.shape) == 2 and "int" in spec.dtype for spec in manifest.inputs)
-    plan = learnt(data, target or [t.name for t in manifest.targets], kinds, index)
+    plan = learnt(data, target or [t.name for t in compared(manifest.targets)], kinds, index)
     trainer.names = DataNames(preprocess=plan)
 
 

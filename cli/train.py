@@ -254,6 +254,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         folder.fill(named, builds=model is None or not model.is_dir())
         out, given = named.pop("out"), named
     run = Run(**given)
+    if recipe.sample_weight and (run.start is not None or run.preprocess is not None):
+        run = replace(run, column={**run.column, "sample_weight": "drop"})  # which the model is not to read
     if run.resume and run.checkpoint is None:
         raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
     if run.resume and run.force:
@@ -281,6 +283,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     from gradgraph.runtime.data.tables import target_columns
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.placed_columns import compared
 
     options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
     if run.resume and run.checkpoint is not None:
@@ -296,7 +299,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     elif run.column and run.start is None:
         raise click.UsageError("--column says how --preprocess reads a column; add --preprocess auto", ctx)
     if run.target and run.start is None and run.preprocess is None:  # else what was learnt of the table has them
-        trainer.names = trainer.names.updated(target_columns(step.manifest.targets, run.target))
+        trainer.names = trainer.names.updated(target_columns(compared(step.manifest.targets), run.target))
     samples = run.reading(model).data(run.data, trainer.names, run.augment)
     data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
     if isinstance(run.batch_size, str):

@@ -116,7 +116,9 @@ def export_report(
     names = [o.name for o in trainer.definition.eval.graph.output]
 
     plan = after.names.preprocess
-    takes_columns = plan is not None and set(after.specs) == set(plan.read)
+    takes_columns = plan is not None and plan.stands_before(
+        {name: len(spec.shape) for name, spec in after.specs.items()}
+    )
 
     def before(feeds: Feeds) -> Outputs:
         given = plan.arrays(feeds) if plan is not None and takes_columns else feeds

@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.outputs import output_of
-from gradgraph.building.terms import MASK, SAMPLE_WEIGHT
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import load_model, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
@@ -27,6 +26,7 @@ from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.finishes import calibration
 from gradgraph.step.manifest import TargetSpec
+from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 BINS = 15  # of the calibration error, as of the metric
 LEAST, MOST = 0.01, 100.0  # temperatures that are looked at

@@ -18,9 +18,7 @@ from gradgraph.building.outputs import make_outputs, output_of, value_names
 from gradgraph.building.same_sizes import named_sizes
 from gradgraph.building.step_options import StepOptions
 from gradgraph.building.terms import (
-    MASK,
     OWN,
-    SAMPLE_WEIGHT,
     Term,
     chosen_loss,
     factor_input,
@@ -39,6 +37,7 @@ from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
 from gradgraph.rivals.objects import library_of
 from gradgraph.step.manifest import TargetSpec, column
+from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 
 @dataclass(frozen=True)

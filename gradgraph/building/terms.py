@@ -21,10 +21,10 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES
 from gradgraph.step.manifest import TargetSpec, dtype_name, numpy_dtype
+from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 OWN = Loss(OWN_LOSS, lambda output: output, targets=(), reads=("loss",))
-SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 Axes: TypeAlias = bool | Sequence[int | str | None]
 MaskSpec: TypeAlias = Axes | Mapping[str, bool | int | Sequence[int | str | None]]
 

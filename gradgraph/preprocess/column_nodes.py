@@ -68,7 +68,7 @@ def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], bool
 def cut_off(model: ir.Model, plan: Plan) -> None:
     """Undo :func:`put_before` and :func:`call_classes`: the model takes arrays again, and gives its own outputs."""
     graph = model.graph
-    if not plan.read.keys() <= {value.name for value in graph.inputs}:
+    if not plan.stands_before({v.name or "": -1 if v.shape is None else len(v.shape) for v in graph.inputs}):
         return
     outputs = [v for v in graph.outputs if not _is_ours(v)]
     graph.outputs.clear()

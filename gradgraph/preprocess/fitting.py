@@ -60,7 +60,9 @@ def fit(
             raise DataError(f"the table has no column '{shown(name)}'{suggestion(name, list(frame))}")
     columns = {name: _learnt(name, frame[name], given.get(name), index) for name in frame if name not in targets}
     rows = len(frame[next(iter(frame))]) if frame.keys else 0
-    return Preprocessing(columns, {name: _target(name, frame[name], given.get(name)) for name in targets}, rows)
+    learnt = {name: _target(name, frame[name], given.get(name)) for name in targets}
+    numbers, indices = (f"{name}_of_columns" if name in targets else name for name in ("x", "categories"))
+    return Preprocessing(columns, learnt, rows, numbers, indices)  # a model may call its output like a target
 
 
 def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -97,6 +97,10 @@ class Plan:
         """The columns of a table of numbers and words that are drawn, as :meth:`feeds` gives them."""
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
+    def stands_before(self, ranks: Mapping[str, int]) -> bool:
+        """Whether a model takes the columns themselves, by the ranks of its inputs: an array may be called like one."""
+        return all(ranks.get(name) == 1 for name in self.read)
+
     # --- written and read -----------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.pipeline import build
-from gradgraph.building.terms import SAMPLE_WEIGHT
 from gradgraph.errors import BuildError, listed
 from gradgraph.files.models import load_model
 from gradgraph.frontend import export, manual_seed, nn
@@ -27,6 +26,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.sklearn.kept_step import KeptStep
 from gradgraph.sklearn.sparse_rows import SparseRows
 from gradgraph.step.data_names import DataNames
+from gradgraph.step.placed_columns import SAMPLE_WEIGHT
 from gradgraph.step.step import Step
 
 

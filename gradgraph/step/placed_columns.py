@@ -9,6 +9,14 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
+SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
+
+
+def compared(targets: Sequence[TargetSpec]) -> list[TargetSpec]:
+    """The targets that outputs are compared with, without what says how much samples count."""
+    masks = {t.name for t in targets if t.dtype == "bool" and t.name.endswith(f"_{MASK}")}
+    return [t for t in targets if t.name not in {SAMPLE_WEIGHT, MASK, *masks}]
+
 
 def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
     """The part of ``names``, another model's, that fits these inputs and targets; DataError as of ``placed``."""
@@ -35,7 +43,7 @@ def placed(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[Tar
     numbers = _input(plan.numbers, floats, inputs) if plan.numbers in plan.features else plan.numbers
     indices = _input(plan.indices, whole, inputs) if plan.indices in plan.features else plan.indices
     names = replace(names, preprocess=replace(plan, numbers=numbers, indices=indices))
-    return names.updated(_learnt(names, targets))
+    return names.updated(_learnt(names, compared(targets)))
 
 
 def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> str:

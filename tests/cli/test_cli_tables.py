@@ -214,3 +214,24 @@ def test_columns_of_any_name_are_typed(name: str, cli: Cli, tables: Any) -> None
     ok(cli, *words, "--run", str(RUN))
     ok(cli, "train", str(RUN), "--resume", "--epochs", "2")  # from the recipe
     ok(cli, "evaluate", str(RUN), "--data", "train.csv")
+
+
+@pytest.mark.parametrize("model", ["mlp", "model of mine"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_weights_of_samples_are_no_column_of_the_model(target: str, model: str, cli: Cli, tables: Any) -> None:
+    """Rows that weigh nothing change nothing."""
+    rng = np.random.default_rng(0)
+    weighed = tables[["area", target]].fillna(90.0).assign(sample_weight=rng.integers(0, 2, 90).astype(float))
+    width = 2 if target == "kind" else 1
+    onnx.save(gg.frontend.export(nn.Linear(1, width), {"x": ("batch", 1)}), "mine.onnx")
+    words = ["mine.onnx", "--preprocess", "auto", "--loss", "cross_entropy" if target == "kind" else "mse"]
+    words = ["train", *(["--model", "mlp"] if model == "mlp" else words), "--data", "train.csv", "--target", target]
+    losses = []
+    for change in (0, 1):
+        other = target if target == "kind" else "price"
+        spoilt = weighed[other].where(weighed.sample_weight > 0, "dear" if target == "kind" else 9e5)
+        weighed.assign(**{other: spoilt if change else weighed[other]}).to_csv("train.csv", index=False)
+        ok(cli, *words, "--epochs", "1", "--sample-weight", "--run", f"runs/{change}")
+        losses.append(json.loads(ok(cli, "evaluate", "runs/0", "--data", "train.csv", "--json"))["scores"]["loss"])
+    assert [i.name for i in onnx.load("runs/0/trained.onnx").graph.input] == ["area"]
+    assert losses[0] == pytest.approx(losses[1])

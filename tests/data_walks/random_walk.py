@@ -201,7 +201,7 @@ def classifier_scores(scores: Array, labels: Array) -> dict[str, float]:
     count, called = scores.shape[1], scores.argmax(axis=1)
     return {
         "accuracy": metrics.accuracy_score(labels, called),
-        "log_loss": metrics.log_loss(labels, softmax(scores), labels=range(count)),
+        "log_loss": float(entropies(scores, labels).mean()),
         "mcc": metrics.matthews_corrcoef(labels, called),
         "cohen_kappa": metrics.cohen_kappa_score(labels, called, labels=range(count)),
         "brier": float(np.mean(((softmax(scores) - np.eye(count)[labels]) ** 2).sum(axis=1))),

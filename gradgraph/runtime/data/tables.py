@@ -207,7 +207,7 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
     plan = known.preprocess
     if plan is None:
         return {}
-    if plan.read.keys() <= specs.keys():
+    if plan.stands_before({n: len(spec.shape) for n, spec in specs.items() if not isinstance(spec, TargetSpec)}):
         return plan.feeds(table)
     features = plan.features
     for name, own in features.items():
