@@ -241,7 +241,7 @@ def test_columns_of_the_names_of_a_model_are_its_inputs_nevertheless(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "called", ["preprocess/x", "logits", "class", "probabilities", "a,b", " ", "rows", "temperature"]
+    "called", ["preprocess/x", "logits", "class", "probabilities", "a,b", " ", "rows", "temperature", "x", "target"]
 )
 def test_a_column_may_have_any_name(called: str, tmp_path: Path) -> None:
     """Also that of an output, or of what stands in front of the model: exported, calibrated and read again."""
