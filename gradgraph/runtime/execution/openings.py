@@ -94,7 +94,7 @@ def key_of(
 
 
 def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
-    """What was kept under ``key`` for ``source``, or None."""
+    """Return what was kept under ``key`` for ``source``, or None."""
     if key is None:
         return None
     path = _path(key)
