@@ -13,7 +13,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models shipped-packages lint format hooks pages docs bench clean
+.PHONY: help demo test wheel coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models shipped-packages lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
@@ -31,6 +31,7 @@ help:
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
 	@echo "make docs      build the documentation as a site, in build/site"
+	@echo "make wheel     make a wheel with native kernels for all processors of this system, in dist"
 	@echo "make bench     time training steps against other ways to train; writes docs/how-it-works/performance.md"
 
 $(VENV)/bin/python:
@@ -113,6 +114,9 @@ docs: $(call STAMP,docs)
 
 bench: $(call STAMP,bench)
 	$(BIN)/python -m benchmarks.run --save $(ARGS)
+
+wheel: $(VENV)/bin/python
+	GRADGRAPH_COMPILE_KERNELS=1 $(BIN)/python -m pip wheel --quiet --no-deps -w dist .
 
 clean:
 	rm -rf $(VENV) $(RUNTIMES) .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -11,7 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.errors import shown
+from gradgraph.errors import RuntimeUnavailableError, shown
 from onnx_gradgraph import other_project
 
 PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "safetensors", "click",
@@ -22,7 +22,8 @@ PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxru
 @click.option("--forget-openings", is_flag=True, help="First remove what opening steps has left in the cache folder.")
 @output.json_option
 def command(forget_openings: bool, as_json: bool) -> None:
-    """Show versions and execution providers, for bug reports, and where what opening steps has decided is kept.
+    """Show versions, execution providers and native kernels, for bug reports, and where what opening steps has decided
+    is kept.
 
     Examples:
       gradgraph env
@@ -44,6 +45,7 @@ def command(forget_openings: bool, as_json: bool) -> None:
         **{name: v for name in PACKAGES if (v := _version(name))},
         "providers": ", ".join(onnxruntime.get_available_providers()),
         "openings": f"{shown(openings.folder())} ({count} kept, {size / 1e6:.0f} MB{off})",
+        "native kernels": _kernels(),
     }
     if (warning := other_project()) is not None:
         facts["warning"] = warning
@@ -60,3 +62,13 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _kernels() -> str:
+    """Whether native kernels are in use, and why not; a variable that forbids training altogether is a fact, too."""
+    from gradgraph.backends.ort_native import in_use
+
+    try:
+        return in_use.told()
+    except RuntimeUnavailableError as error:
+        return f"not in use: {error.in_shell()}"

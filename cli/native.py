@@ -26,10 +26,12 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
       gradgraph native build --compiler clang++
       gradgraph native status --json
 
-    They are optional: `gradgraph train --native-kernels` and gg.RuntimeOptions(native_kernels=True) use them, and
-    nothing else does. They lie in the user's cache folder and fit one processor, one onnxruntime and one gradgraph:
-    after a change of any of these, build them again.
+    They are optional: training on the CPU uses them where they are, unless --no-native-kernels,
+    gg.RuntimeOptions(native_kernels=False) or the environment variable GRADGRAPH_NATIVE_KERNELS=0 says otherwise. Many
+    installs bring some. Those that are built here lie in the user's cache folder, come before those, and fit one
+    processor, one onnxruntime and one gradgraph: after a change of any of these, build them again.
     """
+    from gradgraph.backends.ort_native import in_use
     from gradgraph.backends.ort_native import library as kernels
 
     if action == "status" and compiler is not None:
@@ -37,7 +39,9 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
     library = kernels.build(compiler) if action == "build" else kernels.here()
     if library.is_built:
         library.required()  # refuses what somebody else may have written
+    told = in_use.told()
     if as_json:
-        output.emit_json({"built": library.is_built, "library": str(library.path)})
+        output.emit_json({"built": library.is_built, "library": str(library.path), "told": told})
         return
     output.emit(f"{'built' if library.is_built else 'not built'}: {shown(library.path)}")
+    output.emit(told)

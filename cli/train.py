@@ -158,7 +158,12 @@ if TYPE_CHECKING:
 @device_option("train")
 @CUSTOM_OPS
 @placed(
-    "training", "--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled."
+    "training",
+    "--native-kernels",
+    is_flag=True,
+    default=None,
+    help="Require kernels in C++, or with --no-native-kernels do without; else they are used on the CPU where they are "
+    "(`gradgraph env`).",
 )
 @placed(
     "training",
@@ -262,8 +267,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
     if run.resume and run.weights is not None:
         raise click.UsageError("--resume takes the weights of the checkpoint; leave --weights out", ctx)
-    if run.matmul_precision != "highest" and not run.native_kernels:
-        raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
+    if run.matmul_precision != "highest" and run.native_kernels is False:
+        raise click.UsageError("--matmul-precision is that of native kernels; leave --no-native-kernels out", ctx)
     begun = out if model is None and run.resume and out is not None and out.is_dir() else None
     is_step = model is not None and model.is_dir()
     named_model = model or begun or run.start
@@ -398,7 +403,7 @@ class Run:
     no_shuffle: bool
     drop_last: bool
     device: Literal["auto", "cpu", "cuda"]
-    native_kernels: bool
+    native_kernels: bool | None
     matmul_precision: Literal["highest", "high"]
     dry_run: bool
     find_lr: bool

@@ -42,7 +42,8 @@ def command(
     sizes = _sizes(definition.manifest, batch_size, dim)
     placement = Placement.choose(device)
     rows: list[str] = []
-    tuner = Tuner(placement.backend, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
+    options = placement.settled(RuntimeOptions(threads=threads))
+    tuner = Tuner(placement.trains_for(options), placement, options, default_cache(), rows.append)
     for train in definition.trains.values():
         tuner(train, sizes)
     if as_json:

@@ -1,7 +1,10 @@
-"""Which cases of a sweep run.
+"""Which cases of a sweep run, and native kernels for all tests.
 
 A sweep is a test with hundreds of parametrised cases that others check in other ways, too. Marked ``sweep(share)``, it
 runs that share of its cases, always the same ones, and with ``--whole`` all of them, as continuous integration does.
+
+Trainers use native kernels as they do where a user has installed them with a compiler at hand. Without a compiler the
+tests run without, and so they do with GRADGRAPH_NATIVE_KERNELS=0.
 """
 
 from __future__ import annotations
@@ -9,13 +12,29 @@ from __future__ import annotations
 import os
 import zlib
 
+import compiled_kernels
 import pytest
+
+from gradgraph.backends.ort_native import in_use
 
 os.environ["GRADGRAPH_OPENINGS"] = "off"  # what an earlier run has left decides nothing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="run every case of every sweep, not a sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have native kernels compiled by the process that starts the others, which find them."""
+    if hasattr(config, "workerinput"):
+        return
+    stands_in_the_way = compiled_kernels.use()
+    if stands_in_the_way is not None:
+        raise pytest.UsageError(stands_in_the_way)
+
+
+def pytest_report_header() -> str:
+    return f"native kernels: {in_use.told()}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

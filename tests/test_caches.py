@@ -32,6 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder, with a file for each reader."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(native, "BUILT", tmp_path / "none")
     open_private(cache_folder())
     for file in (native.here().path, default_cache()):
         file.write_text("{}")

@@ -1,4 +1,4 @@
-"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime.
+"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime alone.
 
 "lean" keeps one state, and computes the weights of attentions again, if there are any.
 """
@@ -45,7 +45,7 @@ class Peer:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.definition = built(job)
-        self.trainer = self.open(RuntimeOptions(threads=job.threads, in_place=job.mode == "lean"))
+        self.trainer = self.open(RuntimeOptions(threads=job.threads, in_place=job.mode == "lean", native_kernels=False))
         self.batch: dict[str, Any] = dict(job.batch())
         if job.device == "cuda":  # what is bound on the device need not be copied for each step
             self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}
@@ -60,7 +60,7 @@ class Peer:
     def profile(self, steps: int) -> dict[str, Any]:
         """Fields of ``profiling.Summary`` for the mean of some steps after the first."""
         with tempfile.TemporaryDirectory() as folder:
-            self.trainer = self.open(Profiled(threads=self.job.threads, prefix=f"{folder}/profile"))
+            self.trainer = self.open(Profiled(threads=self.job.threads, native_kernels=False, prefix=f"{folder}/profile"))
             for _ in range(steps + 1):
                 self.step()
             del self.trainer

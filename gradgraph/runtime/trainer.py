@@ -140,9 +140,11 @@ class Trainer(Exports):
 
     @property
     def described(self) -> str:
-        """Where it trains, and what makes that less exact than usual, in words."""
-        precision = self._executor.opened.options.matmul_precision
-        return self.device if precision == HIGHEST else f"{self.device} with matmul_precision {precision}"
+        """Where it trains, with native kernels or without, and what makes that less exact than usual, in words."""
+        options = self._executor.opened.options
+        kernels = " with native kernels" if options.native_kernels else ""
+        precision = "" if options.matmul_precision == HIGHEST else f" at matmul_precision {options.matmul_precision}"
+        return f"{self.device}{kernels}{precision}"
 
     @property
     def progress(self) -> Progress:

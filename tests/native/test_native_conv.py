@@ -274,7 +274,7 @@ def test_steps_choose_them_where_there_are_tiles(has_tiles: bool, monkeypatch: p
     lowers = {a.f for n in convs for a in n.attribute if a.name == "lower"}
     assert lowers == {0.0, -np.inf}  # the activation is part of the convolution
     rng = np.random.default_rng(0)
-    plain = gg.Trainer(built, device="cpu")
+    plain = gg.Trainer(built, device="cpu", options=RuntimeOptions(native_kernels=False))
     fast = gg.Trainer(built, device="cpu", options=RuntimeOptions(native_kernels=True))
     for _ in range(3):
         batch = {"x": rng.normal(size=(8, 3, 16, 16)).astype(np.float32), "target": rng.integers(0, 4, 8)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_steps_train_with_it(name: str, monkeypatch: pytest.MonkeyPatch, caplog:
     exact = gg.Trainer(built, device="cpu", options=RuntimeOptions(native_kernels=True, threads=2))
     with caplog.at_level(logging.INFO, "gradgraph"):
         high = gg.Trainer(built, device="cpu", options=HIGH)
-    assert "training on cpu with matmul_precision high" in caplog.messages
+    assert "training on cpu with native kernels at matmul_precision high" in caplog.messages
     for batch in batches(name, 8, 3) + batches(name, 3, 1):
         np.testing.assert_allclose(high.step(batch)["loss"], exact.step(batch)["loss"], rtol=1e-3)
     states = [trainer.state_dict() for trainer in (exact, high)]
@@ -117,7 +118,7 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native.Library, "has_tiles", False)
     cases = {
         "needs a processor with tiles": HIGH,
-        "is that of native kernels; add native_kernels=True": RuntimeOptions(matmul_precision="high"),
+        "is that of native kernels; leave native_kernels=False out": replace(HIGH, native_kernels=False),
         "there is no matmul_precision 'medium'; use highest or high": RuntimeOptions(matmul_precision="medium"),  # type: ignore[arg-type]
     }
     for message, options in cases.items():
@@ -138,11 +139,11 @@ def test_the_command_line(
     np.savez(tmp_path / "train.npz", **arrays(64))
     monkeypatch.chdir(tmp_path)
     words = ("train", "model.onnx", "--data", "train.npz", "--device", "cpu", "--epochs", "1")
-    assert run((*words, "--matmul-precision", "high")) == 2
-    assert "add --native-kernels" in capsys.readouterr().err
-    code = run((*words, "--native-kernels", "--matmul-precision", "high"))
+    assert run((*words, "--no-native-kernels", "--matmul-precision", "high")) == 2
+    assert "leave --no-native-kernels out" in capsys.readouterr().err
+    code = run((*words, "--matmul-precision", "high"))
     said = capsys.readouterr().err
     if library.has_tiles:
-        assert code == 0 and "training on cpu with matmul_precision high: " in said
+        assert code == 0 and "training on cpu with native kernels at matmul_precision high: " in said
     else:
         assert code == 1 and "needs a processor with tiles" in said

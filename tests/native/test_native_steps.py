@@ -32,8 +32,8 @@ def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native_attention, name, 1)
 
 
-def trainer(built: gg.Step, **options: object) -> gg.Trainer:
-    return gg.Trainer(built, device="cpu", options=RuntimeOptions(**options))
+def trainer(built: gg.Step, native_kernels: bool = False, **options: object) -> gg.Trainer:
+    return gg.Trainer(built, device="cpu", options=RuntimeOptions(native_kernels=native_kernels, **options))
 
 
 def assert_alike(found: gg.Trainer, wanted: gg.Trainer, tolerance: float = 1e-3) -> None:

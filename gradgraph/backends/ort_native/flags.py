@@ -1,9 +1,18 @@
-"""Options of the compiler for native kernels. ``setup.py`` reads this file alone, so it imports nothing of ours."""
+"""How native kernels are compiled: sources, options, and the names of what comes out.
+
+``setup.py`` reads this file alone, so it imports nothing of ours.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import platform
 import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "kernels"
+COMPILERS = ("c++", "g++", "clang++")
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
          # neither changes a result: errno of sqrt, and which of two results was computed first
@@ -19,7 +28,9 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512": ("-march=skylake-avx512", WIDE, NO_TILES),
     "amx": ("-march=sapphirerapids", WIDE),
 }
-_ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8.2-a",)}
+# what a compiler defines for a processor that has a level
+MACROS = {"avx2": "__AVX2__", "avx512": "__AVX512VL__", "amx": "__AMX_BF16__", "arm64": "__aarch64__"}
+_ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8-a",)}
 
 
 def shipped_levels() -> dict[str, tuple[str, ...]]:
@@ -32,3 +43,39 @@ def shipped_levels() -> dict[str, tuple[str, ...]]:
 def library_name(stem: str) -> str:
     """Return the file name of a shared library on this system."""
     return f"{stem}.{'dylib' if sys.platform == 'darwin' else 'so'}"
+
+
+def probe() -> list[str]:
+    """Return the compiler's options to list its macros for this processor, with C++ on stdin."""
+    return [*([] if shipped_levels() is _ARM else ["-march=native"]), "-dM", "-E", "-x", "c++", "-"]
+
+
+def level_of(macros: str) -> str | None:
+    """Return the highest level of which a compiler's ``macros`` tell; None where there is none."""
+    known = (level for level in reversed(shipped_levels()) if f"#define {MACROS[level]} " in macros)
+    return next(known, None)
+
+
+def files(*patterns: str) -> list[Path]:
+    """Return the C++ files whose names match, in their order."""
+    return sorted(path for pattern in patterns for path in SOURCES.glob(pattern))
+
+
+@functools.cache
+def sources() -> bytes:
+    """Return all C++ sources. Forms ask for the library hundreds of times while a step is opened."""
+    return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in files("*.cc", "*.h"))
+
+
+def digest(*parts: str) -> str:
+    """Return sixteen digits that stand for the sources and what else decides about a library."""
+    known = hashlib.sha256()
+    for part in parts:
+        known.update(part.encode() + b"\0")
+    known.update(sources())
+    return known.hexdigest()[:16]
+
+
+def shipped_name(level: str) -> str:
+    """Return the file name of the library that comes with the package for a level; other sources, another name."""
+    return library_name(f"{level}-{digest(*FLAGS, *shipped_levels()[level])}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import subprocess
@@ -21,18 +20,27 @@ from pathlib import Path
 import onnx.parser
 import onnxruntime as ort
 
-from gradgraph.backends.ort_native.flags import FLAGS, NO_TILES, WIDE, library_name, shipped_levels
+from gradgraph.backends.ort_native.flags import (
+    COMPILERS,
+    FLAGS,
+    NO_TILES,
+    WIDE,
+    digest,
+    files,
+    library_name,
+    shipped_levels,
+    shipped_name,
+)
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
 from gradgraph.machine import processes
 from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
 from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels, processor
 
 DOMAIN = "gradgraph.native"
-COMPILERS = ("c++", "g++", "clang++")
 _BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
-_SOURCES = Path(__file__).parent / "kernels"
+BUILT = Path(__file__).parent / "built"  # what came with the package
 _LIMIT = 600  # seconds
 
 
@@ -117,28 +125,23 @@ def here() -> Library:
     return own if own.is_built else shipped() or own
 
 
-def shipped(folder: Path = Path(__file__).parent / "built") -> Library | None:
+def shipped(folder: Path | None = None) -> Library | None:
     """Return the library of the package for the highest level that this processor has; None where it has none."""
-    known = [level for level in shipped_levels() if level in levels() or level not in LEVELS]
-    if (highest := hidden_above()) is not None:
-        known = known[: known.index(highest) + 1]
-    paths = (folder / library_name(level) for level in reversed(known))
+    paths = ((folder or BUILT) / shipped_name(level) for level in reversed(levels_here()))
     return next((Library(path, came_with_package=True) for path in paths if path.is_file()), None)
+
+
+def levels_here() -> list[str]:
+    """Return the levels of libraries that may run here, the highest last."""
+    known = [level for level in shipped_levels() if level in levels() or level not in LEVELS]
+    highest = hidden_above()
+    return known if highest is None else known[: known.index(highest) + 1]
 
 
 def in_folder(folder: Path) -> Library:
     """The library for this processor and onnxruntime, in ``folder``."""
-    known = hashlib.sha256()
-    for part in (processor(), instructions(), ort.__version__, *FLAGS, *_processor_options()):
-        known.update(part.encode() + b"\0")
-    known.update(_sources())
-    return Library(folder.absolute() / library_name(f"native-{known.hexdigest()[:16]}"))
-
-
-@functools.cache
-def _sources() -> bytes:
-    """The C++ sources of this package. Forms ask for the library hundreds of times while a step is opened."""
-    return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in _files("*.cc", "*.h"))
+    name = digest(processor(), instructions(), ort.__version__, *FLAGS, *_processor_options())
+    return Library(folder.absolute() / library_name(f"native-{name}"))
 
 
 def build(compiler: str | None = None, library: Library | None = None) -> Library:
@@ -155,7 +158,7 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
         OutputError: the folder cannot be written.
     """
     library = library or in_folder(cache_folder())
-    command = [_compiler(compiler), *FLAGS, *_processor_options(), *map(str, _files("*.cc"))]
+    command = [_compiler(compiler), *FLAGS, *_processor_options(), *map(str, files("*.cc"))]
     try:
         open_private(library.path.parent)
         with tempfile.TemporaryDirectory(dir=library.path.parent) as folder:
@@ -170,10 +173,6 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
             f"cannot write the native kernels to '{shown(library.path.parent)}': {error.strerror or error}"
         ) from None
     return library
-
-
-def _files(*patterns: str) -> list[Path]:
-    return sorted(path for pattern in patterns for path in _SOURCES.glob(pattern))
 
 
 def _processor_options() -> list[str]:

@@ -58,7 +58,7 @@ from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.scores import names_of_classes
-from gradgraph.runtime.execution.session import initial_value, to_ortvalue
+from gradgraph.runtime.execution.session import STOCK, initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.turns import Turns
@@ -233,6 +233,8 @@ class Executor:
             self.state.undo(session.moved)
             raise self._diverged(loss, feeds, hyperparameters, part)
         p = self.progress
+        if p.kernels != self.opened.kernels:
+            self._goes_on_with(self.opened.kernels)
         p.steps += 1
         if part.reports_rate:
             p.hyperparameters[column(part.name, LEARNING_RATE)] = session.numbers[LEARNING_RATE]
@@ -243,6 +245,17 @@ class Executor:
         else:
             p.sizes = part.training.usual
         return session
+
+    def _goes_on_with(self, kernels: str) -> None:
+        """Record which kernels train from here on, and say so where others did before."""
+        p = self.progress
+        if p.kernels and kernels and p.steps:
+            log.warning(
+                "the run has trained with %s and goes on with %s, which may round differently",
+                *(f"native kernels ({shown(k)})" if k != STOCK else "onnxruntime's kernels alone"
+                  for k in (p.kernels, kernels)),
+            )  # fmt: skip
+        p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
         """Say once that the schedule of a step has ended, and nothing is learned any more."""

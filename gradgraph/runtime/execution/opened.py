@@ -69,6 +69,7 @@ class OpenedStep:
 
     Attributes:
         parts: the steps by name; one that is the only one is called "".
+        kernels: which ones train: the name of a native library, or ``STOCK``; "" off the CPU.
         gathered: what a training session that is made from now on is to gather.
 
     Raises:
@@ -84,13 +85,14 @@ class OpenedStep:
         tune: bool | Tuner,
         team: Team = ALONE,
     ) -> None:
-        definition, options = team.opened(definition, placement, options)
+        definition, options = team.opened(definition, placement, placement.settled(options))
         self.definition, self.placement, self.options, self.team = definition, placement, options, team
         backend = self.manifest.backend
         if backend in BACKENDS:
             check_runs_here(BACKENDS[backend], self.manifest.machine, placement.backend)
-        self._backend = placement.trains_for(options)
-        self._tuner = Tuner(self._backend, placement, options, default_cache()) if tune is True else tune or None
+        self._backend = placement.trains_for(self.options)
+        self.kernels = placement.kernels(self.options)
+        self._tuner = Tuner(self._backend, placement, self.options, default_cache()) if tune is True else tune or None
         self.gathered: Shapes = {}
         self.parts = {
             name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()

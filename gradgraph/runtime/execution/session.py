@@ -9,7 +9,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,7 +25,7 @@ from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.cpu_lowering import packing
-from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_native import in_use, library
 from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.building.same_sizes import COMPARED
@@ -45,6 +45,7 @@ log = logging.getLogger("gradgraph")
 Device = Literal["auto", "cpu", "cuda"]
 Provider = str | tuple[str, dict[str, Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+STOCK = "stock"  # onnxruntime's kernels alone
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
 LARGEST_FILLED = 1 << 20  # bytes of a constant that is computed in advance, and not of weights
 
@@ -70,8 +71,10 @@ class RuntimeOptions:
         cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, which spares launching its
             kernels one by one. True is an error for steps that cannot be recorded (with loops, or work for the CPU),
             "auto" runs these kernel by kernel.
-        native_kernels: train with the kernels that ``gradgraph native build`` compiles for this machine (on the CPU
-            provider, in float32).
+        native_kernels: train with kernels in C++ (on the CPU provider, in float32). None: where they came with the
+            package or ``gradgraph native build`` has built them, and they load; ``gradgraph env`` says whether, and
+            why not. True: they are required. False: onnxruntime's alone. The environment variable
+            ``GRADGRAPH_NATIVE_KERNELS`` (0 or 1) stands for None.
         matmul_precision: of products, convolutions and LSTMs that native kernels train with. "highest" is as exact as
             float32; "high" takes two bfloat16 for each number instead of three, which is faster: errors are at most
             2^-15 of the sum of the magnitudes that are added. Needs native kernels and a processor with AMX.
@@ -91,7 +94,7 @@ class RuntimeOptions:
     flush_denormals: bool = True
     deterministic: bool = False
     cuda_graph: bool | Literal["auto"] = False
-    native_kernels: bool = False
+    native_kernels: bool | None = None
     matmul_precision: Precision = HIGHEST
     custom_ops: custom_ops.Paths = ()
     pack_weights: bool | Literal["auto"] = "auto"
@@ -101,7 +104,7 @@ class RuntimeOptions:
         return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
-        """The options of onnxruntime itself for a session with these settings."""
+        """The options of onnxruntime itself for a session with these settings: without native kernels where None."""
         options = ort.SessionOptions()
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
@@ -158,6 +161,17 @@ class Placement:
         """The backend to lower evaluation and prediction for."""
         return packing(self.backend, options.pack_weights)
 
+    def settled(self, options: RuntimeOptions) -> RuntimeOptions:
+        """``options`` that say whether to train with native kernels: where the caller does not, where they run.
+
+        Raises:
+            RuntimeUnavailableError: an environment variable holds what it cannot.
+        """
+        if options.native_kernels is not None:
+            return options
+        wanted = options.matmul_precision != HIGHEST or (self.backend == ORT_CPU and in_use.by_default())
+        return replace(options, native_kernels=wanted)
+
     def trains_for(self, options: RuntimeOptions) -> Backend:
         """The backend to lower training for.
 
@@ -165,7 +179,7 @@ class Placement:
             RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
                 not built, or cannot run here.
         """
-        precision = options.matmul_precision
+        options, precision = self.settled(options), options.matmul_precision
         if precision not in PRECISIONS:
             raise RuntimeUnavailableError(
                 f"there is no matmul_precision '{shown(precision)}'; use {' or '.join(PRECISIONS)}"
@@ -173,8 +187,8 @@ class Placement:
         if precision != HIGHEST and not options.native_kernels:
             raise RuntimeUnavailableError(
                 f"the matmul_precision '{precision}' is that of native kernels",
-                remedy="add native_kernels=True, or leave it out",
-                shell="add --native-kernels, or leave it out",
+                remedy="leave native_kernels=False out, or leave it out",
+                shell="leave --no-native-kernels out, or leave it out",
             )
         if not options.native_kernels:
             return self.computes_for(options)
@@ -182,8 +196,8 @@ class Placement:
             raise RuntimeUnavailableError(
                 f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
                 f"{_name(self.providers[0])}",
-                remedy="add device='cpu', or leave native_kernels out",
-                shell="add --device cpu, or leave --native-kernels out",
+                remedy="add device='cpu', or leave native_kernels and matmul_precision out",
+                shell="add --device cpu, or leave --native-kernels and --matmul-precision out",
             )
         library.here().required()
         if precision != HIGHEST and not library.here().has_tiles:
@@ -192,6 +206,12 @@ class Placement:
                 "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
             )
         return packing(at_precision(precision), options.pack_weights)
+
+    def kernels(self, options: RuntimeOptions) -> str:
+        """Which kernels train with settled ``options``: a native library, or ``STOCK``; "" off the CPU."""
+        if self.backend != ORT_CPU:
+            return ""
+        return library.here().path.stem if options.native_kernels else STOCK
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:

@@ -50,6 +50,7 @@ class Progress:
         names: of the data that it was trained on, by which others are matched.
         eval_every: the steps from one row to the next; 0 for a row per epoch.
         rowed: the batches of the epoch under way that rows have already.
+        kernels: which ones did the last step, native ones or onnxruntime's alone; "" where there is one choice only.
     """
 
     steps: int = 0
@@ -74,6 +75,7 @@ class Progress:
     names: DataNames = NO_NAMES
     eval_every: int = 0
     rowed: int = 0
+    kernels: str = ""
 
 
 _IF_ANY = (
@@ -85,6 +87,7 @@ _IF_ANY = (
     "names",
     "eval_every",
     "rowed",
+    "kernels",
 )  # written where there is something to say
 
 
@@ -163,6 +166,7 @@ def _check(p: Progress) -> None:
     p.sums, p.hyperparameters = _each("sums", p.sums, _number), _each("hyperparameters", p.hyperparameters, _number)
     for name, value in p.hyperparameters.items():
         _require(math.isfinite(value), f"the hyperparameter {shown(name)} is {value}")
+    _require(isinstance(p.kernels, str), f"kernels is {_brief(p.kernels)}")
     p.totals = _each("totals", p.totals, _array)
     p.best = None if p.best is None else _number("best", p.best)
     if p.sizes is not None:
