@@ -557,7 +557,7 @@ _FOR_READING = 'open("rb")'
 ELSEWHERE = {
     ("backends/capability.py", "read_text"): "a table of this package",
     ("backends/capability.py", "tomllib.loads"): "a table of this package",
-    ("backends/ort_native/library.py", "read_bytes"): "sources of this package",
+    ("backends/ort_native/flags.py", "read_bytes"): "sources of this package",
     ("export/pages.py", "read_text"): "parts of this package",
     ("cli/choices.py", "read_text"): "names that this package has written beside it",
     ("export/ort_format.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",

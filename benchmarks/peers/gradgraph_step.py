@@ -60,7 +60,8 @@ class Peer:
     def profile(self, steps: int) -> dict[str, Any]:
         """Fields of ``profiling.Summary`` for the mean of some steps after the first."""
         with tempfile.TemporaryDirectory() as folder:
-            self.trainer = self.open(Profiled(threads=self.job.threads, native_kernels=False, prefix=f"{folder}/profile"))
+            options = Profiled(threads=self.job.threads, native_kernels=False, prefix=f"{folder}/profile")
+            self.trainer = self.open(options)
             for _ in range(steps + 1):
                 self.step()
             del self.trainer

@@ -79,7 +79,7 @@ def batch(n: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def trainer(step: gg.Step, placement: Placement | None = None, **options: Any) -> Trainer:
-    made = Trainer(step, device="cpu", options=RuntimeOptions(threads=1, **options))
+    made = Trainer(step, device="cpu", options=RuntimeOptions(threads=1, native_kernels=False, **options))
     opened_step = made._executor.opened
     opened_step.placement = placement or opened_step.placement
     return made

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.backends.ort_native.library import DOMAIN, MOST_AXES
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
 from gradgraph.backends.ort_native.strided import spreads
 from gradgraph.backends.stages import stages
@@ -27,7 +27,6 @@ from gradgraph.rules.registry import key_of
 Shapes: TypeAlias = Mapping[ir.Node, Shape]  # of what the nodes that may be in a group compute
 Group: TypeAlias = Sequence[ir.Node]  # in graph order
 
-_MOST_AXES = 8  # that the kernel knows
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _APPLIED = frozenset({"Add", "Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Tanh"})  # with them
 
@@ -53,7 +52,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
     if key_of(node) not in OPERATORS or _is_applied_before(node):
         return None
     shape = shape_of(node.outputs[0])
-    if shape is None or None in shape or len(shape) > _MOST_AXES or all(d == 1 for d in shape):
+    if shape is None or None in shape or len(shape) > MOST_AXES or all(d == 1 for d in shape):
         return None
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
     return shape if all(v.dtype in (FLOAT, BOOL) and spreads(shape_of(v), shape) for v in values) else None

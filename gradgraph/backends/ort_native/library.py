@@ -37,6 +37,7 @@ from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check
 from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels, processor
 
 DOMAIN = "gradgraph.native"
+MOST_AXES = 8  # of a tensor that a kernel takes (``kMaxRank``)
 _BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 

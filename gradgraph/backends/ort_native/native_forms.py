@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_cpu.pool_forms import TIES
-from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.backends.ort_native.library import DOMAIN, MOST_AXES
 from gradgraph.backends.ort_native.native_bounds import FREE
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_native.programs import written_number
@@ -35,8 +35,10 @@ def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32."""
+    """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32, or has too many axes."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
+        return None
+    if any(v is not None and (v.shape is None or v.rank > MOST_AXES) for v in (*inputs, *like)):
         return None
     given = list(inputs)
     while given[-1] is None:

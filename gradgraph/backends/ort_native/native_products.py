@@ -78,7 +78,9 @@ def _is_worth_it(call: Call) -> bool:
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
     """``alpha·op(a)·op(b) + beta·c`` by tiles; a Transpose in front is read as the factor's other order."""
-    if a.shape is None or b.shape is None or min(a.rank, b.rank) < 2 or a.value.dtype != ir.DataType.FLOAT:
+    if a.shape is None or b.shape is None or min(a.rank, b.rank) < 2 or max(a.rank, b.rank) > library.MOST_AXES:
+        return None
+    if a.value.dtype != ir.DataType.FLOAT:
         return None
     a, left = _as_it_lies(op, a, bool(attrs.get("transA", 0)))
     b, right = _as_it_lies(op, b, bool(attrs.get("transB", 0)))

@@ -187,7 +187,7 @@ class _Readers:
         ancestors = self._ancestors(bits)
         behind = {name: ancestors[i] | bits.get(i, 0) for name, i in writers.items()}
         once = twice = 0  # the readers that one, and more than one, next value needs
-        for needed in behind.values():
+        for needed in {i: behind[name] for name, i in writers.items()}.values():  # a node may write several
             once, twice = once | needed, twice | (once & needed)
         found = {}
         for name, readers in reading.items():

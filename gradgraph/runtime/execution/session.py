@@ -196,8 +196,8 @@ class Placement:
             raise RuntimeUnavailableError(
                 f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
                 f"{_name(self.providers[0])}",
-                remedy="add device='cpu', or leave native_kernels and matmul_precision out",
-                shell="add --device cpu, or leave --native-kernels and --matmul-precision out",
+                remedy="add device='cpu', or leave native_kernels out",
+                shell="add --device cpu, or leave --native-kernels out",
             )
         library.here().required()
         if precision != HIGHEST and not library.here().has_tiles:

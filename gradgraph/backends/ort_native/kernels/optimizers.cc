@@ -10,7 +10,7 @@ namespace {
 // p·keep + rate·(the direction), where `keep` is 1 if it is absent.
 float kept(const Context& context, size_t index) { return context.has(index) ? context.scalar(index) : 1.0f; }
 
-// (p, g, m, v, rate, floor[, keep]) -> (p, m, v)
+// (p, g, m, v, rate, floor[, keep]) -> (p, m, v). As β·v + (1−β)·g², whose infinity stays one, and not v + (1−β)(g² − v).
 struct AdamUpdate {
   static constexpr Signature signature{"AdamUpdate", 7, 3, 1};
   std::array<float, 2> takes;
@@ -22,13 +22,14 @@ struct AdamUpdate {
     same_count(p, {g, m, v});
     const float rate = context.scalar(4), floor = context.scalar(5), keep = kept(context, 6);
     const float take_m = takes[0], take_v = takes[1];
+    const float keep_m = static_cast<float>(1.0 - take_m), keep_v = static_cast<float>(1.0 - take_v);
     const auto new_p = context.output(0, p.dims), new_m = context.output(1, m.dims), new_v = context.output(2, v.dims);
     context.parallel(p.count, kGrain, [&](size_t begin, size_t end) {
 #pragma omp simd
       for (size_t i = begin; i < end; ++i) {
         const float gradient = g.data[i], old_m = m.data[i], old_v = v.data[i];
-        const float mean = old_m + take_m * (gradient - old_m);
-        const float square = old_v + take_v * (gradient * gradient - old_v);
+        const float mean = keep_m * old_m + take_m * gradient;
+        const float square = keep_v * old_v + take_v * (gradient * gradient);
         new_p.data[i] = p.data[i] * keep + mean / (std::sqrt(square) + floor) * rate;
         new_m.data[i] = mean;
         new_v.data[i] = square;
