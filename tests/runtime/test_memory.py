@@ -34,7 +34,8 @@ import numpy as np
 import gradgraph as gg
 from lowered_networks import batches
 from gradgraph.runtime.loop.logs import memory
-trainer = gg.Trainer(gg.Step.load(sys.argv[1]), device="cpu", options=gg.RuntimeOptions(threads=1, native_kernels=sys.argv[4] == "True"))
+options = gg.RuntimeOptions(threads=1, native_kernels=sys.argv[4] == "True")
+trainer = gg.Trainer(gg.Step.load(sys.argv[1]), device="cpu", options=options)
 (batch,) = batches(sys.argv[2], int(sys.argv[3]), 1)
 before = memory()["memory_mib"]
 for _ in range(2):
