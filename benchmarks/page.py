@@ -29,9 +29,9 @@ means.
 """
 
 OVER_TORCH = """Time of a step over that of the faster of PyTorch eager and compiled, and peak memory over the
-smaller of theirs. `gradgraph-lean` does what PyTorch does: it writes the state over itself
-(`RuntimeOptions(in_place=True)`), and computes the weights of attentions again (`recompute="attention"`). `gradgraph`
-keeps both, the state of the last step until the next is whole.
+smaller of theirs. `gradgraph` writes large tensors of the state over themselves (`RuntimeOptions(in_place="auto")`;
+in rows from before 2026-11-24 it kept two of each). `gradgraph-lean` does so with all of them (`in_place=True`), and
+computes the weights of attentions again (`recompute="attention"`).
 """
 
 METHOD = """## How it is measured

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from gradgraph.graph.shapes import sizes_or
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
+from gradgraph.runtime.execution.after_loss import Keeping
 from gradgraph.runtime.execution.session import explanation, is_of_numpy, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.step.finishes import as_row, finished
@@ -52,6 +53,8 @@ class BoundSession:
         state: the tensors, shared with the other sessions of a trainer.
         ports: the other inputs and outputs.
         overwritable: state tensors whose next value may be written over them in this session.
+        keeps: what is written over waits for the loss; if this is True, for one that is a number. By default it does
+            not wait, and a run that fails loses the state if any is shared.
         stand_ins: state tensor → another one, which the session reads in its place.
 
     Attributes:
@@ -69,6 +72,7 @@ class BoundSession:
         ports: Ports,
         overwritable: frozenset[str] = frozenset(),
         stand_ins: Mapping[str, str] | None = None,
+        keeps: bool | None = None,
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
@@ -93,6 +97,9 @@ class BoundSession:
         self._sides: dict[int, Side] = {}
         self.numbers: dict[str, float] = {}
         self.gathers: Mapping[str, tuple[int, ...]] = {}
+        gated = keeps is not None and bool(overwritable)
+        self._keeping = None if keeps is None else Keeping(self._buffers[ports.results["loss"]], gated, keeps)
+        self._is_undone = False  # the last run has not moved the state
 
     @property
     def shown(self) -> Mapping[str, float]:
@@ -115,12 +122,16 @@ class BoundSession:
         binding = self.feed(feeds)
         for measure in self._ranked:  # anew, as the last batch may have had other rows
             binding.bind_output(measure.sums, "cpu")
+        if self._keeping is not None:
+            options = self._keeping.begin(options)
         try:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:
-            if self._next_of:
-                self._state.failed()
-            raise explanation(error, "running the step failed") from error
+            self._failed(error)
+        self._is_undone = self._keeping is not None and self._keeping.refuses()
+        if self._is_undone:
+            self.numbers.update((name, read()) for name, read in self._read)
+            return
         if self._next_of:
             if self._copied:
                 for name, tensor in self._copied.items():
@@ -132,6 +143,19 @@ class BoundSession:
         if self._ranked:
             found = binding.get_outputs()[-len(self._ranked) :]  # as they were bound, these last
             self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
+
+    def _failed(self, error: Exception) -> None:
+        """Raise what explains ``error``, and note if it cost the state; nothing where it was only the loss."""
+        if self._keeping is not None and self._keeping.is_refusal(error):
+            return
+        if self._next_of and not (self._keeping is not None and self._keeping.has_kept()):
+            self._state.failed()
+        raise explanation(error, "running the step failed") from error
+
+    def undo(self) -> None:
+        """Go back to what the last run started from, if it has moved the state."""
+        if not self._is_undone:
+            self._state.undo(self.moved)
 
     def results(self) -> dict[str, Array]:
         """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""

@@ -92,6 +92,7 @@ class Executor:
         self.checker.alone = self.team.ranks == 1
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
+        opened.checks_loss = check_loss
         self.parts = opened.parts
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
 
@@ -211,7 +212,8 @@ class Executor:
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
-            TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step.
+            TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step. (A step that
+                writes over the state ends first.)
         """
         rates = part.rates
         try:
@@ -230,7 +232,7 @@ class Executor:
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
         session.run(fed, options)
         if self._check_loss and not math.isfinite(loss := session.numbers["loss"]):
-            self.state.undo(session.moved)
+            session.undo()
             raise self._diverged(loss, feeds, hyperparameters, part)
         p = self.progress
         if p.kernels != self.opened.kernels:
@@ -275,7 +277,7 @@ class Executor:
     ) -> DivergedError:
         from gradgraph.losses import REMEDIES  # which trace: not needed while all goes well
 
-        fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
+        fate = "was written over, as in_place=True has it: load a checkpoint" if self.state.lost else "is kept"
         whose = f"loss of '{part.name}'" if part.name else "loss"
         arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
         # copies of arrays, whose memory may be a buffer that is filled again

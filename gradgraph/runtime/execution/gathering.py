@@ -30,17 +30,23 @@ class GatheringSession(BoundSession):
 
     Args:
         shapes: of the inputs whose rows are gathered, as for :func:`gather`.
-        session, state, ports, overwritable: as for ``BoundSession``.
+        session, state, ports, overwritable, keeps: as for ``BoundSession``.
     """
 
     def __init__(
-        self, session: ort.InferenceSession, shapes: Shapes, state: State, ports: Ports, overwritable: frozenset[str]
+        self,
+        session: ort.InferenceSession,
+        shapes: Shapes,
+        state: State,
+        ports: Ports,
+        overwritable: frozenset[str],
+        keeps: bool | None = None,
     ) -> None:
         self._all = np.arange(_count(shapes))
         rows = aligned_empty(self._all.shape, self._all.dtype)
         self._rows = rows.data
         ports = replace(ports, constants={**ports.constants, ROWS: to_ortvalue(rows)})
-        super().__init__(session, state, ports, overwritable)
+        super().__init__(session, state, ports, overwritable, keeps=keeps)
         self.gathers = shapes
         self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
 

@@ -56,9 +56,7 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         model: a train graph in topological order.
         next_of: as for ``overwritable``.
     """
-    sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
-    large = [name for name, size in sizes.items() if name in next_of and size >= LARGE]
-    waits = _Readers(model.graph).not_waiting(next_of, large)
+    waits = _Readers(model.graph).not_waiting(next_of, large_of(model, next_of))
     if not waits:
         return model
     nodes = list(model.graph.node)
@@ -71,12 +69,19 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         if all(last.values()):
             turn = _write_turn(model.graph, f"{scope}/{name}", [nodes[i].output[0] for i in others])
             for i, (place,) in last.items():
-                _let_wait(model.graph, nodes[i], place, turn)
-    _sort_nodes(model.graph)
+                let_wait(model.graph, nodes[i], place, turn)
+    sort_nodes(model.graph)
     return model
 
 
-def _append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
+    """The large ones of the state tensors that a train graph moves."""
+    sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
+    return [name for name, size in sizes.items() if name in next_of and size >= LARGE]
+
+
+def append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+    """Append a node, which need not be in its place yet; return its output."""
     graph.node.append(helper.make_node(op_type, inputs, [output], **attributes))
     return output
 
@@ -87,25 +92,25 @@ def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> s
     graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{scope}/{k}") for k, v in numbers.items())
     firsts = []
     for i, tensor in enumerate(tensors):
-        row = _append(graph, "Reshape", [tensor, f"{scope}/flat"], f"{scope}/row{i}")
-        first = _append(graph, "Slice", [row, f"{scope}/from", f"{scope}/to"], f"{scope}/first{i}")
-        firsts.append(_append(graph, "Cast", [first], f"{scope}/float{i}", to=onnx.TensorProto.FLOAT))
-    least = _append(graph, "Min", firsts, f"{scope}/least")
-    no = _append(graph, "Less", [least, least], f"{scope}/no")  # false, of NaN too
-    return _append(graph, "Cast", [no], f"{scope}/zero", to=onnx.TensorProto.INT64)
+        row = append(graph, "Reshape", [tensor, f"{scope}/flat"], f"{scope}/row{i}")
+        first = append(graph, "Slice", [row, f"{scope}/from", f"{scope}/to"], f"{scope}/first{i}")
+        firsts.append(append(graph, "Cast", [first], f"{scope}/float{i}", to=onnx.TensorProto.FLOAT))
+    least = append(graph, "Min", firsts, f"{scope}/least")
+    no = append(graph, "Less", [least, least], f"{scope}/no")  # false, of NaN too
+    return append(graph, "Cast", [no], f"{scope}/zero", to=onnx.TensorProto.INT64)
 
 
-def _let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
+def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
     """Let ``node`` have an input only after ``turn``: by a Reshape to zeros, each of which copies a size."""
     x, scope, zero = node.input[place], f"{turn}/{node.output[0]}", numpy_helper.from_array(np.array([0]))
-    shape = _append(graph, "Shape", [x], f"{scope}/shape")
-    rank = _append(graph, "Shape", [shape], f"{scope}/rank")
-    zeros = _append(graph, "ConstantOfShape", [rank], f"{scope}/zeros", value=zero)
-    copied = _append(graph, "Add", [zeros, turn], f"{scope}/copied")
-    node.input[place] = _append(graph, "Reshape", [x, copied], f"{scope}/late")
+    shape = append(graph, "Shape", [x], f"{scope}/shape")
+    rank = append(graph, "Shape", [shape], f"{scope}/rank")
+    zeros = append(graph, "ConstantOfShape", [rank], f"{scope}/zeros", value=zero)
+    copied = append(graph, "Add", [zeros, turn], f"{scope}/copied")
+    node.input[place] = append(graph, "Reshape", [x, copied], f"{scope}/late")
 
 
-def _sort_nodes(graph: onnx.GraphProto) -> None:
+def sort_nodes(graph: onnx.GraphProto) -> None:
     """Put nodes in topological order, in place: of those that are ready, the one that came first.
 
     Those that nobody reads stand behind all others, in their order: onnxruntime begins with what the last one needs.
@@ -130,14 +135,15 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(node for i, node in enumerate(nodes) if not behind[i])
 
 
-def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str]) -> frozenset[str]:
+def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str], behind: str = "") -> frozenset[str]:
     """The state tensors whose next value may be written over them.
 
     Args:
         model: as onnxruntime executes it: nodes in topological order, functions inlined.
         next_of: state tensor → the output that holds its next value, of the same shape and type.
+        behind: a tensor that must be computed before anything is written over.
     """
-    return _Readers(model.graph).overwritable(next_of)
+    return _Readers(model.graph).overwritable(next_of, behind)
 
 
 class _Readers:
@@ -155,17 +161,21 @@ class _Readers:
             for name in {*node.input, *inner} - {""}:
                 self._readers.setdefault(name, []).append(i)
 
-    def overwritable(self, next_of: Mapping[str, str]) -> frozenset[str]:
+    def overwritable(self, next_of: Mapping[str, str], behind: str) -> frozenset[str]:
         """The tensors whose next value is written by a node that comes after all others that read them."""
+        if behind and behind not in self._writer:
+            return frozenset()
+        gates = {self._writer[behind]} if behind else set[int]()
         reading = {name: self._memory(name) for name in next_of}
-        bits = {i: 1 << k for k, i in enumerate(sorted({i for _, nodes in reading.values() for i in nodes}))}
+        readers = gates.union(*(nodes for _, nodes in reading.values()))
+        bits = {i: 1 << k for k, i in enumerate(sorted(readers))}
         ancestors = self._ancestors(bits)
         found = set[str]()
         for name, (views, nodes) in reading.items():
             if views & (self._outputs | self._inner) or next_of[name] not in self._writer:
                 continue
             last = self._writer[next_of[name]]
-            node, others = self._nodes[last], sum(bits[i] for i in nodes if i != last)
+            node, others = self._nodes[last], sum(bits[i] for i in {*nodes, *gates} if i != last)
             allowed = OVERWRITING.get((node.domain, node.op_type), ())
             if ancestors[last] & others == others and all(
                 place in allowed and x == name for place, x in enumerate(node.input) if x in views

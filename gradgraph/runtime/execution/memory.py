@@ -24,6 +24,8 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
+from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.manifest import Manifest, numpy_dtype
@@ -42,7 +44,7 @@ class Memory:
         weights: that are trained, with running statistics and counters.
         frozen: weights that are not.
         optimizer: what the optimizer keeps.
-        following: the second set of both, which a step writes while it reads the first.
+        following: the second copy of what a step cannot write over where it lies (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
         activations, gradients, update: what lives at the worst moment of a step, made by the forward pass and the
             loss, by the backward pass, and by the optimizer.
@@ -109,7 +111,16 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
     """Estimate, as :func:`memory` does, the memory that is taken after each node of each train graph."""
     opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
-    return {name: walked(opened.lowered(part, whole)).moments for name, part in opened.parts.items()}
+    return {name: walked(as_run(opened, part, whole)[0]).moments for name, part in opened.parts.items()}
+
+
+def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """The train graph as a session gets it, and the state tensors that it writes over where they lie."""
+    model = opened.lowered(part, dict(sizes))
+    if not may_overwrite(model, part.ports.next_of, opened.options):
+        return model, frozenset()
+    prepared(model, part.ports, opened.options, checks_loss=True)
+    return model, proven(model, part.ports.next_of, opened.options)
 
 
 def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
@@ -130,7 +141,9 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     whole = sum(state.values())
     models = (opened.definition.eval, *opened.definition.trains.values())
     frozen = {t.name: t for model in models for t in model.graph.initializer if t.name in set(m.frozen)}
-    peaks = [walked(opened.lowered(part, dict(sizes))).peak for part in opened.parts.values()]
+    runs = [as_run(opened, part, sizes) for part in opened.parts.values()]
+    once = frozenset[str]().union(*(names for _, names in runs))
+    peaks = [walked(model).peak for model, _ in runs]
     batch = 0
     for spec in batch_specs(m):
         dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
@@ -142,7 +155,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
             math.prod(t.dims) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in frozen.values()
         ),
         optimizer=optimizer,
-        following=whole,
+        following=sum(s.nbytes for s in m.state if s.name not in once),
         batch=batch,
         **max(peaks, key=lambda peak: sum(peak.values())),
     )

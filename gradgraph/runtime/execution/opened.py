@@ -29,11 +29,12 @@ from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
-from gradgraph.runtime.execution.inplace import overwritable, with_updates_last
+from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
+from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import (
     FrozenWeights,
@@ -71,6 +72,7 @@ class OpenedStep:
         parts: the steps by name; one that is the only one is called "".
         kernels: which ones train: the name of a native library, or ``STOCK``; "" off the CPU.
         gathered: what a training session that is made from now on is to gather.
+        checks_loss: a step whose loss is NaN or infinite is to leave the state as it was; likewise.
 
     Raises:
         RuntimeUnavailableError: the step was lowered for another runtime or machine, or the native kernels are not
@@ -94,6 +96,7 @@ class OpenedStep:
         self.kernels = placement.kernels(self.options)
         self._tuner = Tuner(self._backend, placement, self.options, default_cache()) if tune is True else tune or None
         self.gathered: Shapes = {}
+        self.checks_loss = True
         self.parts = {
             name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()
         }
@@ -226,40 +229,50 @@ class OpenedStep:
                 self._warn_of_precision(model)
                 session = create_session(model, capturing(self.placement), self.options, self.weights)
                 return CapturedSession(session, state, ports, self.placement)
-        in_place = self.options.in_place and state.on_cpu
+        in_place = state.on_cpu and may_overwrite(part.model, ports.next_of, self.options)
 
         def lowered() -> onnx.ModelProto:
             model = self.lowered(part, sizes)
             self._warn_of_precision(model)
             if state.on_cpu:
                 gather(model, self.gathered)
-            return with_updates_last(model, ports.next_of) if in_place else model
+            return prepared(model, ports, self.options, self.checks_loss) if in_place else model
 
         def key() -> str | None:
             chosen = self._tuner and sorted(self._tuner.chosen.items())
-            further = sorted(sizes.items()), sorted(self.gathered.items()), sorted(ports.next_of.items()), chosen
+            further = (
+                sorted(sizes.items()),
+                sorted(self.gathered.items()),
+                sorted(ports.next_of.items()),
+                chosen,
+                self.checks_loss,
+            )
             return self._key(part.model, self._backend, *further)
 
         session, executed = self._executing(part.model, key, lowered, tells=in_place)
-        safe = frozenset[str]() if executed is None else self._shared(executed, ports.next_of)
+        safe = self._shared(executed, ports.next_of)
+        keeps = self.checks_loss if self.options.in_place == "auto" and state.shared else None
         if any(i.name == ROWS for i in session.get_inputs()):
-            return GatheringSession(session, self.gathered, state, ports, safe)
-        return BoundSession(session, state, ports, safe)
+            return GatheringSession(session, self.gathered, state, ports, safe, keeps)
+        return BoundSession(session, state, ports, safe, keeps=keeps)
 
     def in_place_session(
         self, model: onnx.ModelProto, next_of: Mapping[str, str]
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
         """A session, and the state tensors that it may write over: those in ``next_of``, state tensor → output."""
-        if not (self.options.in_place and self.state.on_cpu):
+        if self.options.in_place is not True or not self.state.on_cpu:  # which has no loss to wait for
             return self._session(model), frozenset()
         session, executed = self._session_and_model(with_updates_last(model, next_of), tells=True)
-        assert executed is not None
         return session, self._shared(executed, next_of)
 
-    def _shared(self, executed: onnx.ModelProto, next_of: Mapping[str, str]) -> frozenset[str]:
-        """The state tensors that what is executed may write over; both sets of the state share them now."""
-        safe = overwritable(executed, next_of)
-        self.state.share(safe, next_of)
+    def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
+        """The state tensors that what is executed may write over; both sets of the state share them now.
+
+        A session of which nothing is known has two sets, and no other one may write over these.
+        """
+        safe = frozenset[str]() if executed is None else proven(executed, next_of, self.options)
+        if self.options.in_place:
+            self.state.share(safe, next_of)
         return safe
 
     def _executing(
@@ -298,7 +311,7 @@ class OpenedStep:
                 session = self._session(model, path)
                 return session, onnx.load(path, load_external_data=False)
         except (GradgraphError, OSError):
-            if tells:
+            if tells and self.options.in_place is True:
                 raise
             return self._session(model), None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradgraph.errors import readable_bytes, shown
-from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, walked
+from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, as_run, estimate, opened_here, walked
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import Origins
@@ -89,7 +89,7 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
     definition = step if isinstance(step, Step) else Step.load(step)
     whole = all_sizes_of(definition.manifest, sizes)
     opened = opened_here(definition, options)
-    walks = {name: walked(opened.lowered(part, whole)) for name, part in opened.parts.items()}
+    walks = {name: walked(as_run(opened, part, whole)[0]) for name, part in opened.parts.items()}
     worst = max(walks, key=lambda name: sum(walks[name].peak.values()))
     held = _held(walks[worst], Origins.of_step(definition.manifest, definition.eval, definition.trains[worst]))
     modules = Counter[str]()

@@ -61,9 +61,11 @@ class RuntimeOptions:
         spinning: threads that wait for work within a step spin for a while before they sleep. 4 to 24 % faster; off
             leaves the processor to others sooner.
         optimization: onnxruntime's own graph optimisation: "none", "basic", "extended" or "all".
-        in_place: write next values over the current ones wherever that is provably safe (on the CPU): less memory, and
-            up to a tenth less time with optimizers that remember much. The price: a step that fails or diverges loses
-            the state.
+        in_place: write next values over the current ones where that is provably safe (on the CPU), which takes up to
+            half of the memory. "auto" does so with tensors of 262,144 numbers and more, once the loss is known to be a
+            number: a step that diverges leaves the state as it was, and so does one that fails before its loss. (One
+            that fails later, for want of memory, loses it.) True does so with all tensors, and without waiting: a
+            step that fails or diverges loses the state. False keeps two of each.
         flush_denormals: numbers below 1.2e-38 count as zero while a session computes, and only then (in Linux on
             x86-64; elsewhere this changes nothing). Each costs as much as ten others: those behind an attention mask,
             or moments that have faded away.
@@ -90,7 +92,7 @@ class RuntimeOptions:
     memory_pattern: bool = False
     spinning: bool = True
     optimization: Literal["none", "basic", "extended", "all"] = "all"
-    in_place: bool = False
+    in_place: bool | Literal["auto"] = "auto"
     flush_denormals: bool = True
     deterministic: bool = False
     cuda_graph: bool | Literal["auto"] = False

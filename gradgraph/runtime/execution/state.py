@@ -142,8 +142,8 @@ class State:
         """Raise ModelError if the state was lost."""
         if self.lost:
             raise ModelError(
-                "the last step failed while it wrote over the state (in_place=True); load a checkpoint, or train with "
-                "in_place=False, which keeps the state of the step before"
+                "the last step failed while it wrote over the state; load a checkpoint, or train with in_place=False, "
+                "which keeps the state of the step before"
             )
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,0 +1,152 @@
+"""Updates that run only once the loss is known to be a number: until then, nothing is written over the state.
+
+Where next values are written over the current ones, a step that fails half-way loses the state, and so does one whose
+loss is NaN. So the gradients of such updates wait for the loss, and for a Gather that reads a vector of one element at
+0, or at 1 if the loss is NaN or infinite: onnxruntime then ends the run with an error, and the state is as it was.
+Whatever fails before that (labels out of range, say) leaves it alone, too.
+
+The earliest node that all updates need, and the loss does not, waits for all of them; mostly there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, numpy_helper
+
+from gradgraph.files.protos import reads
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.inplace import append, let_wait, sort_nodes
+
+GATE = "in_place/loss_is_a_number"
+"""The Gather, and what it gives."""
+_WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
+
+
+def with_updates_after_loss(
+    model: onnx.ModelProto, loss: str, next_of: Mapping[str, str], names: Collection[str], fails: bool
+) -> bool:
+    """Let the next values of state tensors wait for the loss, in place; False, and nothing is changed, if they cannot.
+
+    Args:
+        model: a train graph in topological order, with the types of its tensors.
+        loss: the output of one number.
+        next_of: state tensor → the output that holds its next value.
+        names: the state tensors whose next values wait.
+        fails: the run fails if the loss is NaN or infinite.
+    """
+    graph = model.graph
+    nodes = list(graph.node)
+    writer = {y: i for i, node in enumerate(nodes) for y in node.output if y}
+    kinds = {o.name: o.type.tensor_type.elem_type for o in graph.output}
+    updates = [writer[next_of[name]] for name in names if next_of[name] in writer]
+    if loss not in writer or GATE in writer or not updates:
+        return False
+    floats = _computed_floats(model)
+    before = _ancestors(nodes, writer)
+    places = [_place(node, floats) for node in nodes]
+    free = sum(1 << i for i, place in enumerate(places) if place is not None) & ~before[writer[loss]]
+    waiting: list[tuple[onnx.NodeProto, int]] = []
+    while updates:
+        common, rest = before[updates[0]] & free, list[int]()
+        for i in updates[1:]:
+            both = common & before[i]
+            common, rest = (both, rest) if both else (common, [*rest, i])
+        if common:
+            first = (common & -common).bit_length() - 1
+            waiting.append((nodes[first], places[first] or 0))
+        updates = rest
+    if not waiting:
+        return False
+    _write_gate(graph, loss, kinds[loss], fails)
+    for node, place in waiting:
+        x = node.input[place]
+        let_wait(graph, node, place, GATE)
+        late = graph.value_info.add()
+        late.CopyFrom(floats[x])
+        late.name = node.input[place]
+    sort_nodes(graph)
+    return True
+
+
+def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The floating tensors of known rank that nodes compute, with their types."""
+    made = {y for node in model.graph.node for y in node.output}
+    known = {v.name: v for v in (*model.graph.value_info, *model.graph.output) if v.name in made}
+    kinds = (*_WIDE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    return {n: v for n, v in known.items()
+            if v.type.tensor_type.elem_type in kinds and v.type.tensor_type.HasField("shape")}  # fmt: skip
+
+
+def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
+    """For each node, itself and the nodes that it needs: a bit for each."""
+    found: list[int] = []
+    for i, node in enumerate(nodes):
+        mask = 1 << i
+        for x in reads(node):
+            if x in writer:
+                mask |= found[writer[x]]
+        found.append(mask)
+    return found
+
+
+def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
+    """The place of an input that may be a Reshape of itself: one of numbers, and not of sizes or axes."""
+    return next((k for k, x in enumerate(node.input) if x in floats), None)
+
+
+def _write_gate(graph: onnx.GraphProto, loss: str, kind: int, fails: bool) -> None:
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(v), f"{GATE}/{k}") for k, v in {"one": [1], "zero": [0]}.items()
+    )
+    row = append(graph, "Reshape", [loss, f"{GATE}/one"], f"{GATE}/row")
+    if kind not in _WIDE:
+        row = append(graph, "Cast", [row], f"{GATE}/float", to=TensorProto.FLOAT)
+    nothing = append(graph, "Sub", [row, row], f"{GATE}/nothing")  # 0, or NaN
+    if fails:
+        is_number = append(graph, "Equal", [nothing, nothing], f"{GATE}/is_number")
+        other = append(graph, "Not", [is_number], f"{GATE}/other")
+        at = append(graph, "Cast", [other], f"{GATE}/at", to=TensorProto.INT64)
+    else:
+        never = append(graph, "Less", [nothing, nothing], f"{GATE}/never")
+        at = append(graph, "Cast", [never], f"{GATE}/at", to=TensorProto.INT64)
+    append(graph, "Gather", [f"{GATE}/zero", at], GATE)
+    graph.node[-1].name = GATE
+
+
+class Keeping:
+    """Tells what a run that did not end well has left of the state, by the memory of the loss.
+
+    Args:
+        loss: the memory that a run writes the loss to.
+        is_gated: the session writes over the state, once the loss is known.
+        needs_number: a loss that is NaN or infinite leaves the state as it was.
+    """
+
+    def __init__(self, loss: Array, is_gated: bool, needs_number: bool) -> None:
+        self._loss, self._is_gated, self._needs_number = loss, is_gated, needs_number
+        self._unknown = np.finfo(loss.dtype).min
+        self._options = ort.RunOptions()
+        self._options.log_severity_level = 4
+        self._options.add_run_config_entry("gpu_graph_id", "0")  # as for ``Interrupts``
+
+    def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
+        """Forget the last loss; return options for a run, which is not stopped half-way if it writes over the state."""
+        self._loss.fill(self._unknown)
+        return self._options if self._is_gated else options
+
+    def refuses(self) -> bool:
+        """Whether the last run's loss is none to learn from: then the state is as it was."""
+        return self._needs_number and not math.isfinite(self._loss.item())
+
+    def has_kept(self) -> bool:
+        """Whether a run that failed has left the state as it was."""
+        return not self._is_gated or self._loss.item() == self._unknown or self.refuses()
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether a run failed because of its loss."""
+        return GATE in str(error) and self.refuses()
