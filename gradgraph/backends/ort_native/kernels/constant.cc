@@ -34,10 +34,18 @@ uint64_t fingerprint(const float* data, size_t count) {
   return all;
 }
 
+constexpr size_t kMostBytes = size_t{1} << 30;  // of all copies in a process; beyond, factors are packed at every run
+std::atomic<size_t> bytes_of_copies{0};
+
 }  // namespace
 
 class Copy {
  public:
+  explicit Copy(size_t bytes) : bytes_(bytes) { bytes_of_copies += bytes_; }
+  ~Copy() { bytes_of_copies -= bytes_; }
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+
   template <size_t kParts>
   void fill(const Context& context, const Factor& f, bool in_rows) {
     std::call_once(once_, [&] {
@@ -63,12 +71,14 @@ class Copy {
 
  private:
   std::once_flag once_;
+  const size_t bytes_;
   Memory memory_;
   const uint16_t* panels_ = nullptr;
 };
 
 namespace {
 
+// nullptr if there is no room for one more.
 std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows, size_t parts) {
   static std::mutex mutex;
   static auto& known = *new std::map<Key, std::weak_ptr<Copy>>;  // never destroyed: sessions may outlive statics
@@ -77,7 +87,10 @@ std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows, size_t parts) {
   for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : std::next(it);
   std::weak_ptr<Copy>& entry = known[key];
   std::shared_ptr<Copy> copy = entry.lock();
-  if (copy == nullptr) entry = copy = std::make_shared<Copy>();
+  if (copy != nullptr) return copy;
+  const size_t bytes = f.lines * f.terms * parts * sizeof(uint16_t);
+  if (bytes_of_copies + bytes > kMostBytes) return nullptr;
+  entry = copy = std::make_shared<Copy>(bytes);
   return copy;
 }
 
@@ -87,10 +100,11 @@ const uint16_t* Constant::packed(const Context& context, const Factor& f, bool i
   if (!is_constant_ || f.lines * f.terms == 0 || !available()) return nullptr;
   std::call_once(once_, [&] {
     const auto copy = shared_copy(f, in_rows, parts_);
+    if (copy == nullptr) return;
     parts_ == 2 ? copy->fill<2>(context, f, in_rows) : copy->fill<3>(context, f, in_rows);
     copy_ = copy;
   });
-  return copy_->panels();
+  return copy_ == nullptr ? nullptr : copy_->panels();
 }
 
 #else

@@ -18,7 +18,8 @@ class Constant {
   Constant(bool is_constant, size_t parts) : is_constant_(is_constant), parts_(parts) {}
 
   // Its panels, packed by the first caller while others wait, with lines along the rows of tiles, as for A, or across, as
-  // for B; nullptr if it may change, if there are no tiles, or if one of its numbers has no parts.
+  // for B; nullptr if it may change, if there are no tiles, if one of its numbers has no parts, or if
+  // the copies of the process take 1 GiB already.
   const uint16_t* packed(const Context& context, const Factor& f, bool in_rows) const;
 
  private:
