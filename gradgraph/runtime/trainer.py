@@ -344,6 +344,7 @@ class Trainer(Exports):
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:
                     told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
+                    told["kernels"] = executor.opened.kernels  # others round differently
                     team.begin(executor, told, usual_terms(source, executor.checker, order.size))
             arguments = (executor, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)

@@ -79,6 +79,12 @@ def other_options(folder: Path) -> None:
     trainer(parallel).fit(arrays(40), **{**QUICK, "epochs": 5 + parallel.rank})
 
 
+def other_kernels(folder: Path) -> None:
+    parallel = gg.DataParallel()
+    options = gg.RuntimeOptions(threads=1, native_kernels=parallel.rank == 0)
+    gg.Trainer(gg.build(mlp()), device="cpu", options=options, parallel=parallel).fit(arrays(40), **QUICK)
+
+
 def other_weights(folder: Path) -> None:
     """A callback runs on the first rank alone, so what it changes is not changed on others."""
     parallel = gg.DataParallel(check_every=5)

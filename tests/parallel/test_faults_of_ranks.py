@@ -10,6 +10,8 @@ import onnx
 import pytest
 from parallel.mpi_jobs import ROOT, job, needs_mpi
 
+from gradgraph.backends.ort_native import library
+
 pytestmark = needs_mpi
 
 
@@ -26,6 +28,12 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("other_data", ["rank 1 has not the data of rank 0"], 1),
         ("other_step", ["rank 1 has not the step of rank 0"], 1),
         ("other_options", ["rank 1 has not the options of fit of rank 0"], 1),
+        pytest.param(
+            "other_kernels",
+            ["rank 1 has not the kernels of rank 0"],
+            1,
+            marks=pytest.mark.skipif(not library.here().is_built, reason="no native kernels are built here"),
+        ),
         ("other_weights", ["the weights of rank 1 are no longer those of rank 0"], 1),
         ("nothing_counts", ["no label of this batch counts on any rank"], 1),
         ("diverges", ["the loss became nan in step 2"], 1),
