@@ -60,7 +60,8 @@ CLI = commands()
 
 
 def options_of(command: click.Command) -> set[str]:
-    return {opt for p in command.get_params(click.Context(command)) for opt in (*p.opts, *p.secondary_opts)}
+    """Every option that its parser takes: ``--no-force`` stands in no help."""
+    return set(command.make_parser(click.Context(command))._long_opt)
 
 
 OTHERS = {"--format", "--version"}  # of git, and of `gradgraph` itself

@@ -43,7 +43,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.step.step import Step
 
-SECONDS, MEMORY = 5, 700_000_000
+SECONDS, MEMORY = 10, 700_000_000  # pandas needs 5 for a table of 100,000 columns
 
 
 @contextlib.contextmanager

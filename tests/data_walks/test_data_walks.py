@@ -17,11 +17,11 @@ SEEDS = range(40)
 @pytest.mark.sweep(0.05)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_walk_breaks_no_law(kind: str, seed: int, tmp_path: Path) -> None:
+def test_a_walk_breaks_no_law(kind: str, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for package in ("pandas", "sklearn", "pyarrow", "PIL", *(["tokenizers"] if kind == "texts" else [])):
         pytest.importorskip(package, reason="an extra")
     walk = Walk(seed, tmp_path)
-    logging.getLogger("gradgraph").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="gradgraph")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tables that lack a class, of rounds that do not suffice
         walk_of(kind)(walk)

@@ -549,7 +549,7 @@ def _check_renamed(case: Case) -> None:
     walk, name = case.walk, case.target.name
     count = len(case.target.classes)
     plan = gg.preprocess.fit(case.train, name, case.overrides)
-    width, order = len(plan.features["x"]), walk.rng.permutation(count)
+    (width,), order = map(len, plan.features.values()), walk.rng.permutation(count)
     weight, bias = walk.rng.normal(size=(count, width)) / 4, walk.rng.normal(size=count)
 
     def scores(names: list[str], places: Array) -> tuple[Array, list[str]]:

@@ -43,8 +43,11 @@ def test_it_is_built_where_it_is_looked_for(library: native.Library) -> None:
 
 
 @pytest.mark.parametrize("part", ["processor", "instructions"])
-def test_another_machine_needs_another_one(library: native.Library, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_another_machine_needs_another_one(
+    library: native.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     monkeypatch.setattr(native, part, lambda: "another")
+    monkeypatch.setattr(native, "BUILT", tmp_path)  # where none came with the package
     assert not native.here().is_built
 
 
