@@ -146,7 +146,7 @@ def test_a_damaged_file_is_refused_as_one_that_is_read(seed: int, tmp_path: Path
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return messages._varint(number << 3 | 2) + messages._varint(len(content)) + content
+    return messages.varint(number << 3 | 2) + messages.varint(len(content)) + content
 
 
 _TENSOR = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], raw_data=bytes(8)).SerializeToString()

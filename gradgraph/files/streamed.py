@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from gradgraph.files.external import external_entry, is_external, tensor_pieces
 from gradgraph.files.mapped import pieces
 from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.messages import varint
 
 Bytes = Iterator[bytes | memoryview]
 
@@ -43,7 +44,7 @@ def model_pieces(model: ir.Model) -> Bytes:
     before, after = _around(proto.graph, _INITIALIZER)
     stored = [_stored(tensor, weights) for tensor in proto.graph.initializer]
     size = len(before) + sum(len(start) + data + len(end) for start, data, end, _ in stored) + len(after)
-    yield head + _key(_GRAPH) + _varint(size) + before
+    yield head + _key(_GRAPH) + varint(size) + before
     for start, _, end, tensor in stored:
         yield start
         if tensor is not None:
@@ -68,13 +69,13 @@ def _stored(
     """An initializer as its bytes around its data, and how many these are."""
     if not is_external(proto):
         whole = proto.SerializeToString()
-        return _key(_INITIALIZER) + _varint(len(whole)) + whole, 0, b"", None
+        return _key(_INITIALIZER) + varint(len(whole)) + whole, 0, b"", None
     size = external_entry(proto).length
     proto.ClearField("external_data")
     proto.ClearField("data_location")
     before, after = _around(proto, _RAW_DATA)
-    start = before + _key(_RAW_DATA) + _varint(size)
-    return _key(_INITIALIZER) + _varint(len(start) + size + len(after)) + start, size, after, weights[proto.name]
+    start = before + _key(_RAW_DATA) + varint(size)
+    return _key(_INITIALIZER) + varint(len(start) + size + len(after)) + start, size, after, weights[proto.name]
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
@@ -95,17 +96,7 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
 
 def _key(number: int) -> bytes:
     """The key of a field whose length is written before it (wire type 2)."""
-    return _varint(number << 3 | 2)
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the low ones first; all bytes but the last have their high bit set."""
-    written = bytearray()
-    while number > 127:
-        written.append(number & 127 | 128)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+    return varint(number << 3 | 2)
 
 
 def safetensors_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> Bytes:

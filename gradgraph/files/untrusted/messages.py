@@ -67,7 +67,7 @@ class _Walk:
         while self._at < end:
             key = self._varint()
             number, kind = key >> 3, key & 7
-            copy += _varint(key)
+            copy += varint(key)
             if number == _SINGLE and number in inside:
                 self._check(number not in entered)  # two are one, whose fields are those of both
                 entered.add(number)
@@ -81,7 +81,7 @@ class _Walk:
                 body: bytes | bytearray = self._read(length)
             else:
                 body = self._tensor(length) if within is _TENSOR else self.message(length, within)  # type: ignore[arg-type]
-            copy += _varint(len(body)) + body
+            copy += varint(len(body)) + body
         self._check(self._at == end)
         return copy
 
@@ -100,9 +100,9 @@ class _Walk:
             elif kind == _COUNTED and number in _PLAIN:
                 length = self._varint()
                 self._check(self._at + length <= end)
-                apart += _varint(key) + _varint(length) + self._read(length)
+                apart += varint(key) + varint(length) + self._read(length)
             elif kind == _VARINT and number in _PLAIN:
-                apart += _varint(key) + self._plain(kind)
+                apart += varint(key) + self._plain(kind)
             else:
                 plain = key == _PLACE << 3 | _VARINT and self._varint() == onnx.TensorProto.DEFAULT
         if plain and self._at == end and len(data) == 1 and data[0][1] >= LEAST_APART:
@@ -118,7 +118,7 @@ class _Walk:
     def _plain(self, kind: int) -> bytes:
         """The value of a field whose length is told by its kind."""
         if kind == _VARINT:
-            return _varint(self._varint())
+            return varint(self._varint())
         self._check(kind in (_EIGHT_BYTES, _FOUR_BYTES))
         return self._read(8 if kind == _EIGHT_BYTES else 4)
 
@@ -148,7 +148,8 @@ class _Walk:
             raise _OddError
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Seven bits a byte, the low ones first; all bytes but the last have their high bit set."""
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)
