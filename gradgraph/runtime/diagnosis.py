@@ -12,6 +12,7 @@ from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Confusions, confusions_of
+from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.profiler import Profile
@@ -27,6 +28,7 @@ class Diagnosis:
     """The part of a Trainer that asks. Nothing here changes what a run comes to."""
 
     _executor: Executor
+    _evaluator: Evaluator
 
     @in_turn
     def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
@@ -218,7 +220,7 @@ class Diagnosis:
             DataError: the data do not fit, or the step counts no classes.
         """
         source = self._executor.held_out(data, batch_size)
-        counts = self._executor.class_counts(source, metric, averaged)
+        counts = self._evaluator.class_counts(source, metric, averaged)
         names: Sequence[object] | None = classes
         if names is None:  # of classes that the data do not have, numbers
             known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
@@ -277,4 +279,4 @@ class Diagnosis:
             DataError: the data do not fit, or the model takes batches of one size only.
         """
         check_counts(k=k)
-        return self._executor.worst(self._executor.one_after_another(data), k, by, averaged)
+        return self._evaluator.worst(self._executor.one_after_another(data), k, by, averaged)

@@ -30,6 +30,7 @@ from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.glimpse import seen, usual_terms
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
+from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
@@ -109,6 +110,7 @@ class Trainer(Exports):
         team = ALONE if parallel is None else parallel.team()
         opened = OpenedStep(definition, Placement.choose(device, providers), options or RuntimeOptions(), tune, team)
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
+        self._evaluator = Evaluator(self._executor)
         self.turns = self._executor.turns
         self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
         self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # of the run that it belongs to
@@ -428,7 +430,7 @@ class Trainer(Exports):
         """
         data = paired(data, y, self.manifest)
         self._warn_if_untrained()
-        return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
+        return self._evaluator.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn
@@ -457,8 +459,8 @@ class Trainer(Exports):
         if isinstance(x, Columns | Samples):
             batch_size = batch_size or x.order.batch_size
         order = self._executor.order(batch_size, shuffle=False, drop_last=False)
-        parts = self._executor.predict(x, order, averaged)
-        found = [outputs for outputs, _ in parts] if per_batch else [self._executor.joined(parts)]
+        parts = self._evaluator.predict(x, order, averaged)
+        found = [outputs for outputs, _ in parts] if per_batch else [self._evaluator.joined(parts)]
         results = [next(iter(outputs.values())) if len(outputs) == 1 else outputs for outputs in found]
         return results if per_batch else results[0]
 

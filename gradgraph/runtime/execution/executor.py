@@ -1,4 +1,4 @@
-"""A trainer and its loop work with a step through this: check batches, train on them, evaluate, predict, save."""
+"""A trainer and its loop work with a step through this: check batches, train on them, save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,9 @@ from gradgraph.errors import (
     UnmatchedError,
     listed,
     shown,
-    suggestion,
 )
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import (
     Array,
     Batch,
@@ -40,35 +38,25 @@ from gradgraph.runtime.data.batch import (
     FromTables,
     batch_specs,
     fixed_rows,
-    on_host,
-    rows_of,
 )
-from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.matching import check_same, with_softmax
+from gradgraph.runtime.data.matching import with_softmax
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.shares import Spare, shares
-from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
-from gradgraph.runtime.data.tables import columns_of
-from gradgraph.runtime.execution.binding import BoundSession, released
-from gradgraph.runtime.execution.joining import filled, joined, of_first
-from gradgraph.runtime.execution.means import WeightedMeans, pooled
+from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
+from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
-from gradgraph.runtime.execution.scores import names_of_classes
 from gradgraph.runtime.execution.session import STOCK, initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.turns import Turns
-from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.fed_rate import with_fed_rate
-from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
 from gradgraph.step.manifest import LEARNING_RATE, column
 
 log = logging.getLogger("gradgraph")
@@ -330,7 +318,7 @@ class Executor:
             return data
         read = self.checker_of(steps).specs
         others = [name for name in data if name not in read and name in self.checker.specs]
-        return _without({*others}, data) if others else data
+        return without({*others}, data) if others else data
 
     def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
         """The checker of batches for these steps."""
@@ -441,162 +429,6 @@ class Executor:
         for checker in (self.checker, *self._checkers.values()):
             checker.forget()
 
-    def evaluate(
-        self,
-        source: Source,
-        limit: int | None = None,
-        stop: Callable[[], bool] | None = None,
-        averaged: bool = True,
-        team: Team = ALONE,
-    ) -> dict[str, Any]:
-        """Loss and metrics, as ``Trainer.evaluate`` explains them, of what a ``team`` has evaluated together."""
-        means, totals = self._totals(source, limit, stop, averaged, team)
-        found = {name: value for mean in means.values() for name, value in mean.result().items()}
-        return found | finished(self.manifest.columns_of_sums, totals)
-
-    def class_counts(self, source: Source, metric: str | None, averaged: bool) -> Array:
-        """The confusion matrix behind ``metric``, as ``Trainer.per_class`` explains it."""
-        counted = [m.name for m in self.manifest.columns_of_sums if m.finish in OF_CLASSES]
-        if not counted:
-            raise DataError(
-                "the step counts no classes",
-                remedy="build it with metrics=['confusion_matrix']",
-                shell="build it with --metric confusion_matrix",
-            )
-        if metric is not None and metric not in counted:
-            raise DataError(f"'{shown(metric)}' counts no classes; choose {listed(counted)}")
-        return self._totals(source, None, None, averaged)[1][metric or counted[0]]
-
-    def worst(self, source: Source, count: int, by: str | None, averaged: bool) -> WorstSamples:
-        """The samples with the largest losses, as ``Trainer.worst`` explains it."""
-        fixed = next((s for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
-        if fixed is not None and fixed.shape[0] != 1:
-            raise DataError(
-                f"samples are looked at one by one, and the input '{shown(fixed.name)}' takes {fixed.shape[0]} at a "
-                "time; export the model with an open batch axis"
-            )
-        if by is None and len(self.parts) > 1:
-            raise DataError(
-                "there are several losses",
-                remedy=f"say by which: by='{next(iter(self.parts))}', …",
-                shell="leave --worst out, or use Python",
-            )
-        if by is not None and by not in self.parts:
-            raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self.parts)}")
-        step = next(iter(self.parts)) if by is None else by
-        rows = largest(self._one_by_one(source, step, averaged), count)
-        bound, read = self.opened.prediction(averaged), self._prediction_checker.specs
-        found = WorstSamples()
-        for index, value, row in rows:
-            outputs = bound.compute({name: row[name] for name in read})
-            layouts = ((n, a, self.opened.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
-            alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
-            file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
-            known, one = self.names.updated(source.names), {n: a[0] for n, a in row.items()}
-            picture = pictured(file, one, known.images)
-            names = names_of_classes(known, row, outputs)
-            text = source.text_of(index, known) if isinstance(source, Samples) else ""
-            found.append(WorstSample(index, value, one, alone, file, *names, picture, text))
-        return found
-
-    def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
-        """Evaluate each sample as a batch of its own; those of which all labels are ignored are left out."""
-        self.definition.check_uncut()
-        bound, loss, index = self.opened.evaluation(averaged), column(step, "loss"), -1
-        unread = self.checker.specs.keys() - bound.inputs
-        with released(bound, self.checker):
-            for i, batch in enumerate(source.batches(0)):
-                feeds = {name: on_host(feed) for name, feed in _checked(self.checker, batch, i).items()}
-                for row in range(rows_of(feeds)):
-                    index += 1
-                    one = {name: np.array(array[row : row + 1]) for name, array in feeds.items()}
-                    if self._counted(step, one):
-                        bound.run(_without(unread, one))
-                        columns = {**bound.numbers, **finished(self.manifest.columns_of_sums, bound.sums)}
-                        yield index, columns[loss], one
-
-    def _totals(
-        self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
-    ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
-        """The means of each step and the sums of each column, over all batches."""
-        self.definition.check_uncut()
-        # of each step, whose weights may be labels that others do not have
-        means = {step: WeightedMeans() for step in self.parts}
-        bound, totals = self.opened.evaluation(averaged), dict[str, Array]()
-        rows: dict[str, list[Array]] = {}
-        unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
-        with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
-            for i, batch in enumerate(shares(source, self.checker, 0, 0, team.rank, team.ranks)):
-                if (stop and stop()) or i == limit:
-                    break
-                feeds = _checked(self.checker, batch, i)
-                if team.ranks > 1 and (type(batch) is Spare or not self.counts(feeds)[1]):
-                    continue
-                bound.run(_without(unread, feeds) if unread else feeds)
-                for step, mean in means.items():
-                    own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
-                    mean.add(own, self._counted(step, feeds))
-                add_sums(totals, bound.sums)
-                for name, array in bound.rows.items():
-                    rows.setdefault(name, []).append(array)
-        if team.ranks > 1:
-            means, totals, rows = pooled(team.gathered((means, totals, rows)))
-        totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
-        if not any(mean.weight for mean in means.values()) and not (stop and stop()):
-            raise DataError("there is nothing to evaluate; the data hold no batch")
-        return means, totals
-
-    def _counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """How many terms a mean of this step over a batch has."""
-        if not step:
-            return self.counts(feeds)[1]
-        return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
-
-    def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """The model's outputs by name, with the samples of each batch. Where the model takes batches of one size only,
-        the last one is filled up with copies of its last sample, whose outputs are left out.
-        """
-        self.definition.check_uncut()
-        bound, checker = self.opened.prediction(averaged), self._prediction_checker
-        parts = []
-        source = as_source(self._without_targets(x), checker, replace(order, fills=True, augments=False), self.names)
-        size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
-        with released(bound, checker), self.computing(source):
-            for i, batch in enumerate(source.batches(0)):
-                whole, own = filled(batch, size) if size and isinstance(batch, Mapping) else (batch, 0)
-                feeds = _checked(checker, whole, i)
-                found, rows = bound.compute(feeds), checker.counts(feeds)[0]
-                if whole is not batch:
-                    found = {n: of_first(n, a, own, rows, self.opened.layouts[n]) for n, a in found.items()}
-                    rows = own
-                parts.append((found, rows))
-        if not parts:
-            raise DataError("there is nothing to predict; the data hold no batch")
-        return parts
-
-    def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
-        """Join the outputs of batches to those of all samples, as ``Trainer.predict`` explains it."""
-        found = self.opened.layouts
-        return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
-
-    @functools.cached_property
-    def _prediction_checker(self) -> BatchChecker:
-        specs = [s for s in self.manifest.inputs if s.name in self.opened.prediction().inputs]
-        return BatchChecker(specs, known=lambda: self.names)
-
-    def _without_targets(self, x: Any) -> Any:
-        """The part of ``x`` that prediction reads; an array by itself is the only input."""
-        read = self._prediction_checker.specs
-        if isinstance(x, Columns):
-            check_same(x.names, self.names)
-            x = x.arrays
-        x = read_data(x, self.names)
-        if is_table(x):
-            return columns_of(x, read, self.names, self.checker.specs.keys() - read.keys())[0]
-        if isinstance(x, Mapping):
-            return {name: value for name, value in x.items() if name in read or name not in self.checker.specs}
-        return dict.fromkeys(read, x) if hasattr(x, "shape") and len(read) == 1 else x
-
     # --- where it stands ------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -631,12 +463,6 @@ class Executor:
                     part.training.expect(sizes)
 
 
-def _without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+def without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """What is fed beside the names that are ``unread``."""
     return {name: feed for name, feed in feeds.items() if name not in unread}
-
-
-def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
-    try:
-        return checker(batch)
-    except DataError as error:
-        raise error.at(f"batch {i}") from None

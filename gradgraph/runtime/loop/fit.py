@@ -17,6 +17,7 @@ from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession, Together
+from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
@@ -457,7 +458,7 @@ class Fit:
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
             stop = (lambda: received.requested) if self.team.ranks == 1 else None  # of several, all evaluate their part
-            found = self.executor.evaluate(source, self.options.limit, stop=stop, team=self.team)
+            found = Evaluator(self.executor).evaluate(source, self.options.limit, stop=stop, team=self.team)
         return {f"val_{name}": value for name, value in self._as_row(found).items()}
 
     def _as_row(self, columns: Mapping[str, Any]) -> dict[str, float]:
