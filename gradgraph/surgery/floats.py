@@ -1,4 +1,4 @@
-"""A model that computes in float16, as one that computes in float32 and stores what it stored."""
+"""A model that computes in float16 or bfloat16, as one that computes in float32 and stores what it stored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.files.models import Source
 from gradgraph.surgery.operated import Path, Result, closed, free_name, opened, set_numbers
 
-NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
+NARROW, WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 
 
 @checked(out=PATH.or_none())
 def in_float32(model: Source, *, out: Path | None = None) -> Result:
-    """The model with float32 in the place of float16: inputs, outputs, and all that is computed.
+    """The model with float32 in the place of float16 and bfloat16: inputs, outputs, and all that is computed.
 
-    Weights stay stored in float16, with a Cast behind each; adapters become float32, as they are trained. Names stay.
+    Weights stay stored as they are, with a Cast behind each; adapters become float32, as they are trained. Names stay.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -34,14 +34,14 @@ def in_float32(model: Source, *, out: Path | None = None) -> Result:
 
 
 def compute_in_float32(work: ir.Model) -> None:
-    """Let nothing be computed in float16, in place."""
+    """Let nothing be computed in float16 or bfloat16, in place."""
     trained = set(adapter_weights(work.metadata_props))
-    stored = [v for v in work.graph.initializers.values() if v.dtype == NARROW]
+    stored = [v for v in work.graph.initializers.values() if v.dtype in NARROW]
     graphs = [work.graph, *(f.graph for f in work.functions.values())]
     for node in [n for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph)]:
         _widen(node)
     for value in [v for graph in graphs for v in _values(graph)]:
-        if value.dtype == NARROW and value.const_value is None:
+        if value.dtype in NARROW and value.const_value is None:
             value.type = ir.TensorType(WIDE)
     for value in stored:
         if value.name in trained or value.is_graph_input() or not value.shape or len(value.shape) < 2:
@@ -55,11 +55,11 @@ def compute_in_float32(work: ir.Model) -> None:
 def _widen(node: ir.Node) -> None:
     """Let the attributes of an operator say float32."""
     for name, attribute in list(node.attributes.items()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == NARROW:
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in NARROW:
             tensor = attribute.as_tensor()
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name))
         elif name in ("to", "dtype", "output_dtype") and attribute.type == ir.AttributeType.INT:
-            node.attributes[name] = ir.AttrInt64(name, WIDE if attribute.as_int() == NARROW else attribute.as_int())
+            node.attributes[name] = ir.AttrInt64(name, WIDE if attribute.as_int() in NARROW else attribute.as_int())
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -6,8 +6,10 @@ of the past, a mask, positions. In training a whole text comes at once, with not
 1. inputs of the past hold no tokens: an attention or a Concat that reads one does without;
 2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
    other token look, and the loss does not (:func:`next_tokens`);
-3. outputs that continue the past are left out;
-4. float16 numbers are computed as float32 (:func:`in_float32`).
+3. a mask that is kept hides what it says, wherever that stands: GroupQueryAttention, which reads of a mask how many
+   tokens it has, gets it as a bias, and positions count the tokens that are seen;
+4. outputs that continue the past are left out, and hidden states beside scores;
+5. float16 and bfloat16 numbers are computed as float32 (:func:`in_float32`).
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, sh
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import shape_of
-from gradgraph.passes.normal.edit import Editor, names_of
+from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.operated import Path, Result, closed, opened
 
 IGNORED = -100  # the label that no loss counts
+MASK = "attention_mask"
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
 _PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "MultiHeadAttention"): (6, 7),
            ("", "Attention"): (4, 5)}  # where an attention reads the past; it may be left out  # fmt: skip
+_LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
+_HIDDEN = -1e30  # finite: a row of padding alone sees something, and nobody reads it
 
 
 @checked(keep=NAMES, outputs=NAMES.or_none(), out=PATH.or_none())
@@ -47,8 +52,9 @@ def language_model(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"``.
-        outputs: what the model gives; by default all that does not continue the past.
+        keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"`` for rows that are padded anywhere.
+        outputs: what the model gives; by default scores, and all that neither continues the past nor stands beside
+            them as hidden states.
         out: write the result to this path.
 
     Raises:
@@ -73,14 +79,17 @@ def language_model(
             shell="gradgraph surgery MODEL --output NAME chooses its outputs",
         )
     _check(past, given)
+    mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
     editor = Editor(work, Builder(taken=names_of(work)))
     for value in counted:
-        _COUNTED[value.name or ""](editor, value, tokens)
+        _COUNTED[value.name or ""](editor, value, tokens, mask)
     for value in past:
         _empty(editor, value, tokens)
     gone = {*past, *counted}
     graph.inputs[:] = [v for v in graph.inputs if v not in gone]
     compute_in_float32(work)
+    if mask is not None:
+        _hide_padding(work, editor, mask, tokens)
     return closed(work, model, out)
 
 
@@ -108,6 +117,8 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
     else:
         going_on = set(_like(_PRESENT, names))
         chosen = [n for n in names if n not in going_on] or names
+        if "logits" in chosen:
+            chosen = [n for n in chosen if not n.startswith("hidden_states")]
     if set(chosen) <= set(_like(_PRESENT, names)):
         raise BuildError(f"the model has no outputs but those that continue the past: {listed(chosen)}")
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
@@ -133,10 +144,7 @@ def _check(past: Sequence[ir.Value], others: dict[str, ir.Value]) -> None:
 
 def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
     """Let ``new`` be read in the place of an input; it is computed before everything else."""
-    for value in editor.op.constants:
-        editor.root.register_initializer(value)
-    nodes, editor.op.nodes, editor.op.constants = editor.op.nodes, [], []
-    editor.root.insert_before(editor.root[0], nodes)
+    editor.place(editor.root[0])
     old.replace_all_uses_with(new.value)
 
 
@@ -145,26 +153,51 @@ def _sizes(op: Builder, tokens: Var) -> Var:
     return op.Slice(op.shape(tokens), [0], [2], [0])
 
 
-def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value) -> None:
+def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | None) -> None:
     op = editor.op
     one = op.const(1, mask.dtype or ir.DataType.INT64)
     _replace(editor, mask, op.Expand(one, _sizes(op, Var(op, tokens))))
 
 
-def _counted_from_zero(editor: Editor, positions: ir.Value, tokens: ir.Value) -> None:
+def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
+    """From 0 on; behind a mask, the tokens of a row that it shows."""
+    op = editor.op
+    rank = len(shape_of(positions) or ())
+    if mask is not None and rank == 2:
+        seen = op.cast(op.wrap(mask), ir.DataType.INT64)
+        count = op.Max(op.CumSum(seen, op.const(1)) - 1, 0)
+    else:
+        count = op.Range(0, op.Squeeze(op.Slice(_sizes(op, Var(op, tokens)), [1], [2], [0]), [0]), 1)
+        count = op.Expand(count, _sizes(op, Var(op, tokens))) if rank == 2 else count
+    _replace(editor, positions, op.cast(count, positions.dtype or ir.DataType.INT64))
+
+
+def _hide_padding(work: ir.Model, editor: Editor, mask: ir.Value, tokens: ir.Value) -> None:
+    """Let each GroupQueryAttention hide the keys that the mask hides; by itself it reads how many there are.
+
+    Turned queries and keys need no other positions: only their distances count.
+    """
+    nodes = [n for n in nodes_of(work) if n.op_type == "GroupQueryAttention" and n.domain == "com.microsoft"]
+    if not nodes:
+        return
     op = editor.op
     sizes = _sizes(op, Var(op, tokens))
-    count = op.cast(
-        op.Range(0, op.Squeeze(op.Slice(sizes, [1], [2], [0]), [0]), 1), positions.dtype or ir.DataType.INT64
-    )
-    _replace(editor, positions, op.Expand(count, sizes) if len(shape_of(positions) or ()) == 2 else count)
+    batch, length = op.Slice(sizes, [0], [1], [0]), op.Slice(sizes, [1], [2], [0])
+    shown_keys = op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2])
+    bias = op.Where(shown_keys, op.const(0.0, ir.DataType.FLOAT), op.const(_HIDDEN, ir.DataType.FLOAT))
+    bias = op.Expand(bias, op.Concat(batch, [1], length, length, axis=0))
+    last = op.Expand(op.cast(length - 1, ir.DataType.INT32), batch)
+    editor.place(editor.root[0])
+    for node in nodes:
+        node.resize_inputs(max(len(node.inputs), _BIAS + 1))
+        own = op.wrap(node.inputs[_BIAS])
+        total = bias if own is None else own + bias
+        editor.place(node)
+        node.replace_input_with(_LAST_PLACES, last.value)
+        node.replace_input_with(_BIAS, total.value)
 
 
-_COUNTED = {
-    "attention_mask": _ones,
-    "position_ids": _counted_from_zero,
-    "cache_position": _counted_from_zero,
-}
+_COUNTED = {MASK: _ones, "position_ids": _counted, "cache_position": _counted}
 
 
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
@@ -173,6 +206,7 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
     for use in list(past.uses()):
         node, place = use
         if place in _PLACES.get((node.domain, node.op_type), ()):
+            size = _size_of_heads(node) or size
             node.replace_input_with(place, None)
         elif node.op_type == "Concat" and not node.domain and len(node.inputs) == 2:
             other = node.inputs[1 - place]
@@ -188,6 +222,13 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
     shape = op.Concat(op.Slice(op.shape(Var(op, tokens)), [0], [1], [0]), [heads, 0, size], axis=0)
     zero = ir.tensor(np.zeros(1, (past.dtype or ir.DataType.FLOAT).numpy()))
     _replace(editor, past, op.ConstantOfShape(shape, value=zero))
+
+
+def _size_of_heads(node: ir.Node) -> int | None:
+    """Of a MultiHeadAttention, whose past may leave it open: the width of its values over the number of heads."""
+    values = node.inputs[2] if node.op_type == "MultiHeadAttention" else None
+    width = None if values is None else _known(values, 2)
+    return None if width is None else width // node.attributes["num_heads"].as_int()
 
 
 def _known(value: ir.Value, axis: int) -> int | None:

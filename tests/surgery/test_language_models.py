@@ -80,6 +80,63 @@ def test_inputs_are_kept_where_asked_for() -> None:
     np.testing.assert_allclose(found, as_generated("int4", IDS), atol=0.02)
 
 
+PADDED = {"left": (4, 0), "right": (0, 4), "both": (2, 3)}
+
+
+@pytest.mark.parametrize("side", PADDED)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_mask_that_is_kept_hides_padding_on_every_side(kind: str, side: str) -> None:
+    """(GroupQueryAttention reads of a mask only how many tokens it has.)"""
+    left, right = PADDED[side]
+    ids = np.pad(IDS, ((0, 0), (left, right)), constant_values=5)
+    mask = np.pad(np.ones_like(IDS), ((0, 0), (left, right)))
+    model = surgery.language_model(gg.lora(MODELS[kind], "*attn*", rank=2), keep="attention_mask")
+    padded = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
+    found = padded.predict({"input_ids": ids, "attention_mask": mask})[:, left : left + IDS.shape[1]]
+    model = surgery.language_model(gg.lora(MODELS[kind], "*attn*", rank=2))
+    wanted = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(IDS)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The float16 model as the builder writes it in bfloat16."""
+    import ml_dtypes
+
+    narrow, kind = ml_dtypes.bfloat16, TensorProto.BFLOAT16
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            numbers = onnx.numpy_helper.to_array(tensor).astype(narrow)
+            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, numbers.tobytes(), raw=True))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = kind
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = kind
+    return model
+
+
+def test_bfloat16_is_computed_in_float32_and_stays_stored(tmp_path: Path) -> None:
+    narrow = in_bfloat16(onnx.load(MODELS["fp16"]))
+    step = gg.build(surgery.language_model(gg.lora(narrow, "*attn*", rank=2)), gg.losses.cross_entropy(axis=-1))
+    found = gg.Trainer(step, device="cpu").predict(IDS)
+    np.testing.assert_allclose(found, as_generated("fp16", IDS), atol=0.02)  # of 8 bits
+    step.save(tmp_path / "step")
+    stored = onnx.load(tmp_path / "step" / "train.onnx").graph.initializer
+    assert sum(t.data_type == TensorProto.BFLOAT16 for t in stored) >= 12
+
+
+def test_scores_stand_before_hidden_states() -> None:
+    model = onnx.load(MODELS["fp16"])
+    last = next(n for n in model.graph.node if n.output[0] == "logits").input[0]
+    model.graph.node.append(helper.make_node("Identity", [last], ["hidden_states"]))
+    model.graph.output.insert(0, helper.make_tensor_value_info("hidden_states", TensorProto.FLOAT16, None))
+    assert [v.name for v in surgery.language_model(model).graph.output] == ["logits"]
+    both = surgery.language_model(model, outputs=["hidden_states", "logits"])
+    assert [v.name for v in both.graph.output] == ["hidden_states", "logits"]
+
+
 def test_a_step_trains_on_padded_rows() -> None:
     data = surgery.next_tokens([[1, 7, 8, 9, 2], [1, 50, 2]])
     assert data["input_ids"].tolist() == [[1, 7, 8, 9], [1, 50, 0, 0]]

@@ -3,6 +3,7 @@
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,
     flex_attention,
+    mixture_of_experts,
     ml_models,
     nchwc,
 )

@@ -400,32 +400,46 @@ def mat_mul_n_bits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Any:
-    """A · Wᵀ + bias, W[n, k] = (q[n, k] − zero[n, block]) · scale[n, block], with ``bits`` bits per q.
+    """A · Wᵀ + bias.
 
     ``accuracy_level`` says how far a runtime may round A; the exact product is computed here.
     """
     if weight_prepacked or group_index is not None:
         raise refuse(node, "has weights packed for one kind of processor" if weight_prepacked else "reorders groups")
-    blocks = -(-K // block_size)
-    kept = as_stored(op, packed, scales, zero_points, (N, K), bits, block_size) if scales.dtype == a.dtype else None
-    if kept is not None:
-        y = a @ op.Transpose(kept, perm=[1, 0])
-        return y if bias is None else y + bias
-    q = op.cast(_unpacked(op, node, packed, bits, [N, blocks, block_size]), a.dtype)
-    scale = op.Reshape(scales, [N, blocks, 1])
-    if zero_points is None:
-        zero: Any = float(2 ** (bits - 1))
-    elif zero_points.is_float:
-        zero = op.Reshape(zero_points, [N, blocks, 1])
-    else:
-        zero = op.cast(_unpacked(op, node, zero_points, bits, [N, blocks, 1]), a.dtype)
-    w = op.Reshape((q - zero) * scale, [N, blocks * block_size])
-    w = w if blocks * block_size == K else op.Slice(w, [0], [K], [1])
+    w = dequantized(op, node, packed, scales, zero_points, (N, K), bits, block_size, a.dtype)
     y = a @ op.Transpose(w, perm=[1, 0])
     return y if bias is None else y + bias
 
 
-def _unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
+def dequantized(
+    op: Builder,
+    node: ir.Node,
+    packed: Var,
+    scales: Var,
+    zero_points: Var | None,
+    sizes: tuple[int, int],
+    bits: int,
+    block_size: int,
+    dtype: ir.DataType,
+) -> Var:
+    """W[n, k] = (q[n, k] − zero[n, block]) · scale[n, block], of ``sizes`` (N, K), with ``bits`` bits per q."""
+    rows, columns = sizes
+    kept = as_stored(op, packed, scales, zero_points, sizes, bits, block_size) if scales.dtype == dtype else None
+    if kept is not None:
+        return kept
+    blocks = -(-columns // block_size)
+    q = op.cast(unpacked(op, node, packed, bits, [rows, blocks, block_size]), dtype)
+    if zero_points is None:
+        zero: Any = float(2 ** (bits - 1))
+    elif zero_points.is_float:
+        zero = op.Reshape(zero_points, [rows, blocks, 1])
+    else:
+        zero = op.cast(unpacked(op, node, zero_points, bits, [rows, blocks, 1]), dtype)
+    w = op.Reshape((q - zero) * op.Reshape(op.cast(scales, dtype), [rows, blocks, 1]), [rows, blocks * block_size])
+    return w if blocks * block_size == columns else op.Slice(w, [0], [columns], [1])
+
+
+def unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
     """Unpack numbers of 2, 4 or 8 bits, lowest bits first, and now if known; rows may end in unused bits."""
     if bits not in (2, 4, 8):
         raise refuse(node, f"has weights of {bits} bits")

@@ -21,6 +21,7 @@ from gradgraph.passes.normal.opsets.attention_formula import (
     split_heads,
     visible,
 )
+from gradgraph.passes.normal.opsets.downgrade import rms_normalization
 
 _INT64 = ir.DataType.INT64
 _Change = Callable[[Var], Var]
@@ -310,6 +311,10 @@ def group_query_attention(
     positions: Var | None = None,
     attention_bias: Var | None = None,
     head_sink: Var | None = None,
+    k_scale: Var | None = None,
+    v_scale: Var | None = None,
+    q_norm_weight: Var | None = None,
+    k_norm_weight: Var | None = None,
     *unsupported: Var | None,
     num_heads: int,
     kv_num_heads: int,
@@ -322,17 +327,23 @@ def group_query_attention(
     smooth_softmax: int = 0,
     qk_output: int = 0,
     sliding_window_cache: int = 0,
+    qk_norm_epsilon: float = 1e-6,
+    q_norm_epsilon: float | None = None,
+    k_norm_epsilon: float | None = None,
     **quantization: Any,
 ) -> Any:
     """Sample b holds ``last_places[b] + 1`` tokens: those of the past, then the new ones.
 
     A first prompt (as many new tokens as there are at all) has no past, whatever ``past_key`` holds.
     """
-    if any(x is not None for x in unsupported):
-        raise refuse(node, "has a quantized cache or normalized heads")
+    if any(x is not None for x in (k_scale, v_scale, *unsupported)):
+        raise refuse(node, "has a quantized cache or queries of several lengths")
     heads = (num_heads, kv_num_heads, kv_num_heads)
     parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
     q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
+    if q_norm_weight is not None and k_norm_weight is not None:  # over the numbers of each head
+        q = rms_normalization(op, node, q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
+        k = rms_normalization(op, node, k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
     first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # is this a first prompt?
     lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
     earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
@@ -345,9 +356,9 @@ def group_query_attention(
         size = 2 * half if isinstance(half, int) else 0
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
-    if sliding_window_cache:
-        if past_key is None or past_value is None or local_window_size <= 0:
-            raise refuse(node, "has a cache that slides, and no cache or no window")
+    if sliding_window_cache and (local_window_size <= 0 or (past_key is None and reads_output(node, 1))):
+        raise refuse(node, "has a cache that slides, and no cache or no window")
+    if sliding_window_cache and past_key is not None and past_value is not None:
         cache = SlidingCache(op, op.dim(past_key, 2), local_window_size, earlier, lengths)
         (k, v), present, masks = cache.slide((past_key, past_value), (k, v), places, attention_bias)
     else:

@@ -78,6 +78,7 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.DequantizeLinear": {1: _SCALE, 2: _ZERO},
     "com.microsoft.GemmaRotaryEmbedding": {1: "the angles"},
     "com.microsoft.MatMulNBits": {2: _SCALE, 3: _ZERO},
+    "com.microsoft.QMoE": {**dict.fromkeys((3, 6, 9), _SCALE), **dict.fromkeys((11, 12, 13), _ZERO)},
     "com.microsoft.QGemm": {1: _SCALE, 2: _ZERO, 4: _SCALE, 5: _ZERO, 7: _SCALE, 8: _ZERO},
     "com.microsoft.QuantizeLinear": {1: _SCALE, 2: _ZERO},
     "com.microsoft.RotaryEmbedding": {2: "the table of cosines", 3: "the table of sines"},
@@ -102,6 +103,8 @@ FACTORS: dict[str, tuple[int, ...]] = {
     "com.microsoft.FusedConv": (1, 2),
     "com.microsoft.FusedGemm": (0, 1, 2),
     "com.microsoft.FusedMatMul": (0, 1),
+    "com.microsoft.GroupQueryAttention": (14, 15),
+    "com.microsoft.MoE": (2, 4, 6),
 }
 STATES = {
     "Attention": (4, 5),

@@ -1,0 +1,166 @@
+"""MoE and QMoE of com.microsoft: each token goes through the k experts that its router likes best.
+
+Here every expert sees every token, in one product for all of them, and gates of 0 leave out what was not chosen:
+
+    y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
+
+That costs as many times more than the kernel as there are experts for each one chosen, and needs no sizes that depend
+on the data. A gate is the softmax of the router's scores, 0 but for the k largest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.dialects.contrib import dequantized, fused, refuse, unpacked
+
+_SIMPLE: dict[str, Callable[[Builder, Var], Var]] = {
+    "relu": lambda op, x: op.Relu(x),
+    "gelu": lambda op, x: op.Gelu(x, approximate="tanh"),  # as the kernel has it
+    "silu": lambda op, x: x * op.Sigmoid(x),
+    "identity": lambda op, x: x,
+}
+
+
+@fused("MoE")
+def mixture_of_experts(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    router: Var,
+    w1: Var,
+    b1: Var | None,
+    w2: Var,
+    b2: Var | None = None,
+    w3: Var | None = None,
+    b3: Var | None = None,
+    *,
+    k: int = 1,
+    normalize_routing_weights: int = 0,
+    use_sparse_mixer: int = 0,
+    **activation: Any,
+) -> Any:
+    """``x``: [..., hidden]; ``router``: [tokens, experts]; weights: [experts, outputs, inputs]."""
+    if use_sparse_mixer:
+        raise refuse(node, "chooses experts by a sparse mixer")
+    rows = op.Unsqueeze(op.Reshape(x, op.Concat([-1], op.dim(x, -1), axis=0)), [0])  # [1, tokens, hidden]
+    first = _linear(op, rows, w1, b1)
+    third = None if w3 is None else _linear(op, rows, w3, b3)
+    y = _linear(op, _activated(op, node, first, third, **activation), w2, b2)  # [experts, tokens, hidden]
+    gates = op.Unsqueeze(op.Transpose(_gates(op, router, k, bool(normalize_routing_weights)), perm=[1, 0]), [2])
+    return op.Reshape(op.ReduceSum(y * gates, [0], keepdims=0), op.shape(x))
+
+
+@fused("QMoE")
+def quantized_mixture_of_experts(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    router: Var,
+    q1: Var,
+    s1: Var | None,
+    b1: Var | None,
+    q2: Var,
+    s2: Var | None,
+    b2: Var | None = None,
+    q3: Var | None = None,
+    s3: Var | None = None,
+    b3: Var | None = None,
+    z1: Var | None = None,
+    z2: Var | None = None,
+    z3: Var | None = None,
+    *unsupported: Var | None,
+    expert_weight_bits: int = 4,
+    fc1_expert_weight_bits: int | None = None,
+    fc2_expert_weight_bits: int | None = None,
+    fc3_expert_weight_bits: int | None = None,
+    block_size: int = 0,
+    quant_type: str = "int",
+    weights_prepacked: int = -1,
+    accuracy_level: int = 0,
+    **options: Any,
+) -> Any:
+    """Weights are dequantized as those of MatMulNBits; those that are packed for one kind of processor are refused."""
+    if quant_type != "int" or weights_prepacked > 0 or any(v is not None for v in unsupported):
+        raise refuse(node, "has experts that are packed for one kind of processor, or a router of two outputs")
+
+    def weight(q: Var, s: Var | None, z: Var | None, bits: int | None) -> Var:
+        return _dequantized_experts(op, node, q, s, z, bits or expert_weight_bits, block_size, x.dtype)
+
+    w1 = weight(q1, s1, z1, fc1_expert_weight_bits)
+    w2 = weight(q2, s2, z2, fc2_expert_weight_bits)
+    w3 = None if q3 is None else weight(q3, s3, z3, fc3_expert_weight_bits)
+    return mixture_of_experts(op, node, x, router, w1, b1, w2, b2, w3, b3, **options)
+
+
+def _dequantized_experts(
+    op: Builder,
+    node: ir.Node,
+    packed: Var,
+    scales: Var | None,
+    zero_points: Var | None,
+    bits: int,
+    block_size: int,
+    dtype: ir.DataType,
+) -> Var:
+    """[experts, outputs, inputs] of packed numbers; without a size of blocks a row is one block."""
+    experts, outputs, width = (packed.dim(axis) for axis in range(3))
+    if scales is None or not (isinstance(experts, int) and isinstance(outputs, int) and isinstance(width, int)):
+        raise refuse(node, "has quantized experts without scales, or of unknown sizes")
+    inputs = width * 8 // bits
+    sizes = (experts * outputs, inputs)
+    if zero_points is not None and not block_size:  # one for each row, packed along the rows of an expert
+        numbers = unpacked(op, node, zero_points, bits, [experts, outputs, 1])
+        zero_points = op.cast(op.Reshape(numbers, [experts * outputs, 1]), dtype)
+    w = dequantized(op, node, packed, scales, zero_points, sizes, bits, block_size or inputs, dtype)
+    return op.Reshape(w, [experts, outputs, inputs])
+
+
+def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
+    y = x @ op.Transpose(weight, perm=[0, 2, 1])
+    return y if bias is None else y + op.Unsqueeze(bias, [1])
+
+
+def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
+    """[tokens, experts]: the probability of each chosen expert; the others have 0."""
+    chosen, places = op.TopK(op.Softmax(router, axis=-1), [k], axis=-1, outputs=2)
+    if normalized:
+        chosen = chosen / op.ReduceSum(chosen, [-1], keepdims=1)
+    return op.ScatterElements(op.Expand(op.const(0.0, router.dtype), op.shape(router)), places, chosen, axis=1)
+
+
+def _activated(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    third: Var | None,
+    *,
+    activation_type: str = "relu",
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    swiglu_fusion: int = 0,
+    swiglu_limit: float | None = None,
+    swiglu_limit_after_activation: int = 0,
+) -> Var:
+    """SwiGLU is G · σ(α · G) · (L + β), G = min(g, limit), L = clip(l, ±limit); others are act(x), gated by a third."""
+    if activation_type in _SIMPLE:
+        y = _SIMPLE[activation_type](op, x)
+        return y if third is None else y * third
+    if activation_type != "swiglu" or swiglu_limit_after_activation:
+        raise refuse(node, f"has the activation '{activation_type}' of other processors")
+    if third is not None:
+        gate, linear = x, third
+    elif swiglu_fusion == 1:  # they lie in turns
+        halves = op.Reshape(x, op.Concat(op.Slice(op.shape(x), [0], [2], [0]), [-1, 2], axis=0))
+        gate, linear = (op.Squeeze(h, [3]) for h in op.Split(halves, axis=3, num_outputs=2, outputs=2))
+    elif swiglu_fusion == 2:
+        gate, linear = op.Split(x, axis=2, num_outputs=2, outputs=2)
+    else:
+        raise refuse(node, "has a SwiGLU without its second half")
+    if swiglu_limit is not None:
+        gate, linear = op.Min(gate, swiglu_limit), op.Clip(linear, -swiglu_limit, swiglu_limit)
+    return gate * op.Sigmoid(gate * activation_alpha) * (linear + activation_beta)

@@ -1,0 +1,120 @@
+"""MoE and QMoE of com.microsoft, written with standard operators: onnxruntime's kernels give the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from differences import wrong_gradients
+from normal.test_contrib_attention import fused
+from small_models import assert_same, normal_form, real, run
+
+from gradgraph.errors import ModelError
+
+TOKENS, EXPERTS, HIDDEN, INNER = 6, 4, 8, 12
+MOE = {
+    "x": real(TOKENS, HIDDEN), "router": real(TOKENS, EXPERTS, seed=1),
+    "w1": real(EXPERTS, INNER, HIDDEN, seed=2), "b1": real(EXPERTS, INNER, seed=3),
+    "w2": real(EXPERTS, HIDDEN, INNER, seed=4), "b2": real(EXPERTS, HIDDEN, seed=5),
+}  # fmt: skip
+TWO = {"w1": real(EXPERTS, 2 * INNER, HIDDEN, seed=2), "b1": real(EXPERTS, 2 * INNER, seed=3)}
+SWIGLU = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1}
+GPT_OSS = SWIGLU | {"activation_alpha": 1.702, "activation_beta": 1.0}
+CASES = {
+    **{kind: (MOE, {"k": 2, "activation_type": kind}) for kind in ("gelu", "silu", "identity")},
+    "relu, normalized": (MOE, {"k": 2, "normalize_routing_weights": 1}),
+    "one expert": (MOE, {"activation_type": "silu"}),
+    "all experts": (MOE, {"k": EXPERTS, "activation_type": "silu", "normalize_routing_weights": 1}),
+    "no biases": (MOE | {"b1": None, "b2": None}, {"k": 2, "activation_type": "silu"}),
+    "rows of samples": (MOE | {"x": real(2, 3, HIDDEN)}, {"k": 2, "activation_type": "silu"}),
+    "swiglu": (MOE | TWO, SWIGLU),
+    "swiglu of gpt-oss": (MOE | TWO, GPT_OSS | {"swiglu_limit": 7.0}),
+    "swiglu, cut": (MOE | TWO, GPT_OSS | {"swiglu_limit": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_experts(case):
+    feeds, attrs = CASES[case]
+    model, given = fused("MoE", feeds, attrs)
+    found = normal_form(model)
+    assert_same(run(model, given), run(found, given), atol=1e-5, rtol=1e-5)
+    assert wrong_gradients(model, found, given, list(given)) == []
+
+
+def gated(feeds, attrs):
+    """What the documentation of the operator says, in float64, for layouts that only other processors run."""
+    x, router, w1, w2, w3 = (feeds[n].astype(float) for n in ("x", "router", "w1", "w2", "w3"))
+    p = np.exp(router) / np.exp(router).sum(-1, keepdims=True)
+    y = np.zeros_like(x)
+    for t, best in enumerate(np.argsort(-p, -1)[:, : attrs["k"]]):
+        for e in best:
+            g, linear = w1[e] @ x[t], w3[e] @ x[t]
+            y[t] += p[t, e] * (w2[e] @ (g / (1 + np.exp(-g)) * linear))
+    return y.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["silu", "swiglu"])
+def test_a_gate_with_a_third_weight(kind):
+    feeds = {"x": MOE["x"], "router": MOE["router"], "w1": MOE["w1"], "b1": None, "w2": MOE["w2"], "b2": None}
+    feeds["w3"] = real(EXPERTS, INNER, HIDDEN, seed=7)
+    model, given = fused("MoE", feeds, {"k": 2, "activation_type": kind})
+    assert_same([gated(feeds, {"k": 2})], run(normal_form(model), given), atol=1e-5)
+
+
+def test_gates_that_lie_one_after_the_other():
+    """``[g | l]``, which only other processors run, is the layout in turns with its rows moved."""
+    in_turns, given = fused("MoE", MOE | TWO, GPT_OSS)
+    places = [*range(0, 2 * INNER, 2), *range(1, 2 * INNER, 2)]
+    moved = given | {"w1": given["w1"][:, places], "b1": given["b1"][:, places]}
+    model, _ = fused("MoE", MOE | TWO, GPT_OSS | {"swiglu_fusion": 2})
+    assert_same(run(in_turns, given), run(normal_form(model), moved), atol=1e-5)
+
+
+def packed(bits, block, points, inputs=32, inner=64):
+    """Feeds of QMoE whose numbers, scales and zero points are random."""
+    rng = np.random.default_rng(bits + block)
+
+    def numbers(*shape):
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+
+    def layer(rows, columns):
+        blocks = columns // block if block else 1
+        scales = (rng.random((EXPERTS, rows, blocks)) * 0.02 + 0.01).astype(np.float32)
+        per_row = (EXPERTS, rows, -(-blocks * bits // 8)) if block else (EXPERTS, -(-rows * bits // 8))
+        zeros = numbers(*per_row) if points else None
+        return numbers(EXPERTS, rows, columns * bits // 8), scales if block else scales[..., 0], zeros
+
+    (q1, s1, z1), (q2, s2, z2) = layer(2 * inner, inputs), layer(inputs, inner)
+    feeds = {"x": real(TOKENS, inputs), "router": MOE["router"], "q1": q1, "s1": s1, "b1": real(EXPERTS, 2 * inner),
+             "q2": q2, "s2": s2, "b2": real(EXPERTS, inputs, seed=3)}  # fmt: skip
+    return feeds | ({"q3": None, "s3": None, "b3": None, "z1": z1, "z2": z2} if points else {})
+
+
+@pytest.mark.parametrize("points", [False, True], ids=["middle", "zero points"])
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_experts(bits, block, points):
+    feeds = packed(bits, block, points)
+    attrs = GPT_OSS | {"expert_weight_bits": bits} | ({"block_size": block} if block else {})
+    model, given = fused("QMoE", feeds, attrs)
+    wanted = run(model, given)
+    found = normal_form(model)
+    # onnxruntime multiplies rows of blocks of 8 bits in 8 bits
+    assert_same(wanted, run(found, given), atol=1e-5 * np.abs(wanted[0]).max(), rtol=1e-4)
+    assert wrong_gradients(found, found, given, ["x", "router"]) == []
+
+
+REFUSED = {
+    "a sparse mixer": ("MoE", MOE, {"use_sparse_mixer": 1}),
+    "the activation 'geglu'": ("MoE", MOE | TWO, {"activation_type": "geglu", "swiglu_fusion": 1}),
+    "without its second half": ("MoE", MOE | TWO, {"activation_type": "swiglu"}),
+    "packed for one kind of processor": ("QMoE", packed(4, 32, False), GPT_OSS | {"weights_prepacked": 1}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_only_other_runtimes_run_is_named(reason):
+    op, feeds, attrs = REFUSED[reason]
+    model, _ = fused(op, feeds, attrs)
+    with pytest.raises(ModelError, match=f"'fused'.*{reason}"):
+        normal_form(model)
