@@ -225,7 +225,7 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
 
 
 def _size_of_heads(node: ir.Node) -> int | None:
-    """Of a MultiHeadAttention, whose past may leave it open: the width of its values over the number of heads."""
+    """The width of the values of a MultiHeadAttention over its number of heads; its past may leave that open."""
     values = node.inputs[2] if node.op_type == "MultiHeadAttention" else None
     width = None if values is None else _known(values, 2)
     return None if width is None else width // node.attributes["num_heads"].as_int()
