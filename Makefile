@@ -13,7 +13,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test wheel coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models shipped-packages lint format hooks pages docs bench clean
+.PHONY: help demo test wheel coverage node browser web federated runtimes all-runtimes onnxruntime-training shipped-models shipped-packages lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
@@ -21,6 +21,7 @@ help:
 	@echo "make node      install onnxruntime-node, so that the tests train in it too"
 	@echo "make browser   install onnxruntime-web, and what tests it in Chromium"
 	@echo "make web       make the page that trains in the browser, and serve it"
+	@echo "make federated train on four clients that keep their data, by Flower; installs it in a folder of its own"
 	@echo "make runtimes  install OpenVINO and tract, each in a folder of its own, so that the tests train in them too;"
 	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
@@ -59,6 +60,10 @@ web: browser $(call STAMP,demo)
 examples/%/node_modules: examples/%/package.json
 	cd $(@D) && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
 	@touch $@
+
+# one of the clients trains in Node.js, where there is npm. Flower needs Python 3.11 or newer.
+federated: $(RUNTIMES)/federated/.installed $(call STAMP,demo) $(if $(shell command -v npm),node)
+	$(BIN)/python examples/federated/beside_central.py $(ARGS)
 
 runtimes: $(RUNTIMES)/openvino/.installed $(RUNTIMES)/tract/.installed
 all-runtimes: runtimes $(RUNTIMES)/iree/.installed $(RUNTIMES)/tvm/.installed $(RUNTIMES)/tinygrad/.installed
