@@ -32,14 +32,7 @@ def model_pieces(model: ir.Model) -> Bytes:
     Raises:
         ValueError: the model without them exceeds what protobuf writes.
     """
-    weights: dict[str, ir.TensorProtocol] = {}
-    slim = model.clone()
-    for name, value in slim.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is not None and tensor.dtype != ir.DataType.STRING and _is_streamed(tensor):
-            weights[name] = tensor
-            value.const_value = _elsewhere(name, tensor)
-    proto: onnx.ModelProto = ir.to_proto(slim)
+    proto, weights = apart(model)
     head, tail = _around(proto, _GRAPH)
     before, after = _around(proto.graph, _INITIALIZER)
     stored = [_stored(tensor, weights) for tensor in proto.graph.initializer]
@@ -51,6 +44,18 @@ def model_pieces(model: ir.Model) -> Bytes:
             yield from tensor_pieces(tensor)
         yield end
     yield after + tail
+
+
+def apart(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """``model`` as protobuf, in which large initializers say that their data lie elsewhere, and these by name."""
+    weights: dict[str, ir.TensorProtocol] = {}
+    slim = model.clone()
+    for name, value in slim.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype != ir.DataType.STRING and _is_streamed(tensor):
+            weights[name] = tensor
+            value.const_value = _elsewhere(name, tensor)
+    return ir.to_proto(slim), weights
 
 
 def _is_streamed(tensor: ir.TensorProtocol) -> bool:

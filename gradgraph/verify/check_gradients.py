@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -31,26 +31,37 @@ from gradgraph.errors import (
     shown,
     suggestion,
 )
-from gradgraph.files.external import bytes_of
-from gradgraph.files.models import PROTOBUF_LIMIT, Source, to_proto
+from gradgraph.files.models import Source
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import forget_detached, is_detached
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights, results
 from gradgraph.transforms import vjp
+from gradgraph.verify.directions import Direction
 from gradgraph.verify.discarded_lanes import discarded_lanes
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.gradcheck import STEPS, Judgement, Quotients, judged
-from gradgraph.verify.reference import Oracle, in_float64
+from gradgraph.verify.reference import model_in_float64, oracle_of
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+class Run(Protocol):
+    """Runs a model; weights among the feeds replace its own."""
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs by name."""
+
+    def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """Each output with its name; who does not keep one has it no longer in memory."""
+
 
 # kernels of the ReferenceEvaluator that take float64 and compute in float32 inside
 SINGLE_INSIDE = frozenset({"AffineGrid", "DeformConv", "GridSample", "LinearAttention"})
 ROUNDING = 10  # units in the last place that a whole model is allowed to lose
 _POINTS = 2  # beside a kink, of those that lie on none
+_DRAWS = 20  # of directions, while the terms of few elements cancel: a wrong gradient would hide there
 NUDGE = 16  # units in the last place by which cotangents are moved to see how far rounding errors reach
 
 
@@ -240,44 +251,41 @@ class _Subject:
     allow_unused: bool
 
     def engines(self, precision: Precision) -> tuple[ir.Model, Run, ir.Model, Run]:
-        """The model and its gradient, and functions that run them; weights among the feeds replace the model's."""
-        model = self._in_double() if precision is DOUBLE else self.model
+        """The model and its gradient, and what runs them."""
+        model = model_in_float64(self.model) if precision is DOUBLE else self.model
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
-        start = _oracle if precision is DOUBLE else _session
+        start = _oracle if precision is DOUBLE else _Session
         return model, start(model, self.names), gradient, start(gradient, self.names)
-
-    def _in_double(self) -> ir.Model:
-        size = bytes_of(self.model.graph.initializers.values())
-        if 2 * size >= PROTOBUF_LIMIT:
-            raise _CannotRunError(f"its {size / 1e9:.1f} GB of weights would take twice as much in float64")
-        double: ir.Model = ir.from_proto(in_float64(to_proto(self.model.clone())))
-        return double
 
 
 def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
-    proto = to_proto(model)
-    unfit = sorted({n.op_type for n in proto.graph.node} & SINGLE_INSIDE)
+    unfit = sorted({n.op_type for n in model.graph} & SINGLE_INSIDE)
     if unfit:
         raise _CannotRunError(f"the reference implementation of {unfit[0]} computes in float32")
-    return Oracle(proto)  # takes weights among the feeds as it is
+    return oracle_of(model)  # takes weights among the feeds as it is
 
 
-def _session(model: ir.Model, free: Sequence[str]) -> Run:
-    """Run in onnxruntime; the initializers in ``free`` become inputs, their values the defaults."""
-    own, outside = proto_and_weights(model)
-    inputs = {v.name for v in own.graph.input}
-    weights = [t for t in own.graph.initializer if t.name in free and t.name not in inputs]
-    own.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights)
-    session = create_session(own, Placement.choose("cpu"), weights=outside)
-    names = [o.name for o in session.get_outputs()]
-    known = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+class _Session:
+    """Runs a model in onnxruntime; the initializers in ``free`` become inputs, their values the defaults."""
 
-    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def __init__(self, model: ir.Model, free: Sequence[str]) -> None:
+        own, outside = proto_and_weights(model)
+        inputs = {v.name for v in own.graph.input}
+        weights = [t for t in own.graph.initializer if t.name in free and t.name not in inputs]
+        own.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights)
+        self._session = create_session(own, Placement.choose("cpu"), weights=outside)
+        self._outputs = [o.name for o in self._session.get_outputs()]
+        self._known = {i.name for i in (*self._session.get_inputs(), *self._session.get_overridable_initializers())}
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         with explained("running the model failed"):
-            return results(session, names, {n: a for n, a in feeds.items() if n in known})
+            return results(self._session, self._outputs, {n: a for n, a in feeds.items() if n in self._known})
 
-    return run
+    def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        found = self(feeds)
+        while found:
+            yield found.popitem()
 
 
 # --- the check -------------------------------------------------------------------------------------------
@@ -296,23 +304,24 @@ class _Check:
             model, f, gradient, g = self.subject.engines(precision)
             feeds, ys = self._first_run(model, f, rng)
             weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
-            gradients = _Gradients(self.subject.names, g, *_weighings(model, gradient, weights, rng))
-            slopes = gradients.at(feeds)
+            values = _Values(model, feeds)
+            gradients = _Gradients(
+                _gradient_names(gradient, self.subject.names), g, *_weighings(model, gradient, weights, rng), self.seed
+            )
+            slopes = gradients.at(feeds, values)
         except (GradgraphError, _CannotRunError):
             raise
         except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
             if precision is SINGLE:
                 raise
             raise _CannotRunError(f"the reference evaluator says {type(error).__name__}: {shown(error)}") from error
-        stored = model.graph.initializers
         found = []
-        for name, slope in slopes.items():
-            weight = stored[name].const_value if name not in feeds else None
-            point = _Point(f, feeds, weights, name, feeds[name] if weight is None else weight.numpy(), ys)
+        for name in self.subject.names:
+            point = _Point(f, feeds, weights, name, values[name], ys)
             with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
-                found.append(_checked(point, slope, gradients, precision, rng))
+                found.append(_checked(point, slopes[name], gradients, precision, rng))
             self.progress(len(found), len(self.subject.names))
-        start = _oracle if precision is DOUBLE else _session
+        start = _oracle if precision is DOUBLE else _Session
         undefined = any(math.isnan(t.analytic) for t in found)
         lanes = discarded_lanes(model, feeds, lambda m: start(m, ())) if undefined else ()
         outputs = tuple(self.subject.outputs)
@@ -348,21 +357,90 @@ class _Check:
             )
 
 
+class _Values:
+    """The numbers of inputs and weights, by name, read when they are asked for."""
+
+    def __init__(self, model: ir.Model, feeds: Feeds) -> None:
+        self._stored, self._feeds = model.graph.initializers, feeds
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._feeds or name in self._stored
+
+    def __getitem__(self, name: str) -> Array:
+        weight = self._stored[name].const_value if name not in self._feeds else None
+        return self._feeds[name] if weight is None else weight.numpy()
+
+
+@dataclass(frozen=True)
+class _Slope:
+    """What differences are compared with: a direction, and the gradient's derivative along it.
+
+    Attributes:
+        shape: of the gradient.
+        size: the sum of the magnitudes of the terms.
+        noise: how far rounding errors of the gradient may reach.
+    """
+
+    shape: tuple[int, ...]
+    direction: Direction | None = None
+    analytic: float = math.nan
+    size: float = math.nan
+    noise: float = math.nan
+
+
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradient model, run for weights of the outputs, and for these moved so little that only rounding changes."""
+    """The gradient model, run for weights of the outputs, and for these moved so little that only rounding changes.
 
-    names: Sequence[str]
+    Args:
+        names: the tensors, each by the name of the output that is its gradient.
+    """
+
+    names: Mapping[str, str]
     run: Run
     cotangents: Feeds
     nudged: Feeds
+    seed: int
 
-    def at(self, feeds: Feeds) -> dict[str, tuple[Array, Array]]:
-        """Both gradients by each tensor."""
-        rows = (
-            list(self.run({**feeds, **each}).values())[-len(self.names) :] for each in (self.cotangents, self.nudged)
-        )
-        return dict(zip(self.names, zip(*rows, strict=True), strict=True))
+    def at(self, feeds: Feeds, values: Mapping[str, Array] | _Values) -> dict[str, _Slope]:
+        """The slope of each tensor in ``values``, whose gradients are forgotten once they are summed."""
+        found: dict[str, _Slope] = {}
+        for name, gradient in self._stream(feeds, self.cotangents):
+            if name not in values:
+                continue
+            rng = np.random.default_rng([self.seed, *name.encode()])
+            found[name] = _slope(gradient, values[name], rng)
+            del gradient
+        for name, gradient in self._stream(feeds, self.nudged):
+            slope = found.get(name)
+            if slope is not None and slope.direction is not None:
+                redrawn, _ = slope.direction.sums(gradient)
+                found[name] = dataclasses.replace(slope, noise=ROUNDING * abs(redrawn - slope.analytic))
+            del gradient
+        return found
+
+    def _stream(self, feeds: Feeds, cotangents: Feeds) -> Iterator[tuple[str, Array]]:
+        for output, gradient in self.run.stream({**feeds, **cotangents}):
+            if (name := self.names.get(output)) is not None:
+                yield name, gradient
+            del gradient
+
+
+def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
+    if gradient.shape != x.shape:
+        return _Slope(gradient.shape)
+    for _ in range(_DRAWS):
+        direction = Direction.drawn(x, gradient, rng)
+        total, size = direction.sums(gradient)
+        if not abs(total) < size / 4:
+            break
+    return _Slope(gradient.shape, direction, total, size)
+
+
+def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
+    """The tensors by the outputs that ``vjp`` has added for them, behind those of the model."""
+    outputs = gradient.graph.outputs[-len(names) :]
+    return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
@@ -389,38 +467,28 @@ class _Point:
     x: Array
     here: Mapping[str, Array]
 
-    def judge(self, gradients: tuple[Array, Array], precision: Precision, rng: np.random.Generator) -> Judgement:
-        """Judge a gradient, which comes twice, with different rounding errors."""
-        slope, redrawn = gradients
-        direction = self._direction(slope, rng)
-        terms = direction * slope.astype(np.float64)
-        noise = ROUNDING * abs(float(np.sum(direction * (redrawn.astype(np.float64) - slope))))
+    def judge(self, slope: _Slope, precision: Precision, rng: np.random.Generator) -> Judgement:
+        """Judge the derivative from the gradient."""
+        direction, noise = slope.direction, slope.noise
+        assert direction is not None
 
         def elsewhere(step: float) -> Iterator[Quotients]:
             for _ in range(3):
-                yield self._quotients(self._direction(np.zeros_like(slope), rng), noise, step)
+                yield self._quotients(Direction.drawn(self.x, None, rng), noise, step)
 
-        return judged(float(np.sum(terms)), float(np.sum(np.abs(terms))),
-                      lambda step: self._quotients(direction, noise, step), elsewhere,
+        return judged(slope.analytic, slope.size, lambda step: self._quotients(direction, noise, step), elsewhere,
                       precision.tolerance, precision.steps)  # fmt: skip
 
     def beside(self, distance: float, rng: np.random.Generator) -> _Point | None:
         """A point so far away, or None where the outputs are not finite there."""
-        x = (self.x + distance * self._direction(np.zeros_like(self.x), rng)).astype(self.x.dtype)
+        x = Direction.drawn(self.x, None, rng).moved(self.x, distance)
         feeds = {**self.feeds, self.name: x}
         here = self.f(feeds)
         finite = all(np.isfinite(here[y]).all() and here[y].shape == w.shape for y, w in self.weights.items())
         return dataclasses.replace(self, feeds=feeds, x=x, here=here) if finite else None
 
-    def _direction(self, slope: Array, rng: np.random.Generator) -> Array:
-        """Random, as large as the tensor, and three quarters along the gradient, so that the terms do not cancel."""
-        size = float(np.sqrt(np.mean(np.square(self.x, dtype=np.float64)))) if self.x.size else 0.0
-        signs = np.where(slope == 0, rng.choice([-1.0, 1.0], self.x.shape), np.sign(slope))
-        flips = rng.choice([1.0, 1.0, 1.0, -1.0], self.x.shape)
-        return np.asarray((size or 1.0) * rng.uniform(0.5, 1.5, self.x.shape) * np.nan_to_num(signs) * flips)
-
-    def _quotients(self, direction: Array, noise: float, step: float) -> Quotients:
-        up, down = self._outputs(direction * step), self._outputs(direction * -step)
+    def _quotients(self, direction: Direction, noise: float, step: float) -> Quotients:
+        up, down = (self._outputs(direction.moved(self.x, way)) for way in (step, -step))
         spread = math.sqrt(sum(float(np.sum(np.square(w * up[y]))) for y, w in self.weights.items()))
         coarsest = max(rounding(array.dtype) for array in (self.x, *self.weights.values()))  # weights are as outputs
         rounded = ROUNDING * coarsest * spread / (2 * step)
@@ -429,19 +497,17 @@ class _Point:
         behind = sum(float(np.sum(w * (self.here[y] - down[y]))) for y, w in self.weights.items()) / step
         return Quotients(ahead, behind, noise + rounded)
 
-    def _outputs(self, move: Array) -> dict[str, Array]:
-        moved = (self.x.astype(np.float64) + move).astype(self.x.dtype)
-        return {
-            y: a.astype(np.float64) for y, a in self.f({**self.feeds, self.name: moved}).items() if y in self.weights
-        }
+    def _outputs(self, moved: Array) -> dict[str, Array]:
+        outputs = self.f({**self.feeds, self.name: moved})
+        return {y: array.astype(np.float64) for y, array in outputs.items() if y in self.weights}
 
 
 def _checked(
-    point: _Point, slope: tuple[Array, Array], gradients: _Gradients, precision: Precision, rng: np.random.Generator
+    point: _Point, slope: _Slope, gradients: _Gradients, precision: Precision, rng: np.random.Generator
 ) -> TensorCheck:
     """Compare the gradient at a point with differences; beside it where it lies on a kink."""
     name, shape = point.name, point.x.shape
-    if slope[0].shape != shape:
+    if slope.direction is None:
         return TensorCheck(name, shape, math.nan, math.nan, math.inf, resolved=True, ok=False)
     found = point.judge(slope, precision, rng)
     kink = found.verdict == "kink"
@@ -449,7 +515,7 @@ def _checked(
     seen = 0
     for distance in precision.beside if kink else ():
         other = point.beside(distance, rng)
-        beside = other and other.judge(gradients.at(other.feeds)[name], precision, rng)
+        beside = other and other.judge(gradients.at(other.feeds, {name: other.x})[name], precision, rng)
         if beside and beside.verdict != "kink":
             found, ok, seen = beside, beside.verdict == "right", seen + 1
             if not ok or seen == _POINTS:

@@ -37,8 +37,8 @@ def discarded_lanes(
     if not wheres:
         return
     work.graph.outputs.extend(v for v in read if not v.is_graph_output())
-    stored = work.graph.initializers.items()
-    known = {n: v.const_value.numpy() for n, v in stored if v.const_value is not None} | {**feeds}
+    stored = {v.name: v.const_value for n in wheres for v in n.inputs if v is not None}
+    known = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None} | {**feeds}
     known |= start(work)(feeds)
     for node in wheres:
         condition, taken, other = (known[v.name or ""] for v in node.inputs if v is not None)

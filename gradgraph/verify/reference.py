@@ -7,14 +7,19 @@ Some reference kernels compute in float32 inside and return float64 without a wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from gradgraph.files.external import is_external
+from gradgraph.files.mapped import pieces
+from gradgraph.files.protos import reads
+from gradgraph.files.streamed import apart
 from gradgraph.verify import (  # noqa: F401  (they fill the list of kernels)
     kernels_control,
     kernels_conv,
@@ -53,17 +58,78 @@ class Oracle:
     """Runs a model in the ReferenceEvaluator; ``oracle({"x": ..., "y": ...})`` returns its outputs by name.
 
     Tensors are arrays; a sequence is a list of arrays, an optional that is empty ``None``.
+
+    Args:
+        model: the model.
+        weights: initializers that it reads and does not hold. They are read when a node needs them, and forgotten
+            again, but for the first KEPT bytes.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+        model = _all_named(model)
         self.outputs = [o.name for o in model.graph.output]
-        self._run = ReferenceEvaluator(_all_named(model), new_ops=[*KERNELS, *_ADDED.values()])
+        self._evaluator = ReferenceEvaluator(model, new_ops=[*KERNELS, *_ADDED.values()])
+        self._weights = _Weights(weights or {})
+        self._reads = [reads(node) for node in model.graph.node]
+        self._last = {name: i for i, names in enumerate(self._reads) for name in names}
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(self.stream(feeds))
+        return {name: found[name] for name in self.outputs}
+
+    def stream(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Each output with its name, as soon as it is known; what nobody reads any more is forgotten meanwhile."""
+        known = {"": None, **self._evaluator.rt_inits_, **feeds}
+        wanted = set(self.outputs)
+        for name in wanted & {*known, *self._weights.names}:
+            yield name, _as_array(known[name] if name in known else self._weights[name])
+        for place, (node, names) in enumerate(zip(self._evaluator.rt_nodes_, self._reads, strict=True)):
+            self._compute(node, names, known)
+            for name in (*node.output, *names):
+                read_later = self._last.get(name, -1) > place
+                if name in node.output and name in wanted:
+                    yield name, _as_array(known[name] if read_later else known.pop(name))
+                elif name and not read_later:
+                    known.pop(name, None)
+
+    def _compute(self, node: OpRun, names: Iterable[str], known: dict[str, Any]) -> None:
+        """Add the outputs of ``node``, which reads values of these names, to what is known."""
+        seen = known
+        if weights := {name for name in names if name not in known and name in self._weights.names}:
+            seen = known | {name: self._weights[name] for name in weights}
+        inputs = [seen[name] for name in node.input]
         with np.errstate(all="ignore"):
-            results = self._run.run(None, dict(feeds))
-        rows = zip(self.outputs, results, strict=True)
-        return {name: y if y is None or isinstance(y, list) else np.asarray(y) for name, y in rows}
+            outputs = node.run(*inputs, **({"context": seen} if node.need_context() else {}))
+        known.update(zip(node.output, outputs, strict=False))
+
+
+def _as_array(value: Any) -> Any:
+    return value if value is None or isinstance(value, list) else np.asarray(value)
+
+
+KEPT = 1 << 24  # bytes of weights that stay in memory: those of small models are read once
+
+
+class _Weights:
+    """The numbers of weights, read when they are asked for.
+
+    Attributes:
+        names: what can be asked for.
+    """
+
+    def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
+        self._tensors, self.names = tensors, tensors.keys()
+        self._kept: dict[str, np.ndarray[Any, Any]] = {}
+        self._room = KEPT
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        if name in self._kept:
+            return self._kept[name]
+        array = self._tensors[name].numpy()
+        if array.nbytes <= self._room:
+            self._room -= array.nbytes
+            self._kept[name] = array
+        return array
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -161,7 +227,46 @@ def _write_as_tensor(node: onnx.NodeProto, precision: int) -> None:
 
 
 def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
-    if tensor.data_type in _FLOATS and tensor.data_type != precision:
+    if tensor.data_type not in _FLOATS or tensor.data_type == precision:
+        return
+    if is_external(tensor):  # the data are converted by whoever reads them
+        tensor.data_type = precision
+    else:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(precision)
         array = onnx.numpy_helper.to_array(tensor).astype(dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+def model_in_float64(model: ir.Model) -> ir.Model:
+    """As ``in_float64``; the numbers of large weights are converted whenever they are read, and not before."""
+    proto, weights = apart(model)
+    double: ir.Model = ir.from_proto(in_float64(proto))
+    for name, tensor in weights.items():
+        value = double.graph.initializers[name]
+        value.const_value = _widened(tensor) if tensor.dtype in _FLOATS else tensor
+    return double
+
+
+def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if tensor.dtype == ir.DataType.DOUBLE:
+        return tensor
+
+    def read() -> ir.Tensor[Any]:
+        narrow = tensor.numpy()
+        wide, done = np.empty(narrow.shape), 0
+        for piece in pieces(narrow):
+            numbers = np.frombuffer(piece, narrow.dtype)
+            wide.reshape(-1)[done : done + len(numbers)] = numbers
+            done += len(numbers)
+        return ir.Tensor(wide, name=tensor.name)
+
+    return ir.LazyTensor(read, ir.DataType.DOUBLE, ir.Shape(tensor.shape.numpy()), name=tensor.name)
+
+
+def oracle_of(model: ir.Model) -> Oracle:
+    """The oracle of ``model``, which leaves large weights where they are until a node reads them."""
+    proto, weights = apart(model)
+    inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    return Oracle(proto, weights)

@@ -1,0 +1,35 @@
+"""How much memory commands take beyond the imports, at a size where whole copies of the weights would be seen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.large_memory import watched, write_model
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system tells peaks in /proc")
+
+GIGABYTES = 0.1
+FLOOR = 0.1  # GB: graphs, and what does not grow with the weights
+PLACES = ("inside", "beside")
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(request.param)
+    (made / "export").mkdir()
+    write_model(made / "model.onnx", "backbone", GIGABYTES, request.param == "inside")
+    return made
+
+
+# stages of the benchmark, and how many sizes of the weights each may take: state counts, and half of one is room
+BOUNDS = {"check": 0.5}
+
+
+@pytest.mark.parametrize("stage", BOUNDS)
+def test_no_whole_copy_of_the_weights(stage: str, folder: Path) -> None:
+    found = watched(stage, folder, share=False)
+    assert "error" not in found, found
+    assert found["peaks"][2] / 1e9 < BOUNDS[stage] * GIGABYTES + FLOOR
