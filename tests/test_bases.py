@@ -216,8 +216,7 @@ def test_what_lay_in_a_file_lies_in_one_again(model: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gradgraph.files.models", "gradgraph.verify.check_gradients"):
-        monkeypatch.setattr(f"{module}.PROTOBUF_LIMIT", 1 << 21)
+    monkeypatch.setattr("gradgraph.files.models.PROTOBUF_LIMIT", 1 << 21)
     monkeypatch.setattr("gradgraph.files.models.INLINE_LIMIT", 1 << 20)
     monkeypatch.setattr("gradgraph.runtime.execution.session.MOST_PACKED", 0)
 

@@ -37,9 +37,10 @@ def discarded_lanes(
     if not wheres:
         return
     work.graph.outputs.extend(v for v in read if not v.is_graph_output())
-    stored = {v.name: v.const_value for n in wheres for v in n.inputs if v is not None}
-    known = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None} | {**feeds}
-    known |= start(work)(feeds)
+    stored = {v.name or "": v.const_value for n in wheres for v in n.inputs if v is not None}
+    known = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+    known.update(feeds)
+    known.update(start(work)(feeds))
     for node in wheres:
         condition, taken, other = (known[v.name or ""] for v in node.inputs if v is not None)
         lost = np.where(condition, other, taken)
