@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -35,10 +36,17 @@ def build(name: str, folder: Path) -> None:
     gg.build(model, "cross_entropy", gg.optim.adamw(1e-4)).save(folder)
 
 
+def size_of(dim: int | str | None) -> int:
+    """The size of an axis: ROWS of each that has a name, and of a product such as ``8*batch`` what it gives."""
+    if isinstance(dim, int):
+        return dim
+    return math.prod(int(part) if part.isdigit() else ROWS for part in (dim or "").split("*"))
+
+
 def batch_of(manifest: Any) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     specs = {**{s.name: s for s in manifest.inputs}, **{s.name: s for s in manifest.targets}}
-    shapes = {n: tuple(d if isinstance(d, int) else ROWS for d in s.shape) for n, s in specs.items()}
+    shapes = {n: tuple(map(size_of, s.shape)) for n, s in specs.items()}
     return {
         n: rng.normal(size=shapes[n]).astype(s.dtype) if s.dtype.startswith("float") else np.zeros(shapes[n], s.dtype)
         for n, s in specs.items()

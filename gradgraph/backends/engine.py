@@ -235,7 +235,7 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
                 continue
             op.scope = node.name or ""
             call = Call.of(op, node)
-            chosen = [f for f in forms if f.when(call)] if choose is None else choose(call, forms)
+            chosen = (f for f in forms if f.when(call)) if choose is None else choose(call, forms)
             outputs = _written(op, call, chosen)
             if outputs is None and operator_of(node) is not None:
                 with op.naming_operators():  # a portable form may call others, which have forms
@@ -244,7 +244,7 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
                 waiting.extend(editor.replace(node, *outputs))
 
 
-def _written(op: Builder, call: Call, forms: Sequence[Form]) -> tuple[Var, ...] | None:
+def _written(op: Builder, call: Call, forms: Iterable[Form]) -> tuple[Var, ...] | None:
     """Write the first form that can serve; return its outputs, None if there is none."""
     for candidate in forms:
         before = len(op.nodes), len(op.constants)

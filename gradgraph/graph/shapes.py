@@ -85,7 +85,7 @@ def _measured(value: ir.Value) -> ir.Value:
 
 
 def as_dims(shape: ir.Shape) -> Shape:
-    return tuple([d if isinstance(d, int) else d.value for d in shape])
+    return tuple([d if isinstance(d, int) else d.value for d in shape.dims])
 
 
 def record_shape(value: ir.Value, shape: Shape | None) -> None:

@@ -20,7 +20,7 @@ from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Progr
 from gradgraph.backends.ort_native.strided import spreads
 from gradgraph.backends.stages import stages
 from gradgraph.graph.nodes import read_once
-from gradgraph.graph.prune import prune
+from gradgraph.graph.prune import detach, prune
 from gradgraph.graph.shapes import Shape, shape_of
 from gradgraph.rules.registry import key_of
 
@@ -39,6 +39,7 @@ def fuse_chains(model: ir.Model) -> None:
     for group in groups:
         _write(graph, group)
     if groups:
+        graph.remove([node for group in groups for node in group])  # each call looks at all outputs
         graph.sort()
         model.opset_imports.setdefault(DOMAIN, 1)
         prune(model)  # numbers are in the programs now
@@ -115,7 +116,7 @@ def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
 
 
 def _write(graph: ir.Graph, group: Group) -> None:
-    """Put one node in the place of ``group``; its outputs are what is read elsewhere."""
+    """Write one node before ``group``, which may go then; its outputs are what is read elsewhere."""
     own = set(group)
     program = Program()
     for node in group:
@@ -128,4 +129,5 @@ def _write(graph: ir.Graph, group: Group) -> None:
         new.name, new.type, new.shape = old.name, old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name = None
-    graph.remove(group, safe=True)
+    for node in group:
+        detach(node)

@@ -67,6 +67,7 @@ def sources() -> bytes:
     return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in files("*.cc", "*.h"))
 
 
+@functools.cache
 def digest(*parts: str) -> str:
     """Return sixteen digits that stand for the sources and what else decides about a library."""
     known = hashlib.sha256()

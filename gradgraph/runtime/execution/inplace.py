@@ -29,7 +29,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import node_graphs, reads
 from gradgraph.graph.shapes import shape_of_type, sizes_or
 
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
@@ -242,5 +242,7 @@ class _Readers:
 
 def _names_in_bodies(node: onnx.NodeProto) -> set[str]:
     """Every name that the bodies of a control-flow node mention: those of its own tensors do no harm."""
-    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    bodies = list(node_graphs(node)) if node.attribute else []
+    if not bodies:
+        return set()
     return {o.name for body in bodies for o in body.output}.union(*(reads(n) for body in bodies for n in body.node))
