@@ -492,7 +492,7 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
     """Do --find-lr, --overfit, --profile and --dry-run, in this order; --json prints what they have found."""
     facts: dict[str, Any] = {}
     if run.find_lr:
-        curve = trainer.find_lr(data)
+        curve = trainer.find_lr(data, accumulate=run.accumulate)
         output.say(str(curve))
         facts |= {"suggestion": curve.suggestion, "rates": curve.rates, "losses": curve.losses}
     if run.overfit:

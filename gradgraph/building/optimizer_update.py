@@ -13,6 +13,7 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Var
 from gradgraph.optim import Optimizer
 from gradgraph.optim.modifiers import global_norm
+from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Transform, Vars, joined
 from gradgraph.optim.weight_groups import GroupContext
 
@@ -45,18 +46,18 @@ class OptimizerUpdate:
         if self._optimizer.groups is None:
             new = self._moved(self._transforms, weights, gradients, state)
         else:
-            new = self._moved_in_groups(weights, gradients, self._optimizer.groups.rate)
+            new = self._moved_in_groups(weights, gradients, self._optimizer.groups.base)
         for transform in self._optimizer.after:
             new = self._through(transform, weights, new, state)
         return new
 
-    def _moved_in_groups(self, weights: Weights, gradients: Vars, rate: float | None) -> list[Var]:
+    def _moved_in_groups(self, weights: Weights, gradients: Vars, base: float | Schedule) -> list[Var]:
         for transform in self._transforms:
             gradients = self._through(transform, weights, gradients, self._state)
         new = list(weights.old)
         for group in self._groups.groups:
             mine, first = weights.some(group.members), len(self._state.slots)
-            context = GroupContext(self._state, rate, group.start)
+            context = GroupContext(self._state, base, group.start)
             moved = self._moved(group.transforms, mine, [gradients[i] for i in group.members], context)
             for i, value in zip(group.members, self._groups.moved(group, mine, moved, first), strict=True):
                 new[i] = value

@@ -68,6 +68,7 @@ def cut(
     gradient, apply = model.clone(), model.clone()
     nexts, rates = {s.next: s for s in state.specs}, {*state.hyperparameters}
     ahead = [n for n, s in nexts.items() if s.name in moved]
+    scheduled = {state.rate.name or ""} if state.rate else set[str]()  # becomes nodes of the update
     weight = [spec.weight] if spec.weight else []
     made = _values(gradient)
     gradient.graph.outputs[:] = [made[name] for name in (*results, *weight, *spec.gradients.values(), *ahead)]
@@ -76,10 +77,10 @@ def cut(
     states = {s.name for s in state.specs}
     for half in (gradient, apply):
         clean_up(prune(half))
-    _leave_unread(gradient, states | rates)
+    _leave_unread(gradient, states | rates | scheduled)
     _leave_unread(apply, {v.name or "" for v in apply.graph.inputs} - {*spec.gradients.values()})
     rates |= {*weight}  # which an update that adds up gradients is fed
-    known = {*spec.gradients.values(), *states, *rates}
+    known = {*spec.gradients.values(), *states, *rates, *scheduled}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(
             f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a file of its own; "

@@ -40,6 +40,7 @@ class StepState:
         scale_names: the tensors of loss scaling, by their columns.
         averages: of weights, the slots that evaluation reads in their place.
         schedule: the one in the graph that the learning rate follows, if any.
+        rate: the input for what it gives, until ``schedule_nodes`` puts its nodes there.
         held: values that keep the names they have.
         inputs, outputs, specs: the tensors that were carried.
     """
@@ -57,6 +58,7 @@ class StepState:
         self.outputs: list[ir.Value] = []
         self.specs: list[StateSpec] = []
         self.schedule: Schedule | None = None
+        self.rate: ir.Value | None = None
         self._counter: Var | None = None
 
     # what transforms ask for (optim.transform.Context)
@@ -65,9 +67,6 @@ class StepState:
         if self._counter is None:
             self._counter = self.new("step", ir.DataType.INT64, ())
         return self._counter
-
-    def run_step(self) -> Var:
-        return self.step()
 
     def hyperparameter(self, name: str, default: float) -> Var:
         if name not in self.rates:
@@ -80,8 +79,14 @@ class StepState:
             )
         return self.rates[name]
 
-    def scheduled(self, by: Schedule) -> None:
-        self.schedule = self.schedule or by  # of several, the first
+    def scheduled(self, by: Schedule, leads: bool = True) -> Var:
+        done = self.step()
+        if self.schedule is None and leads:  # of several, the first
+            self.schedule = by
+            self.rate = self._input("update/scheduled_rate", ir.DataType.FLOAT, ()).value
+        if self.rate is None or by is not self.schedule:
+            return by.emit(self.op, self.op.cast(done, ir.DataType.FLOAT))
+        return self.op.wrap(self.rate)
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         number = self.new(name, ir.DataType.FLOAT, ())
@@ -89,6 +94,11 @@ class StepState:
         return number
 
     # what a step is made of
+
+    @property
+    def counter(self) -> ir.Value | None:
+        """The number of finished steps, if anything asks for it."""
+        return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
         """A hyperparameter that whoever runs the step feeds by exactly this name."""

@@ -19,19 +19,18 @@ from gradgraph.building.measured import Written
 from gradgraph.building.objective import own_results
 from gradgraph.building.optimizer_update import OptimizerUpdate
 from gradgraph.building.pruning_masks import PruningMasks
+from gradgraph.building.schedule_nodes import write_schedule
 from gradgraph.building.selection import as_input, frozen_values, how_to_freeze
 from gradgraph.building.separate import Halves, cut, marked
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import forget_detached
-from gradgraph.optim import Optimizer
-from gradgraph.optim.modifiers import learning_rate
+from gradgraph.optim.schedules import Schedule
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
-from gradgraph.step.manifest import LEARNING_RATE
 from gradgraph.step.step import WRITTEN_KEY
 
 
@@ -75,7 +74,8 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     state.op.scope = "update"
     weights = Weights(params, [state.beginning.weight(p) for p in params], [state.op.wrap(p) for p in params])
     new = update(weights, gradients)
-    _report_rate(state, optimizer)
+    if optimizer.groups and isinstance(optimizer.groups.base, Schedule):
+        state.scheduled(optimizer.groups.base)  # which is told, whether or not a weight follows it
 
     rows = zip(params, new, weights.start, strict=True)
     state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
@@ -100,21 +100,13 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
         halves = cut(model, marks.spec, state, results, moved)
     model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
     clean_up(model)
+    for written_model in (model, *(halves.models.values() if halves else ())):
+        write_schedule(written_model, state)
     if part.name:  # of the batch, and of the state of other steps, it takes only what it needs
         own = {*state.inputs, *(r.value for r in state.rates.values())}
         for value in [v for v in graph.inputs if v not in own and not v.uses()]:
             graph.inputs.remove(value)
     return state, halves
-
-
-def _report_rate(state: StepState, optimizer: Optimizer) -> None:
-    """Give the learning rate that a schedule in the graph comes to as an output; one that is fed needs none.
-
-    With groups it is that of their base. Where the update has the same nodes, they are merged with these.
-    """
-    schedule = state.schedule if optimizer.groups is None else optimizer.groups.schedule
-    if schedule is not None and LEARNING_RATE not in state.rates:
-        state.report(LEARNING_RATE, learning_rate(state.op, state, schedule))
 
 
 def _forward(
@@ -146,5 +138,6 @@ def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> No
     for spec in state.specs:
         if spec.name in graph.initializers:
             graph.initializers.pop(spec.name).const_value = None
-    graph.inputs.extend([*(r.value for r in state.rates.values()), *state.inputs])
+    fed = [r.value for r in state.rates.values()] + ([state.rate] if state.rate else [])
+    graph.inputs.extend([*fed, *state.inputs])
     graph.outputs[:] = [*results, *state.outputs]

@@ -92,10 +92,12 @@ Rate = float | Schedule
 
 def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
     """The rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule nodes."""
-    if isinstance(lr, Schedule):
-        context.scheduled(lr)
-        return lr.emit(op, op.cast(context.run_step(), ir.DataType.FLOAT))
-    return context.hyperparameter(LEARNING_RATE, lr)
+    if not isinstance(lr, Schedule):
+        return context.hyperparameter(LEARNING_RATE, lr)
+    if lr.multiple is not None:
+        base, factor = lr.multiple
+        return learning_rate(op, context, base) * factor
+    return context.scheduled(lr)
 
 
 def scale_by_learning_rate(lr: Rate) -> Transform:

@@ -35,11 +35,13 @@ class Schedule:
     Args:
         name, arguments: for the manifest.
         emit: ``emit(op, s)`` gives the rate, a float32 scalar.
+        multiple: the schedule of which this is a multiple, and the factor, if it is one.
     """
 
     name: str
     emit: Callable[[Builder, Var], Var]
     arguments: dict[str, Any]
+    multiple: tuple[Schedule, float] | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return the name and the arguments, as the manifest has them."""
@@ -57,7 +59,7 @@ class Schedule:
     def scaled(self, factor: float) -> Schedule:
         """Return a schedule of ``factor`` times the rate of this one."""
         arguments = {"of": self.describe(), "factor": factor}
-        return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments)
+        return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments, (self, factor))
 
 
 SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "constant(lr=1e-3)", entries.SCHEDULES)

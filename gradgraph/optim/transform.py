@@ -37,16 +37,15 @@ class Context(Protocol):
         """
         ...
 
-    def run_step(self) -> Var:
-        """Likewise, of all steps: what schedules follow."""
-        ...
-
     def hyperparameter(self, name: str, default: float) -> Var:
         """A float32 scalar that is fed per call."""
         ...
 
-    def scheduled(self, by: Schedule) -> None:
-        """Take note of the schedule that a learning rate in the graph follows."""
+    def scheduled(self, by: Schedule, leads: bool = True) -> Var:
+        """The rate that a schedule gives in this step, a float32 scalar; its clock is that of the run.
+
+        The rate of the first one that ``leads`` is the learning rate of the step.
+        """
         ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
@@ -124,13 +123,10 @@ class Groups(Protocol):
     """The groups of an optimizer's weights; ``weight_groups.GroupRules`` finds them."""
 
     @property
-    def rate(self) -> float | None:
-        """The number behind the input ``learning_rate``, if there is one."""
-        ...
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The schedule that groups without one of their own follow, if there is one."""
+    def base(self) -> float | Schedule:
+        """The learning rate of weights that no rule names: the number behind the input ``learning_rate``, or a
+        schedule.
+        """
         ...
 
     @property

@@ -179,16 +179,12 @@ class GroupRules:
         return self.make(**changed)
 
     @property
-    def rate(self) -> float | None:
-        """The number behind the input ``learning_rate``, if there is one."""
-        lr = self.arguments["lr"]
-        return None if isinstance(lr, Schedule) else lr
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The schedule that groups without one of their own follow, if there is one."""
-        lr = self.arguments["lr"]
-        return lr if isinstance(lr, Schedule) else None
+    def base(self) -> float | Schedule:
+        """The learning rate of weights that no rule names: the number behind the input ``learning_rate``, or a
+        schedule.
+        """
+        lr: float | Schedule = self.arguments["lr"]
+        return lr
 
 
 @dataclass(frozen=True)
@@ -198,26 +194,24 @@ class GroupContext:
     """
 
     step_context: Context
-    rate: float | None
+    base: float | Schedule
     start: int = 0
 
     def step(self) -> Var:
         done = self.step_context.step()
         return done.op.Max(done - np.int64(self.start), np.int64(0)) if self.start else done
 
-    def run_step(self) -> Var:
-        return self.step_context.run_step()
-
-    def scheduled(self, by: Schedule) -> None:
-        """Take no note: the rate of the step is that of its base."""
+    def scheduled(self, by: Schedule, leads: bool = True) -> Var:
+        return self.step_context.scheduled(by, leads and by is self.base)
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         return self.step_context.scalar(name, begin, advance)
 
     def hyperparameter(self, name: str, default: float) -> Var:
-        if name != "learning_rate" or not self.rate or default == self.rate:
+        base = self.base
+        if name != "learning_rate" or isinstance(base, Schedule) or not base or default == base:
             return self.step_context.hyperparameter(name, default)
-        return self.step_context.hyperparameter(name, self.rate) * (default / self.rate)
+        return self.step_context.hyperparameter(name, base) * (default / base)
 
 
 def is_norm_or_bias(value: ir.Value) -> bool:

@@ -15,6 +15,7 @@ from gradgraph.runtime.execution.confusions import Confusions, confusions_of
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
+from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
@@ -59,31 +60,35 @@ class Diagnosis:
         end: float = 10.0,
         steps: int = 100,
         step: str | None = None,
+        accumulate: int | None = None,
     ) -> RateCurve:
         """Find a learning rate: a run in which it grows step by step from ``start`` to ``end`` until the loss blows up,
         and then short runs at a rate each, between which the loss is least near the suggestion.
 
-        It also works for a step whose rate follows a schedule in the graph: the suggestion is for its peak. State and
-        progress are as they were afterwards.
+        A schedule in the graph rests meanwhile: the suggestion is for its peak. Of an optimizer with groups it is for
+        the weights that no group names; groups with ``lr_factor``, or a number of their own, keep their proportion to
+        it, and those with a schedule of their own follow that. Where one group is fed a rate and others follow a
+        schedule, it is for the one that is fed. State and progress are as they were afterwards.
 
         Args:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
             start, end: the range; the rates are equally far apart on a logarithmic scale.
             steps: of the first run; each short one, of which there are about five, has twice as many.
             step: of several named steps, the one that is tried; the others rest.
+            accumulate: as for :meth:`fit`; a step is then an update of the weights, by so many batches.
 
         Returns:
             The curve, with ``suggestion``; ``plot()`` draws it.
 
         Raises:
-            BuildError: a rate in the graph is constant, or the step adds up gradients; there are several steps, and
-                none is named.
+            BuildError: the optimizer has no learning rate, or no weight follows it; the step adds up no gradients;
+                there are several steps, and none is named.
             UnknownNameError: there is no such step.
             DataError: the data do not fit.
             BusyError: ``fit`` runs.
         """
-        check_counts(steps=steps)
-        with self._trial("find_lr", data, batch_size, step, shuffle=True, feeds_rate=True) as trial:
+        check_counts(steps=steps, accumulate=accumulate)
+        with self._trial("find_lr", data, batch_size, step, accumulate, shuffle=True, feeds_rate=True) as trial:
             return find_rate(trial, float(start), float(end), steps)
 
     @checked(step=TEXT.or_none())
@@ -172,7 +177,15 @@ class Diagnosis:
 
     @contextlib.contextmanager
     def _trial(
-        self, what: str, data: Any, batch_size: int | None, step: str | None, shuffle: bool, feeds_rate: bool = False
+        self,
+        what: str,
+        data: Any,
+        batch_size: int | None,
+        step: str | None,
+        accumulate: int | None = None,
+        *,
+        shuffle: bool,
+        feeds_rate: bool = False,
     ) -> Iterator[Trial]:
         """A step and the data for it, of a trial whose training is undone.
 
@@ -189,12 +202,16 @@ class Diagnosis:
                 remedy=f"say which: step={names[0]!r}",
                 shell="try it in Python, which can name one",
             )
+        if executor.team.ranks > 1:
+            raise BuildError(f"{what} runs in one process, and this trainer is one of several; make a Trainer without "
+                             "parallel for it, in a process of its own")  # fmt: skip
         part = executor.named(step)
+        check_accumulates(accumulate, [part])
         with executor.turns.trained(what, in_callbacks=False):
             if feeds_rate and LEARNING_RATE not in part.rates.defaults:
                 executor = executor.with_fed_rate(part.name)
                 part = executor.named(step)
-            yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part)
+            yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part, accumulate)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
     @in_turn

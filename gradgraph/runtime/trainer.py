@@ -21,7 +21,7 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError, CheckpointError, DataError
+from gradgraph.errors import ArgumentError, CheckpointError, DataError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
 from gradgraph.optim.plateau import Plateau
@@ -33,6 +33,7 @@ from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Parallel
@@ -51,7 +52,7 @@ from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import UPDATE, Manifest
+from gradgraph.step.manifest import Manifest
 from gradgraph.step.placed_columns import fitting, placed
 from gradgraph.step.step import Step
 
@@ -327,13 +328,7 @@ class Trainer(Exports):
             eval_every=eval_every,
         )
         executor = self._executor
-        parts = self.manifest.parts.values()
-        if accumulate is not None and not any(UPDATE in part.hyperparameters for part in parts):
-            raise BuildError(
-                "this step moves the weights after each batch",
-                remedy="build it with gradgraph.build(..., accumulate=True)",
-                shell="build it with --accumulate",
-            )
+        check_accumulates(accumulate, executor.parts.values())
         data = paired(data, y, self.manifest)
         batch_size, team = self._samples(data, batch_size, drop_last), executor.team
         order = executor.order(batch_size, shuffle, drop_last, team)

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from gradgraph.errors import BuildError
 from gradgraph.files.protos import reads
-from gradgraph.step.manifest import LEARNING_RATE, UPDATE, column
+from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import Step
 
 DEFAULT = 1e-3  # what it is fed where nobody says otherwise
@@ -22,19 +22,24 @@ def with_fed_rate(step: Step, name: str = "") -> Step:
         name: of several steps, which one.
 
     Raises:
-        BuildError: the rate is no output (an older gradgraph has written the step), a constant of the graph, or part of
-            an update that waits for several batches.
+        BuildError: the optimizer has no learning rate; no weight follows the one that it has; or the rate is no output
+            (an older gradgraph has written the step).
     """
     rate, part = column(name, LEARNING_RATE), step.manifest.parts[name]
     model = onnx.ModelProto()
     model.CopyFrom(step.trains[name])
     makers = [node for node in model.graph.node if list(node.output) == [rate]]
-    used = any(rate in reads(node) for node in model.graph.node)
-    if rate not in part.reports or not makers or not used or UPDATE in part.hyperparameters:
+    if rate not in part.reports or not makers:
         raise BuildError(
-            "the learning rate is part of the graph, where nothing else can be fed in its place",
-            remedy="build the step with a number, such as adamw(1e-3), to find one",
-            shell="leave --schedule out, or build the step without one",
+            "no learning rate can be fed to this step: its optimizer has none, or an older gradgraph has written the "
+            "step",
+            remedy="build it anew, with a rate or a schedule such as adamw(1e-3)",
+            shell="build it anew",
+        )
+    if not any(rate in reads(node) for node in model.graph.node):
+        raise BuildError(
+            "no weight of this step follows its learning rate, as each group has a schedule of its own or none of the "
+            "weights is moved by it; give groups lr_factor in place of schedules"
         )
     model.graph.node.remove(makers[0])
     model.graph.output.remove(next(o for o in model.graph.output if o.name == rate))

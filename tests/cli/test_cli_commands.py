@@ -466,8 +466,12 @@ def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
     assert len(facts["overfit"]) == 200
     assert not Path("run.ckpt").exists()
     assert not Path("step").exists()
-    assert float(ok(cli, *words, "--find-lr", "--schedule", "cosine(1e-3, 100)")) == float(ran.out)
-    assert "leave --schedule out" in cli(*words, "--find-lr", "--schedule", "constant(1e-3)").err
+    for schedule in ("cosine(1e-3, 100)", "constant(1e-3)", "warmup(3, linear(0.1, 50))"):
+        assert float(ok(cli, *words, "--find-lr", "--schedule", schedule)) == float(ran.out)
+    words += ["--find-lr", "--accumulate", "2", "--batch-size", "16"]
+    added = ok(cli, *words)
+    assert ok(cli, *words, "--schedule", "cosine(1e-3)") == added
+    assert float(added) == pytest.approx(float(ran.out), rel=0.2)  # two batches of 16 are one of 32
 
 
 def test_max_time(cli: Cli) -> None:

@@ -106,7 +106,7 @@ class Evaluator:
                 for row in range(rows_of(feeds)):
                     index += 1
                     one = {name: np.array(array[row : row + 1]) for name, array in feeds.items()}
-                    if self._counted(step, one):
+                    if self._executor.counted(step, one):
                         bound.run(without(unread, one))
                         columns = {**bound.numbers, **finished(self._manifest.columns_of_sums, bound.sums)}
                         yield index, columns[loss], one
@@ -131,7 +131,7 @@ class Evaluator:
                 bound.run(without(unread, feeds) if unread else feeds)
                 for step, mean in means.items():
                     own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
-                    mean.add(own, self._counted(step, feeds))
+                    mean.add(own, self._executor.counted(step, feeds))
                 add_sums(totals, bound.sums)
                 for name, array in bound.rows.items():
                     rows.setdefault(name, []).append(array)
@@ -141,12 +141,6 @@ class Evaluator:
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means, totals
-
-    def _counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """How many terms a mean of this step over a batch has."""
-        if not step:
-            return self._executor.counts(feeds)[1]
-        return self._executor.checker_of((step,)).counts({s.name: feeds[s.name] for s in self._parts[step].specs})[1]
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
         """The model's outputs by name, with the samples of each batch. Where the model takes batches of one size only,

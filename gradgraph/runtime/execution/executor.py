@@ -189,6 +189,12 @@ class Executor:
         """How many samples a checked batch has, and how many terms a mean over it has."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
+    def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
+        """How many terms a mean of one of the steps over a batch has."""
+        if not step:
+            return self.counts(feeds)[1]
+        return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
+
     def train(
         self,
         feeds: Mapping[str, Feed],

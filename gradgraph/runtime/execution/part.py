@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx
 
+from gradgraph.errors import BuildError
 from gradgraph.optim.schedules import rates_end
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
-from gradgraph.step.manifest import LEARNING_RATE, Manifest, column
+from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifest, column
+
+
+def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
+    """Raise BuildError if the weights are to move after so many batches, and none of these steps adds up gradients."""
+    if accumulate is not None and not any(UPDATE in part.rates.defaults for part in parts):
+        raise BuildError(
+            "this step moves the weights after each batch",
+            remedy="build it with gradgraph.build(..., accumulate=True)",
+            shell="build it with --accumulate",
+        )
 
 
 class Part:
@@ -42,7 +53,8 @@ class Part:
         self.reports_rate = column(name, LEARNING_RATE) in spec.reports
         counter = column(name, "step")
         counts = counter in spec.writes and any(s.name == counter and s.kind == "counter" for s in manifest.state)
-        self.ends, self.counter = rates_end(spec.optimizer) if counts else None, counter
+        fed = LEARNING_RATE in spec.hyperparameters
+        self.ends, self.counter = rates_end(spec.optimizer) if counts and not fed else None, counter
         self._manifest, self._make = manifest, make
         self.close_sessions()
 
@@ -53,6 +65,17 @@ class Part:
         moved = set(spec.writes)
         next_of = {s.name: s.next for s in self._manifest.state if s.name in moved}
         return Ports(spec.reported(self.name), next_of, self.rates.constants, spec.columns_of_sums(self.name))
+
+    def told_to_add_up(self, moves: bool, counted: int) -> dict[str, float]:
+        """Values that a run of this step is fed where it adds up gradients.
+
+        Args:
+            moves: whether the weights move by the sums.
+            counted: the terms of its loss.
+        """
+        known = self.rates.defaults
+        told = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}
+        return {name: value for name, value in told.items() if name in known}
 
     def close_sessions(self) -> None:
         """Close all sessions. The next step opens them for its own sizes."""

@@ -33,7 +33,7 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.step.finishes import add_sums, as_row, finished
-from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, LOSS_SCALE, UPDATE
+from gradgraph.step.manifest import LEARNING_RATE, LOSS_SCALE
 
 log = logging.getLogger("gradgraph")
 
@@ -399,10 +399,8 @@ class Fit:
         if every is None:
             return self._rates()
         done = self.progress.batch + 1
-        fed = {UPDATE: float(done % every == 0 or done == self._batch_count())}
-        if BATCH_WEIGHT in self.executor.manifest.hyperparameters:
-            fed[BATCH_WEIGHT] = float(counted)
-        return {**self._rates(), **fed}
+        moves = done % every == 0 or done == self._batch_count()
+        return {**self._rates(), **self.executor.part.told_to_add_up(moves, counted)}
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""

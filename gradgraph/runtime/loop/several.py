@@ -13,7 +13,7 @@ from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.loop.interrupt import Interrupts
 from gradgraph.runtime.loop.pattern import Pattern
 from gradgraph.step.finishes import add_sums
-from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, column
+from gradgraph.step.manifest import column
 
 
 class SeveralFit(Fit):
@@ -77,12 +77,10 @@ class SeveralFit(Fit):
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
         """The hyperparameters of a step on so many samples or labels."""
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
-        known = self.executor.manifest.steps[name].hyperparameters
-        if self.options.accumulate is not None and UPDATE in known:
-            fed[UPDATE] = float(self._is_due(name, self.options.accumulate))
-            if BATCH_WEIGHT in known:
-                fed[BATCH_WEIGHT] = float(counted)
-        return fed
+        every = self.options.accumulate
+        return fed if every is None else {
+            **fed, **self.executor.parts[name].told_to_add_up(self._is_due(name, every), counted)
+        }  # fmt: skip
 
     def _is_due(self, name: str, every: int) -> bool:
         """Whether a step that adds up gradients moves its weights now: after so many of its own runs, and after the

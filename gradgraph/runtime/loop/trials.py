@@ -111,27 +111,41 @@ class Overfit:
 
 @dataclass(frozen=True)
 class Trial:
-    """A step that is tried, with the data for it."""
+    """A step that is tried, with the data for it; its weights move after ``accumulate`` batches, as in ``fit``."""
 
     executor: Executor
     source: Source
     part: Part
+    accumulate: int | None = None
 
-    def batches(self) -> Iterator[Any]:
-        """The batches of epoch after epoch; one that has none ends all."""
+    def batches(self) -> Iterator[tuple[Any, bool]]:
+        """The batches of epoch after epoch, and after which of them the weights move; an epoch without any ends all."""
+        every, total = self.accumulate or 1, self.source.batches_per_epoch
         for epoch in itertools.count():
-            found = False
-            for batch in self.source.batches(epoch):
-                found = True
-                yield batch
-            if not found:
+            done = 0
+            for done, batch in enumerate(self.source.batches(epoch), 1):
+                yield batch, done % every == 0 or done == total
+            if not done:
                 return
 
-    def step(self, batch: Any, rates: Mapping[str, Any]) -> float:
-        """Train once, and return the loss."""
+    def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
+        """Train once, and return the loss and the number of its terms."""
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch) if part.name else executor.check_batch(batch)
-        return float(executor.train(feeds, rates, part).numbers["loss"])
+        counted = executor.counted(part.name, feeds)
+        if self.accumulate is not None:
+            rates = {**rates, **part.told_to_add_up(moves, counted)}
+        return float(executor.train(feeds, rates, part).numbers["loss"]), counted
+
+    def update(self, batches: Iterator[tuple[Any, bool]], rates: Mapping[str, Any]) -> float | None:
+        """Train until the weights move, and return the mean loss over the batches; None where the data end before."""
+        total, weight = 0.0, 0
+        for batch, moves in batches:
+            loss, counted = self.step(batch, rates, moves)
+            total, weight = total + loss * counted, weight + counted
+            if moves:
+                return total / weight if weight else loss
+        return None
 
 
 def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
@@ -168,10 +182,13 @@ def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ..
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
-    for rate, batch in zip(rates, trial.batches(), strict=False):
+    batches = trial.batches()
+    for rate in rates:
         try:
-            loss = trial.step(batch, {LEARNING_RATE: float(rate)})
+            loss = trial.update(batches, {LEARNING_RATE: float(rate)})
         except DivergedError:
+            break
+        if loss is None:
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         losses.append(loss)
@@ -205,14 +222,15 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
-    """The mean loss of the last quarter of so many steps, each taken before its batch is trained on: where samples do
+    """The mean loss of the last quarter of so many updates, each taken before its batch is trained on: where samples do
     not repeat, a loss on fresh ones. None if the data can be read once only.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []
+    batches = trial.batches()
     try:
-        for batch in itertools.islice(trial.batches(), steps):
-            losses.append(trial.step(batch, {LEARNING_RATE: rate}))
+        while len(losses) < steps and (loss := trial.update(batches, {LEARNING_RATE: rate})) is not None:
+            losses.append(loss)
             if len(losses) > steps // 4 and losses[-1] > losses[0] * (1 + BLOWN_UP) > 0:
                 return math.inf
     except DivergedError:
@@ -270,4 +288,4 @@ def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
         moving = MovingRates(rates)
         now = ({name: moving.at(name, i, {}) for name in rates} for i in range(steps))
-        return Overfit(tuple(trial.step(batch, fed) for fed in now))
+        return Overfit(tuple(trial.step(batch, fed)[0] for fed in now))
