@@ -191,6 +191,12 @@ if TYPE_CHECKING:
 )
 @placed(
     "training",
+    "--shard-state",
+    is_flag=True,
+    help="Of several processes, let each keep the optimizer's state of a part of the weights alone.",
+)
+@placed(
+    "training",
     "--dry-run",
     is_flag=True,
     help="Train, evaluate, save and export one batch to see that all works; write nothing.",
@@ -245,7 +251,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     from gradgraph.runtime.execution.team import ALONE
 
     del given["ranks"]
-    shared = parallel(given.pop("rank_timeout"))
+    shared = parallel(given.pop("rank_timeout"), given.pop("shard_state"))
     team = ALONE if shared is None else shared.team()
     accumulates = given["accumulate"] is not None
     recipe = Recipe({**given, "accumulate": accumulates})

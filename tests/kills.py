@@ -1,6 +1,6 @@
 """Training runs that are killed (SIGKILL) at random moments and resumed: the result is the same to the bit.
 
-    python tests/kills.py [--kills 30] [--seed 0] [--ranks 2]
+    python tests/kills.py [--kills 30] [--seed 0] [--ranks 2] [--further="--shard-state"]
 
 A run of the command line is started again and again, killed each time, most often while it trains and sometimes while
 it starts, and at last left to end. Its checkpoint and its exported model must be those of a run that nobody disturbed,
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,32 +30,33 @@ from command_line import arrays, mlp  # noqa: E402
 PATIENCE = 120.0  # seconds for anything that does not come to its end
 
 
-def command(folder: Path, name: str, epochs: int, ranks: int) -> list[str]:
+def command(folder: Path, name: str, epochs: int, ranks: int, further: Sequence[str]) -> list[str]:
     words = ["train", "model.onnx", "--data", "train.npz", "--epochs", str(epochs), "--checkpoint", f"{name}.ckpt",
              "--export", f"{name}.onnx", "--seed", "3", "--force"]  # fmt: skip
     if (folder / f"{name}.ckpt").exists():
         words[-1] = "--resume"
     words += ["--ranks", str(ranks)] if ranks > 1 else []
+    words += further
     return [sys.executable, "-m", "gradgraph.cli", *words]
 
 
-def start(folder: Path, name: str, epochs: int, ranks: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, name: str, epochs: int, ranks: int, further: Sequence[str]) -> subprocess.Popen[bytes]:
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "talk.txt").open("wb") as talk:
         return subprocess.Popen(
-            command(folder, name, epochs, ranks), cwd=folder, env={**os.environ, **quiet}, stderr=talk
+            command(folder, name, epochs, ranks, further), cwd=folder, env={**os.environ, **quiet}, stderr=talk
         )
 
 
-def finish(folder: Path, name: str, epochs: int, ranks: int) -> None:
-    run = start(folder, name, epochs, ranks)
+def finish(folder: Path, name: str, epochs: int, ranks: int, further: Sequence[str]) -> None:
+    run = start(folder, name, epochs, ranks, further)
     code = run.wait(PATIENCE)
     assert code == 0, (folder / "talk.txt").read_text()
 
 
-def kill_once(folder: Path, epochs: int, rng: random.Random, ranks: int) -> str:
+def kill_once(folder: Path, epochs: int, rng: random.Random, ranks: int, further: Sequence[str]) -> str:
     """Start or resume the run and kill it: what it was doing."""
-    run = start(folder, "run", epochs, ranks)
+    run = start(folder, "run", epochs, ranks, further)
     began = time.monotonic()
     if rng.random() < 0.2:
         time.sleep(rng.uniform(0, 1.5))
@@ -71,7 +73,7 @@ def kill_once(folder: Path, epochs: int, rng: random.Random, ranks: int) -> str:
     return "done" if code == 0 else "training" if b"epoch" in (folder / "talk.txt").read_bytes() else "starting"
 
 
-def survive(folder: Path, kills: int, seed: int, epochs: int, ranks: int = 1) -> list[str]:
+def survive(folder: Path, kills: int, seed: int, epochs: int, ranks: int = 1, further: Sequence[str] = ()) -> list[str]:
     """Kill a run so many times in ``folder``, and compare it in the end; what it was doing each time.
 
     Raises:
@@ -80,9 +82,9 @@ def survive(folder: Path, kills: int, seed: int, epochs: int, ranks: int = 1) ->
     rng = random.Random(seed)
     onnx.save(mlp(), folder / "model.onnx")
     np.savez(folder / "train.npz", **arrays(96))
-    finish(folder, "whole", epochs, ranks)
-    doing = [kill_once(folder, epochs, rng, ranks) for _ in range(kills)]
-    finish(folder, "run", epochs, ranks)
+    finish(folder, "whole", epochs, ranks, further)
+    doing = [kill_once(folder, epochs, rng, ranks, further) for _ in range(kills)]
+    finish(folder, "run", epochs, ranks, further)
     for suffix in (".ckpt", ".onnx"):
         found, wanted = ((folder / f"{name}{suffix}").read_bytes() for name in ("run", "whole"))
         assert found == wanted, f"run{suffix} differs"
@@ -100,9 +102,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=6000)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--further", default="", help="options of the run, in one word")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        doing = survive(Path(folder), given.kills, given.seed, given.epochs, given.ranks)
+        doing = survive(Path(folder), given.kills, given.seed, given.epochs, given.ranks, given.further.split())
     counts = ", ".join(f"{doing.count(what)} {what}" for what in sorted(set(doing)))
     print(f"{given.kills} kills with seed {given.seed} ({counts}): the same to the bit, nothing left over")
 

@@ -6,7 +6,8 @@ gradient.onnx writes its outputs there, MPI adds it up in place, apply.onnx read
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -23,25 +24,53 @@ NUMBERS = 8  # that the team sends along
 RANK_STRIDE = 1 << 16  # of the upper half of a seed word, in which one process alone has 0
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """One array of a message: gradients of one type, running statistics, and in the first one the numbers.
+
+    Attributes:
+        array: all of it.
+        gradients: the part that gradient.onnx writes, by ranks where these share the gradients out.
+        counts: of the gradients, how many belong to each rank.
+        rest: the other part, which all ranks get.
+        statistics: of the rest, the running statistics.
+        applied: what apply.onnx reads: the gradients, or of shared ones those of this rank, in memory of their own.
+    """
+
+    array: Array
+    gradients: Array
+    counts: list[int]
+    rest: Array
+    statistics: Array
+    applied: Array
+
+
 class Buckets:
     """The message of a step.
 
     Args:
         step: with its two halves.
         rank: of this process.
+        owners: by the name of each weight, the rank that moves it, where only one does.
+        ranks: how many there are.
 
     Attributes:
-        arrays: what is added up: mostly one.
-        gradients: by the names of outputs and inputs of the halves, OrtValues over the arrays.
+        parts: what is added up: mostly one.
+        views: the gradients by the names of outputs and inputs of the halves, in the arrays.
+        gradients: likewise, OrtValues for gradient.onnx.
+        applied: likewise, for apply.onnx: of this rank, where only one moves a weight.
         moved: running statistics by name, which are averaged with the gradients; views of the arrays.
         draws: the state of random numbers by name, as this rank reads it, and what its step makes of it.
         weight: what the loss is a mean over, here and then over all.
         counted: the same for apply.onnx where that is fed it.
+        kept: of each part, the gradients of batches whose update is not yet due, where there are some.
+        waiting: what they are means over, by weight and by count, on all ranks.
     """
 
-    def __init__(self, step: Step, rank: int) -> None:
+    def __init__(self, step: Step, rank: int, owners: Mapping[str, int] | None = None, ranks: int = 1) -> None:
         spec = step.manifest.separate
         assert spec is not None
+        self._spec = spec
         self.adds_up, self.weighs, self._rank = spec.adds_up, bool(spec.weight), rank
         types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
         state = {s.name: s for s in step.manifest.state}
@@ -51,20 +80,22 @@ class Buckets:
         results = [m.loss_output, *m.metrics]
         sizes = [math.prod(measure.shape) for measure in m.trained_measures]
         places: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-        for name, gradient in spec.gradients.items():
+        owner = {gradient: owners[name] if owners else 0 for name, gradient in spec.gradients.items()}
+        of = {gradient: name for name, gradient in spec.gradients.items()}
+        for gradient in sorted(of, key=owner.__getitem__):
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[gradient]))
-            places[gradient] = dtype, _shape(state[name])
+            places[gradient] = dtype, _shape(state[of[gradient]])
         averaged = {s.name: (numpy_dtype(s.dtype), _shape(s)) for s in statistics}
         dtypes = sorted({d for d, _ in (*places.values(), *averaged.values())}, key=lambda d: -d.itemsize)
         tail = NUMBERS + len(results) + sum(sizes)
         views: dict[str, Array] = {}
-        self.arrays: list[Array] = []
-        self._parts: list[tuple[Array, Array]] = []  # of each array, gradients and statistics
+        self.parts: list[Bucket] = []
+        self.applied: dict[str, ort.OrtValue] = {}
         for dtype in dtypes or [np.dtype(np.float32)]:
             own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
             step_of = ALIGNMENT // dtype.itemsize
             lengths = [sum(_padded(math.prod(s), step_of) for s in group.values()) for group in own]
-            extra = tail if not self.arrays else 0  # with the widest type
+            extra = tail if not self.parts else 0  # with the widest type
             array = aligned_empty((sum(lengths) + extra,), dtype)
             array[...] = 0
             first = 0
@@ -72,15 +103,29 @@ class Buckets:
                 for name, shape in group.items():
                     views[name] = array[first : first + math.prod(shape)].reshape(shape)
                     first += _padded(math.prod(shape), step_of)
-            self.arrays.append(array)
-            self._parts.append((array[: lengths[0]], array[lengths[0] : sum(lengths)]))
-        self._tail = self.arrays[0][len(self.arrays[0]) - tail :]
+            counts = [0] * ranks
+            for name, shape in own[0].items():
+                counts[owner[name]] += _padded(math.prod(shape), step_of)
+            gradients, averages = array[: lengths[0]], array[lengths[0] : sum(lengths)]
+            begin = sum(counts[:rank])
+            applied = aligned_empty((counts[rank],), dtype) if owners else gradients
+            for name, shape in own[0].items():
+                if not owners or owner[name] == rank:
+                    first = (views[name].ctypes.data - array.ctypes.data) // dtype.itemsize - (begin if owners else 0)
+                    self.applied[name] = to_ortvalue(applied[first : first + math.prod(shape)].reshape(shape))
+            self.parts.append(Bucket(array, gradients, counts, array[lengths[0] :], averages, applied))
+        first_array = self.parts[0].array
+        self._tail = first_array[len(first_array) - tail :]
         self.results, self.sizes = results, sizes
-        self.gradients: dict[str, ort.OrtValue] = {name: to_ortvalue(views[name]) for name in places}
+        self.views = {name: views[name] for name in places}
+        self.gradients: dict[str, ort.OrtValue] = {name: to_ortvalue(view) for name, view in self.views.items()}
         self.moved = {s.name: views[s.name] for s in statistics}
         draws = [s for s in written if s.kind != "statistic"]
         self.draws = {s.name: (np.zeros(_shape(s), np.int64), np.zeros(_shape(s), np.int64)) for s in draws}
         self.weight, self.counted = np.zeros((), np.float32), np.zeros((), np.float32)
+        self.kept: list[Array] = []
+        self._whole = (0.0, 0)
+        self.waiting = (0.0, 0)
 
     # --- the random numbers of this rank --------------------------------------------------------------------------
 
@@ -106,11 +151,39 @@ class Buckets:
             usual: the terms on all ranks: where there are as many, nothing is left to be done afterwards.
         """
         weight = float(self.weight) if self.weighs and rows else float(counted)
-        for gradients, statistics in self._parts:
-            _scale(gradients, float(bool(rows)) if self.adds_up else weight / usual)
-            _scale(statistics, rows / usual)
+        for part in self.parts:
+            _scale(part.gradients, float(bool(rows)) if self.adds_up else weight / usual)
+            _scale(part.statistics, rows / usual)
         self._own_weight, self._own_counted = weight, counted
         return weight
+
+    def add_kept(self) -> None:
+        """Add those that were kept to the gradients of this batch."""
+        if any(self.waiting):
+            for part, sums in zip(self.parts, self.kept, strict=True):
+                np.add(part.gradients, sums, out=part.gradients)
+
+    def settle(self, due: bool) -> None:
+        """The batch counts: forget what was kept if the weights have moved by it, else keep its gradients, too."""
+        if due:
+            self.waiting = (0.0, 0)
+            return
+        if not self.kept:
+            self.kept = [np.empty_like(part.gradients) for part in self.parts]
+        for part, sums in zip(self.parts, self.kept, strict=True):
+            np.add(part.gradients, sums if any(self.waiting) else 0, out=sums)
+        self.waiting = self._whole
+
+    def sums(self, kept: Sequence[Array], usual: int) -> tuple[dict[str, Array], float]:
+        """What accumulation keeps of the gradients of all ranks: sums by weight, and what they are divided by."""
+        found, factor = dict[str, Array](), 1 if self.adds_up else usual
+        for name, gradient in self._spec.gradients.items():
+            view = self.views[gradient]
+            for part, sums in zip(self.parts, kept, strict=True):
+                first = (view.ctypes.data - part.array.ctypes.data) // view.itemsize
+                if 0 <= first < len(sums) and part.array.dtype == view.dtype:
+                    found[name] = sums[first : first + view.size].reshape(view.shape) * view.dtype.type(factor)
+        return found, self.waiting[0] if self.weighs else self.waiting[1]
 
     def write(self, numbers: Sequence[float]) -> None:
         """Write the team's numbers into the message; the results of this rank are there already."""
@@ -133,8 +206,8 @@ class Buckets:
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
-    def unscale(self, totals: tuple[int, int], weight: float, usual: int) -> None:
-        """Make means of what was added up.
+    def unscale(self, totals: tuple[int, int], weight: float, usual: int, due: bool) -> None:
+        """Make means of what was added up: of gradients, if an update is ``due``.
 
         Raises:
             DataError: nothing counts.
@@ -142,13 +215,15 @@ class Buckets:
         rows, counted = totals
         if not self.adds_up and not counted:
             raise DataError("no label of this batch counts on any rank, so the loss would be 0/0; leave this batch out")
-        for gradients, statistics in self._parts:
-            if not self.adds_up and weight not in (usual, 0.0):
-                _scale(gradients, usual / weight)
+        whole, terms = self.waiting[0] + weight, self.waiting[1] + counted
+        for part in self.parts:
+            if due and not self.adds_up and whole not in (usual, 0.0):
+                _scale(part.applied, usual / whole)
             if rows != usual:
-                _scale(statistics, usual / rows)
-        self.weight[...] = weight
-        self.counted[...] = counted
+                _scale(part.statistics, usual / rows)
+        self._whole = whole, terms
+        self.weight[...] = whole
+        self.counted[...] = terms
         self._total_weight, self._total_counted = weight, counted
 
     def get_results(self, names: Sequence[str], sums: Sequence[Array]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradgraph.arguments import NUMBER, WHOLE, Kind, checked
+from gradgraph.arguments import FLAG, NUMBER, WHOLE, Kind, checked
 from gradgraph.parallel.mpi import world
 from gradgraph.runtime.execution.team import ALONE, Team
 
@@ -23,16 +23,22 @@ class DataParallel:
         timeout: seconds after which a rank that the others wait for is named and the run ends; longer than the first
             rank takes for a checkpoint or a callback.
         check_every: compare the weights of all ranks after so many steps, and at the end; 0 never does.
+        shard_state: each rank keeps the optimizer's state of its part of the weights alone and moves these; then all
+            get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and their like outside of a fit are then
+            called by all ranks.
         comm: a communicator of mpi4py; all processes of the job by default.
 
     Raises:
         RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
     """
 
-    @checked(timeout=_POSITIVE, check_every=_COUNT)
-    def __init__(self, *, timeout: float = 600.0, check_every: int = 100, comm: Any = None) -> None:
+    @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG)
+    def __init__(
+        self, *, timeout: float = 600.0, check_every: int = 100, shard_state: bool = False, comm: Any = None
+    ) -> None:
         self._comm = world() if comm is None else comm
         self._timeout, self._check_every = float(timeout), int(check_every)
+        self._shard_state = shard_state
 
     @property
     def rank(self) -> int:
@@ -55,4 +61,4 @@ class DataParallel:
             return ALONE
         from gradgraph.parallel.mpi_team import MpiTeam  # which needs MPI
 
-        return MpiTeam(self._comm, self._timeout, self._check_every)
+        return MpiTeam(self._comm, self._timeout, self._check_every, self._shard_state)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.parallel.accumulated import adds_up_here
 from gradgraph.parallel.buckets import Buckets
+from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.gathering import GatheringSession, gather
 from gradgraph.runtime.execution.session import create_session, to_ortvalue
 from gradgraph.step.finishes import finished
-from gradgraph.step.manifest import BATCH_WEIGHT
+from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
@@ -26,11 +29,16 @@ if TYPE_CHECKING:
 class Adding(Protocol):
     """The ranks, as a session sees them."""
 
-    def reduce(self, put_results: Callable[[], None]) -> None:
-        """Add up the buckets of all ranks, where ``put_results`` has written what each has found."""
+    def reduce(self, put_results: Callable[[], None], due: bool) -> None:
+        """Add up the buckets of all ranks, where ``put_results`` has written what each has found; the gradients if an
+        update is ``due``, else they are kept.
+        """
 
     def after_step(self, state: State) -> None:
         """Look at the state that a step has come to."""
+
+    def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
+        """The part of this rank in the update, where each has one."""
 
 
 class HalvedSession(BoundSession):
@@ -42,12 +50,22 @@ class HalvedSession(BoundSession):
         columns: the loss, then the metrics.
         buckets: what both read and write.
         team: the ranks.
+        shards: the part of this rank in the update, where each has one.
     """
 
     def __init__(
-        self, given: tuple[Any, ...], gradient: BoundSession, columns: Iterable[str], buckets: Buckets, team: Adding
+        self,
+        given: tuple[Any, ...],
+        gradient: BoundSession,
+        columns: Iterable[str],
+        buckets: Buckets,
+        team: Adding,
+        shards: ShardedUpdate | None,
     ) -> None:
         super().__init__(*given)
+        self._shards = shards
+        self._due: ort.OrtValue | None = None
+        self._keeps = True  # the state, where the loss is no number
         self._gradient, self._buckets, self._team = gradient, buckets, team
         self._columns = list(columns)
         self.numbers = dict.fromkeys(self._columns, 0.0)  # in the order of the columns
@@ -78,11 +96,19 @@ class HalvedSession(BoundSession):
         )
         counted = buckets.weight if spec.weight else buckets.counted
         fed = {name: to_ortvalue(counted) for name in (spec.weight, BATCH_WEIGHT) if name}
-        second = Ports(
-            reports, {n: nexts[n] for n in spec.apply.writes}, {**ports.constants, **fed, **buckets.gradients}
-        )
-        session, safe = opened.in_place_session(opened.lowered_half(halves["apply"], {}), second.next_of)
-        return cls((session, state, second, safe), gradient, first.results, buckets, team)
+        shards = team.sharded(opened)
+        constants = {**ports.constants, **fed, **buckets.applied}
+        apply, moved = halves["apply"], list(spec.apply.writes)
+        if shards is not None:
+            shards.open(opened, constants)
+            apply, moved, constants = shards.last, shards.moved(moved), {**constants, **shards.values}
+        idle = {} if shards is None else shards.idle
+        second = Ports(reports, {n: nexts[n] for n in moved}, constants, memory=idle)
+        session, safe = opened.in_place_session(opened.lowered_half(apply, {}), second.next_of)
+        made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards)
+        made._due = ports.constants[UPDATE] if adds_up_here(opened.definition) else None
+        made._keeps = opened.checks_loss
+        return made
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once, together with all ranks: then the state is the next one, and the same on all.
@@ -96,12 +122,25 @@ class HalvedSession(BoundSession):
         buckets.draw_from(state.seen(buckets.draws))
         gradient.run(feeds, options)
         sums = list(gradient.sums.values())
-        self._team.reduce(lambda: buckets.put_results(gradient.numbers, sums, self._columns))
-        super().run({}, options)
+        due = self._due is None or float(self._due.numpy()) > 0.5
+        self._team.reduce(lambda: buckets.put_results(gradient.numbers, sums, self._columns), due)
+        if due:
+            self._update(options)
+        self.numbers.update(buckets.get_results(self._columns, sums))
+        self._is_undone = not due and self._keeps and not math.isfinite(self.numbers["loss"])
+        if self._is_undone:
+            return
+        buckets.settle(due)
         for name, array in {**buckets.moved, **buckets.drawn()}.items():
             state.put(name, array)
-        self.numbers.update(buckets.get_results(self._columns, sums))
         self._team.after_step(state)
+
+    def _update(self, options: ort.RunOptions | None) -> None:
+        if self._shards is not None:
+            self._shards.before_update(options)
+        super().run({}, options)
+        if self._shards is not None:
+            self._shards.after_update(self._buckets)
 
     def results(self) -> dict[str, Array]:
         """The results over all ranks."""

@@ -6,6 +6,7 @@ All wait for each other at every step. Whoever waits looks at the clock: a rank 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
@@ -17,13 +18,17 @@ import numpy as np
 import onnxruntime as ort
 from mpi4py import MPI
 
-from gradgraph.errors import GradgraphError, ParallelError, RuntimeUnavailableError
+from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError
+from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
+from gradgraph.parallel.lending import Lending
+from gradgraph.parallel.sharded import ShardedUpdate
+from gradgraph.parallel.shards import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.execution.team import Team
-from gradgraph.step.manifest import package_version
+from gradgraph.step.manifest import UPDATE, numpy_dtype, package_version
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.executor import Executor
@@ -45,20 +50,24 @@ class MpiTeam(Team):
 
     Args:
         comm: of mpi4py.
-        timeout, check_every: as for ``DataParallel``.
+        timeout, check_every, shard_state: as for ``DataParallel``.
 
     Attributes:
         usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
             are added up, and again only where the batch has others.
     """
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float, check_every: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout: float, check_every: int, shard_state: bool = False) -> None:
         self.rank, self.ranks = comm.rank, comm.size
         self.usual = 1
         self._comm, self._roll = comm.Dup(), comm.Dup()
         self._timeout, self._check_every = timeout, check_every
         self._here = comm.Split_type(MPI.COMM_TYPE_SHARED).size  # processes on this machine
         self._buckets: Buckets | None = None
+        self._shards: Shards | None = None
+        self._state: State | None = None  # once it is shared out
+        self._ways = {"shard_state": shard_state, "check_every": check_every}  # which are the same on all ranks
+        self._shard_state, self._lending = shard_state, Lending(comm.Dup(), self._wait, timeout, self._lent)
         self._steps = 0
         self._own, self._total = (0, 0), (0, 0)
         self._asks: tuple[bool, int | None] = (False, None)
@@ -77,12 +86,74 @@ class MpiTeam(Team):
             options = replace(options, threads=max(1, _cores() // self._here))
         if self._here > _cores():
             options = replace(options, spinning=False)
-        return widened(step.apart()), options
+        halves = widened(step.apart())
+        halves = always_due(halves) if adds_up_here(halves) else halves
+        if self._shard_state and UPDATE in halves.manifest.hyperparameters and not adds_up_here(halves):
+            raise BuildError(
+                "the norm of accumulated gradients is reported for each batch, for which shard_state has no message; "
+                "build the step without grad_norm"
+            )
+        self._shards = shards_of(halves, self.ranks) if self._shard_state else None
+        return halves, options
 
     def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> HalvedSession:
         if self._buckets is None:  # one for all sizes of a batch
-            self._buckets = Buckets(opened.definition, self.rank)
+            owners = self._shards.owners if self._shards else None
+            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks)
         return HalvedSession.of(opened, part, sizes, self._buckets, self)
+
+    def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
+        if self._shards is None:
+            return None
+        self._share_out(opened.state)
+        return ShardedUpdate(self._shards, self.rank, self, opened)
+
+    def _share_out(self, state: State) -> None:
+        """Keep of the optimizer's state what belongs to this rank."""
+        assert self._shards is not None
+        self._lending.is_shared = True
+        state.leave(self._shards.elsewhere(self.rank), functools.partial(self._fetched, state))
+        self._state = state
+
+    def _lent(self, name: str) -> np.ndarray[Any, Any]:
+        """What another rank asks for: a tensor of the state, or gradients that wait, by the number of their part."""
+        if name.isdecimal():
+            assert self._buckets is not None
+            return self._buckets.kept[int(name)]
+        assert self._state is not None
+        return self._state.seen([name])[name]
+
+    def _fetched(self, state: State, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+        assert self._shards is not None
+        specs = {name: state.specs[name] for name in names}
+        found = {n: np.empty([int(d or 0) for d in s.shape], numpy_dtype(s.dtype)) for n, s in specs.items()}
+        self._lending.fetch([(self._shards.owners[name], name, array) for name, array in found.items()])
+        return found
+
+    def completed(self, values: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        buckets = self._buckets
+        if buckets is None or not any(buckets.waiting):
+            return dict(values)
+        kept = [array.copy() for array in buckets.kept]
+        for rank in range(self.ranks):
+            if rank != self.rank:
+                theirs = [(rank, str(i), np.empty_like(array)) for i, array in enumerate(kept)]
+                self._lending.fetch(theirs)
+                for array, (_, _, part) in zip(kept, theirs, strict=True):
+                    array += part
+        return {**values, **_with_sums(values, *buckets.sums(kept, self.usual))}
+
+    def _settle_sums(self, state: State) -> None:
+        """Make what waits part of the state, on all ranks."""
+        buckets = self._buckets
+        if buckets is None or not any(buckets.waiting):
+            return
+        for array in buckets.kept:
+            self.all_reduce(array)
+        sums = buckets.sums(buckets.kept, self.usual)
+        for name, array in _with_sums(state.seen(state.here), *sums).items():
+            state.put(name, array)
+        buckets.waiting = (0.0, 0)
 
     def counts(self, rows: int, counted: int) -> None:
         self._own = (0, 0) if self.spare else (rows, counted)
@@ -90,7 +161,7 @@ class MpiTeam(Team):
     def of_all(self, rows: int, counted: int) -> tuple[int, int]:
         return self._total
 
-    def reduce(self, put_results: Callable[[], None]) -> None:
+    def reduce(self, put_results: Callable[[], None], due: bool) -> None:
         """Add up the buckets of all ranks, and what each counts and asks for."""
         buckets = self._buckets
         assert buckets is not None
@@ -98,12 +169,31 @@ class MpiTeam(Team):
         weight = buckets.scale(*self._own, self.usual)
         buckets.write([*_halved(self._own[0]), *_halved(self._own[1]), weight, over, signal == 2, signal == 15])
         put_results()
-        for array in buckets.arrays:
-            self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
+        if self._state is not None and not self._state.absent:
+            self._share_out(self._state)  # which was loaded as a whole
+        if due:
+            buckets.add_kept()
+        for part in buckets.parts:
+            if not due:
+                self.all_reduce(part.rest)
+            elif self._shards is None:
+                self.all_reduce(part.array)
+            else:
+                self._wait(self._comm.Ireduce_scatter(part.gradients, part.applied, part.counts))
+                self.all_reduce(part.rest)
         found = buckets.read()
         self._total = round(found[0] * HALF + found[1]), round(found[2] * HALF + found[3])
         self._heard = found[5] > 0, 15 if found[7] else 2 if found[6] else None
-        buckets.unscale(self._total, found[4], self.usual)
+        buckets.unscale(self._total, found[4], self.usual, due)
+
+    def all_reduce(self, array: np.ndarray[Any, Any]) -> None:
+        """Add up this array over all ranks, in place."""
+        if array.size:
+            self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
+
+    def all_gather(self, array: np.ndarray[Any, Any], counts: Sequence[int]) -> None:
+        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+        self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 
     def after_step(self, state: State) -> None:
         """Compare the states, every so many steps."""
@@ -115,7 +205,7 @@ class MpiTeam(Team):
 
     def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
         versions = f"gradgraph {package_version()}, onnxruntime {ort.__version__}, Python {platform.python_version()}"
-        known = {"versions": versions, "step": digest_of_step(executor.definition), **facts}
+        known = {"versions": versions, "ways": self._ways, "step": digest_of_step(executor.definition), **facts}
         everyone = self.gathered(known)
         for rank, others in enumerate(everyone):
             for what, value in others.items():
@@ -124,20 +214,38 @@ class MpiTeam(Team):
                         f"rank {rank} has not the {what} of rank 0 ({value} and {everyone[0][what]}); start all ranks "
                         "with the same"
                     )
-        executor.progress = self.agreed(executor.progress)
-        for array in executor.state.seen().values():
+        state = executor.state
+        if self.agreed(not state.absent):
+            state.make_whole()
+        for array in state.seen(self._on_all(state)).values():
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
-        executor.stand_at(executor.state.read(), executor.progress)
+        executor.go_on(self.agreed(executor.progress))
+        self._lending.is_open = True
         self.usual = max(1, sum(self.gathered(usual)))
         self._asks = self._heard = (False, None)
 
     def check_same(self, state: State) -> None:
-        digests = self.gathered(digest_of_state(state))
+        digests = self.gathered(digest_of_state(state.seen(self._on_all(state))))
         if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ParallelError(
                 f"the weights of {_named(others)} are no longer those of rank 0: the machines compute differently, or "
                 "something on one rank alone has moved them; go on from the last checkpoint, on machines of one kind"
             )
+
+    def _on_all(self, state: State) -> list[str]:
+        """What all ranks have of the state."""
+        if self._shards is None or not state.absent:
+            return list(state.specs)
+        return [n for n in state.specs if n not in self._shards.owners or n in self._shards.gathered]
+
+    def lend(self) -> None:
+        self._lending.lend()
+
+    def end(self, state: State) -> None:
+        self._wait(self._comm.Ibarrier())
+        self._lending.is_open = False
+        self._settle_sums(state)
+        self._wait(self._comm.Ibarrier())  # or one would ask for what another has not yet settled
 
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
         self._asks, heard = (over, signal), self._heard
@@ -181,6 +289,7 @@ class MpiTeam(Team):
             polls += 1
             if polls < AWAKE:
                 continue
+            self._lending.answer()
             waited = time.monotonic() - begin
             if waited > self._timeout:
                 self._call_the_roll(waited)
@@ -213,6 +322,16 @@ class MpiTeam(Team):
             f"{who} has not answered for {waited:.0f} seconds (after step {self._steps}); look at that process and its "
             "machine, or give a longer timeout"
         )
+
+
+def _with_sums(
+    values: Mapping[str, np.ndarray[Any, Any]], sums: Mapping[str, np.ndarray[Any, Any]], weight: float
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of accumulation among ``values``, with what waits added."""
+    found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
+    if WEIGHT in values:
+        found[WEIGHT] = values[WEIGHT] + np.float32(weight)
+    return found
 
 
 HALF = 1 << 12  # whole numbers of up to 36 bits travel as two that float32 holds

@@ -476,7 +476,7 @@ class Trainer(Exports):
     @in_turn
     def state_dict(self) -> dict[str, Array]:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
-        return self._executor.state.read()
+        return self._executor.read()
 
     @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
     def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:

@@ -1,9 +1,9 @@
 """Runs of several ranks that must come to what one process comes to, and the program that does them.
 
-    mpiexec -n 4 python tests/parallel/ranks_cases.py FOLDER
+    mpiexec -n 4 python tests/parallel/ranks_cases.py FOLDER KIND [CASE ...]
 
-trains each case on all ranks and writes state and history of each to ``FOLDER/<case>.npz``. The float64 cases are those
-whose weights must agree to 1e-6 of their size.
+trains each case on all ranks of a KIND and writes state and history of each to ``FOLDER/<case>.npz``. The
+float64 cases are those whose weights must agree to 1e-6 of their size.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Case:
     model: Callable[[], onnx.ModelProto] = lambda: wide(mlp())
     tolerance: float = 1e-6
     equal: bool = True  # to one process
+    sharded: bool = True  # may be
 
     def trained(self, parallel: Any) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
         step = gg.build(self.model(), **{"optimizer": "adamw(lr=0.01)", **self.options})
@@ -155,10 +156,14 @@ CASES: dict[str, Case] = {
     "clipped": Case({"optimizer": CLIPPED, "grad_norm": True}, IGNORING),
     "schedule and average": Case({"optimizer": optim.adamw(optim.cosine(0.05, 8)), "ema": 0.9}),
     "fed rate": Case(fit={"learning_rate": lambda step: 0.1 / (1 + step)}),
-    "accumulated": Case({"accumulate": True, "grad_norm": True}, IGNORING, {"accumulate": 3}),
+    "accumulated": Case({"accumulate": True, "grad_norm": True}, IGNORING, {"accumulate": 3}, sharded=False),
     "accumulated function": Case(
         {"loss": traced, "targets": {"y": gg.frontend.Input(("N",), "int64")}, "accumulate": True},
         with_y, {"accumulate": 2},
+    ),
+    "accumulated, in parts": Case({"accumulate": True}, IGNORING, {"accumulate": 3, "max_steps": 5}),
+    "accumulated sums": Case(
+        {"accumulate": True, "loss": gg.losses.mse("sum"), "optimizer": "sgd(lr=0.01)"}, values, {"accumulate": 3}
     ),
     "metrics": Case({"metrics": ["accuracy", "f1", "confusion_matrix"]}, IGNORING, {"validation": data(ignored=True)}),
     "patience": Case(fit={"validation": data(rows=11), "patience": 1, "epochs": 6, "learning_rate": 3.0}),
@@ -171,6 +176,7 @@ CASES: dict[str, Case] = {
     "float32": Case(model=mlp, data=functools.partial(data, np.float32), tolerance=1e-5),
     "float32, ignored labels": Case(model=mlp, data=functools.partial(data, np.float32, True), tolerance=1e-5),
     "float16": Case({"precision": "float16"}, functools.partial(data, np.float32), model=mlp, equal=False),
+    "pruned": Case({"optimizer": optim.magnitude_pruning(optim.adam(0.01), 0.5, end=6, every=2), "ema": 0.9}),
     "adapters": Case(
         model=lambda: gg.lora(mlp(), target="*", rank=2), data=functools.partial(data, np.float32), tolerance=1e-5
     ),
@@ -179,16 +185,19 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def main(folder: Path) -> None:
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_state": True}}  # of ranks
+
+
+def main(folder: Path, kind: str, *names: str) -> None:
     global RANKS
-    parallel = gg.DataParallel(check_every=1)
+    parallel = gg.DataParallel(check_every=1, **KINDS[kind])
     RANKS = parallel.ranks
-    for name, case in CASES.items():
-        state, history = case.trained(parallel)
+    for name in names or [name for name, case in CASES.items() if case.sharded or kind != "sharded"]:
+        state, history = CASES[name].trained(parallel)
         if parallel.is_first:
             np.savez(folder / f"{name}.npz", **{f"state {n}": value for n, value in state.items()},
                      history=json.dumps(history))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

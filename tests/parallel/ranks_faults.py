@@ -123,6 +123,34 @@ def a_folder(folder: Path) -> None:
     gg.Trainer(folder / "step", device="cpu", parallel=parallel)
 
 
+def other_ways(folder: Path) -> None:
+    parallel = gg.DataParallel(shard_state="1" in os.environ["PMI_RANK"])
+    trainer(parallel).fit(arrays(40), **QUICK)
+
+
+def saved_alone(folder: Path) -> None:
+    """The first rank alone saves what is shared out, and nobody waits for it."""
+    parallel = gg.DataParallel(shard_state=True, timeout=3.0)
+    own = trainer(parallel)
+    own.fit(arrays(40), **QUICK)
+    if parallel.is_first:
+        own.save(folder / "run.ckpt")
+    else:
+        time.sleep(30)
+
+
+def bound_together(folder: Path) -> None:
+    """What looks at whole weights of several layers is refused by name."""
+    pruned = gg.optim.magnitude_pruning(gg.optim.adam(0.01), scope="global")
+    parallel = gg.DataParallel(shard_state=True)
+    gg.Trainer(gg.build(mlp(), optimizer=pruned), device="cpu", parallel=parallel)
+
+
+def norms_of_sums(folder: Path) -> None:
+    parallel = gg.DataParallel(shard_state=True)
+    gg.Trainer(gg.build(mlp(), accumulate=True, grad_norm=True), device="cpu", parallel=parallel)
+
+
 # --- what goes well ---------------------------------------------------------------------------------------------
 
 
@@ -142,6 +170,34 @@ def callbacks(folder: Path) -> None:
     own.save(folder / "run.ckpt")
     own.export(folder / "trained.onnx")
     own.evaluate(arrays(9))  # by itself
+
+
+def lent(folder: Path) -> None:
+    """State that is shared out is saved whole, from callbacks and between fits, and read by one process."""
+    parallel = gg.DataParallel(shard_state=True)
+    own = trainer(parallel)
+
+    class Saving:
+        def on_step(self, owner: gg.Trainer, results: Any) -> None:
+            owner.save(folder / f"{owner.progress.steps}.ckpt")
+
+        def on_end(self, owner: gg.Trainer, history: Any) -> None:
+            owner.save(folder / "end.ckpt")
+
+    own.fit(arrays(40), **{**QUICK, "epochs": 2}, callbacks=[Saving()])
+    assert own.state.absent and not own.state.absent & set(own.manifest.trainable)
+    own.save(folder / "after.ckpt")
+    own.fit(arrays(40), **{**QUICK, "epochs": 1})
+    own.load(folder / "end.ckpt")
+    state = own.state_dict()
+    alone = gg.Trainer(own.definition, device="cpu")
+    for name in ("10", "end", "after"):
+        alone.load(folder / f"{name}.ckpt")
+        assert all(np.array_equal(state[n], value) for n, value in alone.state_dict().items()), name
+    own.fit(arrays(40), **{**QUICK, "epochs": 4}, resume=True)
+    alone.fit(arrays(40), **{**QUICK, "epochs": 4}, resume=True)
+    for name, value in own.state_dict().items():
+        np.testing.assert_allclose(value, alone.state_dict()[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def draws(folder: Path) -> None:

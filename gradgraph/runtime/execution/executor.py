@@ -441,9 +441,17 @@ class Executor:
         """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
         check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
         if not self.team.is_first:
+            self.team.lend()
             return
         with self.turns.taken():
-            write_atomically(path, checkpoint_pieces(self.state.seen(), self.progress))
+            write_atomically(path, checkpoint_pieces(self.team.completed(self.state.seen()), self.progress))
+        self.team.lend()
+
+    def read(self) -> dict[str, Array]:
+        """Copies of the whole state."""
+        found = self.team.completed(self.state.read())
+        self.team.lend()
+        return found
 
     def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
         """Take other values for the state, as ``Trainer.load_state_dict`` explains it."""
@@ -453,12 +461,16 @@ class Executor:
         frozen = {t.name: t for t in self.definition.eval.graph.initializer}
         held = lambda name: initial_value(self.definition, frozen[name]) if name in frozen else None  # noqa: E731
         report, weights = fitting(self.manifest, values, held)
-        self.state.write({**self.state.read(), **weights, **self.opened.follow(weights)})
+        self.state.write({**self.read(), **weights, **self.opened.follow(weights)})
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
         """Go on from a checkpoint; raises CheckpointError."""
         self.state.write(values)
+        self.go_on(progress)
+
+    def go_on(self, progress: Progress) -> None:
+        """Go on with the state that is there."""
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None

@@ -9,7 +9,7 @@ run. Tensors for which ``inplace.py`` proves that it does not may be members of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,7 @@ class State:
 
     Attributes:
         side: which of the two tensors is the current one: a bit for each group of tensors that the same steps move.
+        absent: tensors that lie in other processes.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class State:
         self.shared: frozenset[str] = frozenset()
         self._claimed: set[str] = set()
         self.lost = False  # a run failed after it may have written over shared tensors
+        self.absent: frozenset[str] = frozenset()
+        self._fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] = lambda names: {}
 
     def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
         """Let these tensors be the same in both sets: of those that a session moves, if none before it does."""
@@ -94,6 +97,28 @@ class State:
         self._claimed.update(moved)
         self._second |= {name: self._first[name] for name in new}
         self.shared |= new
+
+    def leave(
+        self, names: Iterable[str], fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] | None = None
+    ) -> None:
+        """Give the memory of these tensors back: other processes have them, and ``fetch`` gives copies of some."""
+        self.absent = frozenset(names)
+        self._fetch = fetch or self._fetch
+        for name in self.absent:
+            self._first.pop(name, None)
+            self._second.pop(name, None)
+
+    def make_whole(self) -> None:
+        """Take memory for all tensors again; the values of those that were absent are yet to be written."""
+        self._first |= {name: Tensor(self.specs[name], self._placement) for name in self.absent}
+        for name in self.absent & self.shared:
+            self._second[name] = self._first[name]
+        self.absent = frozenset()
+
+    @property
+    def here(self) -> list[str]:
+        """The tensors that lie in this process."""
+        return [name for name in self.specs if name not in self.absent]
 
     def bits(self, names: Iterable[str]) -> int:
         """The bits of ``side`` that stand for the groups of these tensors."""
@@ -111,7 +136,7 @@ class State:
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
         """The OrtValues that are current when ``side`` is this."""
-        return {name: self._tensor(name, side).value for name in self.specs}
+        return {name: self._tensor(name, side).value for name in self.here}
 
     def tensor_like(self, name: str) -> Tensor:
         """New memory of the shape and type of a state tensor."""
@@ -149,18 +174,32 @@ class State:
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of the current values (of all tensors by default); raises ModelError."""
         self.check()
-        return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
+        return self._each(names, Tensor.read)
 
     def seen(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """The current values, not copied where the host can read them: they change with the next step; ModelError."""
         self.check()
-        return {name: self._tensor(name, self.side).seen() for name in (self.specs if names is None else names)}
+        return self._each(names, Tensor.seen)
+
+    def _each(
+        self, names: Iterable[str] | None, give: Callable[[Tensor], np.ndarray[Any, Any]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        names = list(self.specs if names is None else names)
+        far = [name for name in names if name in self.absent]
+        fetched = self._fetch(far) if far else {}
+        return {name: fetched[name] if name in fetched else give(self._tensor(name, self.side)) for name in names}
 
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
         """Likewise, with averages in place of what they are averages of."""
         names = list(names)
         found = self.seen(averages.get(name, name) for name in names)
         return {name: found[averages.get(name, name)] for name in names}
+
+    def go_back(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Write what ``read`` gave earlier of the tensors here; of others, nothing."""
+        for name in self.here:
+            self.put(name, values[name])
+        self.lost = False
 
     def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Replace every current value.
@@ -170,6 +209,7 @@ class State:
             DataError: NumPy cannot read one, or a mask hides values of it; likewise.
         """
         check_values(self.specs, values)
+        self.make_whole()
         for name in self.specs:
             self._tensor(name, self.side).write(to_array(name, values[name]))
         self.lost = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from gradgraph.runtime.data.batch import Array
     from gradgraph.runtime.execution.binding import BoundSession
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.session import Placement, RuntimeOptions
@@ -55,6 +56,16 @@ class Team:
 
     def check_same(self, state: State) -> None:
         """See that all have the same state."""
+
+    def lend(self) -> None:
+        """Give the first what it asks of the state, while it saves."""
+
+    def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """The whole state, with what each has that is yet to be put together."""
+        return dict(values)
+
+    def end(self, state: State) -> None:
+        """Wait until all are at the end of a fit: until then, each may ask for parts of the state."""
 
     def counts(self, rows: int, counted: int) -> None:
         """Say how many samples the next step has here, and how many terms a mean over it has."""

@@ -65,7 +65,7 @@ class Best:
         cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self._out_of_patience else ""
         assert self.state is not None  # kept when the epoch ended, or recovered at the resume
         with self.executor.turns.lock:
-            self.executor.state.write(self.state)
+            self.executor.state.go_back(self.state)
         where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
         report.say(f"{cause}the weights are those of {where} with {monitored} {row[monitored]:.6g}, the best")
         return best
@@ -90,7 +90,8 @@ class Best:
             p.best, p.stale = None, 0
             return
         if p.steps == row["step"]:
-            self.state = self._current()
+            with self.executor.turns.lock:
+                self.state = self.executor.state.read()
             return
         reasons = []
         for path in () if self._path is None else (self._path, previous_path(self._saves.path or "")):
@@ -110,7 +111,7 @@ class Best:
 
     def _current(self) -> dict[str, Array]:
         with self.executor.turns.lock:
-            return self.executor.state.read()
+            return self.executor.state.read(self.executor.state.here)
 
 
 def _same(value: float | None, best: float) -> bool:

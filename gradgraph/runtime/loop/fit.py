@@ -193,6 +193,7 @@ class Fit:
             for callback in self.options.callbacks if self.team.is_first else ():
                 if hasattr(callback, "on_end"):
                     callback.on_end(self.owner, p.history)
+            self.team.end(self.executor.state)
             result = History({name: list(column) for name, column in p.history.items()})
             if p.batch and p.weight:  # of an epoch that was cut short; not kept, as after a resume it has a whole row
                 result.append(self._row())
@@ -212,6 +213,7 @@ class Fit:
                     report.close()
                     sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
                     report.say(sentence)
+                    self.team.end(self.executor.state)
                     raise exit_for(self._signal, sentence)
         finally:
             report.close()
@@ -410,6 +412,7 @@ class Fit:
             with contextlib.suppress(OutputError):
                 self.executor.save(path)
                 place += f" (a run resumed from '{shown(path)}' meets it first)"
+        self.team.end(self.executor.state)
         return error.at(place)
 
     def _batch_count(self) -> int | None:

@@ -1,0 +1,49 @@
+"""Accumulated gradients add up on each rank, and travel when an update is due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from gradgraph.step.folder import copied
+from gradgraph.step.manifest import UPDATE
+from gradgraph.step.step import Step
+
+WEIGHT, SUM = "accumulated_weight", ".accumulated"  # what the state calls the sums that a checkpoint holds
+
+
+def adds_up_here(step: Step) -> bool:
+    """Whether the update of ``step`` can wait for its gradients: nobody asks for their norm meanwhile."""
+    return UPDATE in step.manifest.hyperparameters and "grad_norm" not in step.manifest.reports
+
+
+def always_due(step: Step) -> Step:
+    """``step``, whose apply.onnx always moves the weights."""
+    apply = copied(step.separate["apply"])
+    graph = apply.graph
+    nodes, due = list[onnx.NodeProto](), set[str]()
+    for node in graph.node:
+        if UPDATE in node.input:
+            due.update(node.output)
+        if node.op_type != "If" or node.input[0] not in due:
+            nodes.append(node)
+            continue
+        then = next(a.g for a in node.attribute if a.name == "then_branch")
+        graph.initializer.extend(then.initializer)
+        nodes += then.node
+        pairs = zip(then.output, node.output, strict=True)
+        nodes += [onnx.helper.make_node("Identity", [inner.name], [outer]) for inner, outer in pairs]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    kept = [v for v in graph.input if v.name != UPDATE]
+    del graph.input[:]
+    graph.input.extend(kept)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.0), UPDATE))
+    spec = step.manifest.separate
+    assert spec is not None
+    fed = tuple(name for name in spec.apply.hyperparameters if name != UPDATE)
+    manifest = replace(step.manifest, separate=replace(spec, apply=replace(spec.apply, hyperparameters=fed)))
+    halves = {**step.separate, "apply": apply}
+    return replace(step, train=step.trains[""], manifest=manifest, separate=halves)

@@ -1,0 +1,114 @@
+"""One rank's part of an update whose weights are shared out, with the messages before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.parallel.buckets import Buckets
+from gradgraph.parallel.shards import NOTHING, Shards
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.binding import BoundSession, Ports
+from gradgraph.runtime.execution.session import create_session, to_ortvalue
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.execution.opened import OpenedStep
+
+
+class Messages(Protocol):
+    """What ranks send each other."""
+
+    def all_reduce(self, array: Array) -> None:
+        """Add up this array over all ranks, in place."""
+
+    def all_gather(self, array: Array, counts: Sequence[int]) -> None:
+        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+
+
+class ShardedUpdate:
+    """The part of one rank.
+
+    Args:
+        shards: who moves what.
+        rank: this one.
+        team: sends.
+        opened: the step.
+
+    Attributes:
+        last: the model that moves the weights of this rank.
+        values: what it is fed of the messages before it.
+        idle: memory for what it gives where it moves nothing.
+    """
+
+    def __init__(self, shards: Shards, rank: int, team: Messages, opened: OpenedStep) -> None:
+        self.last: onnx.ModelProto = shards.last(rank)
+        self._shards, self._rank, self._team, self._state = shards, rank, team, opened.state
+        gradients = opened.manifest.separate
+        assert gradients is not None
+        self._gradients = gradients.gradients
+        self._told = {name: np.zeros(told.shape, told.dtype) for name, told in shards.told.items()}
+        self.idle = {o.name: to_ortvalue(np.zeros((), np.float32)) for o in self.last.graph.output if o.name == NOTHING}
+        self.values: dict[str, ort.OrtValue] = {name: to_ortvalue(array) for name, array in self._told.items()}
+        self._before: list[BoundSession | None] = []
+        mine = {stand_in: weight for weight, stand_in in opened.manifest.averages.items()}
+        self._rounds: list[dict[str, str]] = [{}, {}]  # of messages behind the update: tensor → weight
+        for name in shards.gathered:
+            self._rounds[name in mine][name] = mine.get(name, name)
+
+    def moved(self, names: Iterable[str]) -> list[str]:
+        """Those of the state tensors ``names`` that this rank moves."""
+        return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
+
+    def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:
+        """Open the parts before the last one."""
+        for level in range(self._shards.levels):
+            model = self._shards.before(level, self._rank)
+            outputs = {o.name: self.values[o.name] for o in model.graph.output}
+            if not outputs:
+                self._before.append(None)
+                continue
+            session = create_session(opened.lowered_half(model, {}), opened.placement, opened.options, opened.weights)
+            ports = Ports(constants={**constants, **self.values}, memory=outputs)
+            self._before.append(BoundSession(session, opened.state, ports))
+
+    def before_update(self, options: ort.RunOptions | None) -> None:
+        """Compute what all ranks are to know, and tell it."""
+        for level, session in enumerate(self._before):
+            if session is not None:
+                session.run({}, options)
+            names = [n for n, told in self._shards.told.items() if told.level == level]
+            own = [self._shards.told[n].owner == self._rank for n in names]
+            parts = [
+                self._told[n].ravel() if o else np.zeros(self._told[n].size) for n, o in zip(names, own, strict=True)
+            ]
+            message = np.concatenate(parts).astype(np.float64)
+            self._team.all_reduce(message)
+            first = 0
+            for name in names:
+                array = self._told[name]
+                array[...] = message[first : first + array.size].reshape(array.shape)
+                first += array.size
+
+    def after_update(self, buckets: Buckets) -> None:
+        """Let all ranks have the new weights, and averages of them; they travel in the memory of the gradients."""
+        for names in filter(None, self._rounds):
+            places = {n: buckets.views[self._gradients[weight]] for n, weight in names.items()}
+            owners = self._shards.owners
+            for name in (n for n in names if owners[n] == self._rank):
+                array = self._state.seen([name])[name]
+                _bytes(places[name])[: array.nbytes] = _bytes(array)
+            for part in buckets.parts:
+                if part.gradients.size:
+                    self._team.all_gather(part.gradients, part.counts)
+            for name in (n for n in names if owners[n] != self._rank):
+                spec = self._state.specs[name]
+                array = self._state.seen([name])[name]
+                _bytes(array)[...] = _bytes(places[name])[: spec.nbytes]
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

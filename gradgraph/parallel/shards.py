@@ -1,0 +1,270 @@
+"""Which rank moves which weights, and the parts of apply.onnx that each rank runs.
+
+An update is mostly one of each weight by itself. Where it looks at several (a norm over all gradients, whether all are
+finite), it makes a number of each before it puts these together. So apply.onnx is cut at these numbers: every rank
+computes those of its own weights, all are told, and each goes on with its own (Rajbhandari et al., ZeRO, arXiv
+1910.02054, stage 1).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import BuildError, shown
+from gradgraph.graph.prune import needed
+from gradgraph.step.folder import copied
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
+
+NOTHING = "nothing"  # the output of a part that has no other
+SMALL = 1024  # numbers that a value may have which all ranks are told
+_TOLD = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A value that one rank computes and all are told.
+
+    Attributes:
+        owner: the rank.
+        level: the number of the message that it is in.
+    """
+
+    owner: int
+    level: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The parts of an update.
+
+    Attributes:
+        owners: of each weight, and of each tensor that the optimizer keeps of one, the rank that moves it.
+        gathered: of these, what all ranks have: weights, and averages of them.
+        told: the values between the parts.
+    """
+
+    owners: Mapping[str, int]
+    gathered: tuple[str, ...]
+    told: Mapping[str, Told]
+    _apply: onnx.ModelProto
+    _nexts: Mapping[str, str]
+    _reports: tuple[str, ...] = field(default=())
+
+    def of(self, rank: int) -> list[str]:
+        """What this rank moves."""
+        return [name for name, owner in self.owners.items() if owner == rank]
+
+    def elsewhere(self, rank: int) -> list[str]:
+        """What this rank need not have."""
+        return [n for n, owner in self.owners.items() if owner != rank and n not in self.gathered]
+
+    @property
+    def levels(self) -> int:
+        """How many messages there are between the parts."""
+        return max((told.level + 1 for told in self.told.values()), default=0)
+
+    def before(self, level: int, rank: int) -> onnx.ModelProto:
+        """The part that computes what this rank tells in one message."""
+        outputs = [n for n, told in self.told.items() if (told.level, told.owner) == (level, rank)]
+        return _part(self._apply, outputs, {n: told for n, told in self.told.items() if told.level < level})
+
+    def last(self, rank: int) -> onnx.ModelProto:
+        """The part that moves the weights of this rank, and what belongs to none."""
+        mine = [after for name, after in self._nexts.items() if self.owners.get(name, rank) == rank]
+        return _part(self._apply, [*mine, *self._reports], self.told)
+
+
+def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Give each tensor to a rank, the largest first, each to the rank that has least."""
+    load, found = [0] * ranks, dict[str, int]()
+    for name in sorted(sizes, key=lambda n: -sizes[n]):
+        rank = min(range(ranks), key=load.__getitem__)
+        found[name] = rank
+        load[rank] += sizes[name]
+    return {name: found[name] for name in sizes}
+
+
+def shards_of(step: Step, ranks: int) -> Shards:
+    """Share the update of a step out.
+
+    Raises:
+        BuildError: it looks at whole tensors of several weights at once.
+    """
+    manifest, apply = step.manifest, copied(step.separate["apply"])
+    spec = manifest.separate
+    assert spec is not None
+    state = {s.name: s for s in manifest.state}
+    shapes = {name: tuple(int(d or 0) for d in state[name].shape) for name in spec.gradients}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    of_gradient = {gradient: shapes[name] for name, gradient in spec.gradients.items()}
+    for value in apply.graph.input:
+        if value.name in of_gradient:
+            dtype = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, dtype, of_gradient[value.name]))
+    weights = balanced(sizes, ranks)
+    owners = dict(weights)
+    for name in state.keys() - owners.keys():
+        if (weight := _weight_of(name, weights)) is not None and state[name].kind == "optimizer":
+            owners[name] = weights[weight]
+    owners = {name: owners[name] for name in state if name in owners}
+    _split_branches(apply.graph)
+    everywhere = {*weights, *manifest.averages.values()}
+    gathered = tuple(name for name in owners if name in everywhere)
+    nexts = {name: state[name].next for name in spec.apply.writes}
+    reports = tuple(o.name for o in apply.graph.output if o.name not in nexts.values())
+    begin = {**owners, **{gradient: weights[name] for name, gradient in spec.gradients.items()}}
+    walk = _Walk(begin, _types(apply), manifest)
+    for node in apply.graph.node:
+        walk.visit(node)
+    walk.tell([*reports, *(after for name, after in nexts.items() if name not in owners)])
+    for name in spec.gradient.reads:
+        if name in owners and name not in everywhere:
+            raise walk.refusal(name)
+    for name, after in nexts.items():
+        if name in owners and walk.owner.get(after, owners[name]) != owners[name]:
+            raise walk.refusal(after)
+    return Shards(owners, gathered, walk.told, apply, nexts, reports)
+
+
+def _weight_of(name: str, weights: Collection[str]) -> str | None:
+    """The weight that a tensor of the optimizer belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
+    stems = (name[:i] for i in range(len(name) - 1, 0, -1) if name[i] == ".")
+    return next((stem for stem in stems if stem in weights), None)
+
+
+class _Walk:
+    """Follows an update: which rank can compute a value, and after how many messages."""
+
+    def __init__(
+        self, owners: Mapping[str, int], types: Mapping[str, tuple[int, tuple[int, ...] | None]], manifest: Manifest
+    ) -> None:
+        self.owner: dict[str, int] = dict(owners)
+        self.told: dict[str, Told] = {}
+        self._level: dict[str, int] = {}
+        self._types, self._optimizer = types, manifest.optimizer
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        reads = _reads(node)
+        whose = {self.owner[x] for x in reads if x in self.owner}
+        if len(whose) > 1:
+            if any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+                raise self.refusal(node.output[0])
+            self.tell(reads)
+            whose = set()
+        level = max((self._level.get(x, 0) + (x in self.told) for x in reads), default=0)
+        for output in node.output:
+            self._level[output] = level
+            if whose:
+                self.owner[output] = next(iter(whose))
+
+    def tell(self, names: Iterable[str]) -> None:
+        """Let all ranks know those of these values that one alone can compute."""
+        for name in names:
+            if name in self.owner and name not in self.told:
+                dtype, shape = self._types.get(name, (0, None))
+                if shape is None or math.prod(shape) > SMALL or dtype not in _TOLD:
+                    raise self.refusal(name)
+                told = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+                self.told[name] = Told(self.owner[name], self._level.get(name, 0), told, shape)
+                del self.owner[name]
+
+    def refusal(self, name: str) -> BuildError:
+        return BuildError(
+            f"the optimizer {shown(str(self._optimizer.get('name')))} looks at several whole weights at once "
+            f"('{shown(name)}'), so its state cannot be shared out; leave shard_state out"
+        )
+
+
+def _split_branches(graph: onnx.GraphProto) -> None:
+    """Make of each If one for each of its outputs, with what these need."""
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        nodes += [_one_output(node, i) for i in range(len(node.output))] if node.op_type == "If" else [node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _one_output(node: onnx.NodeProto, i: int) -> onnx.NodeProto:
+    branches = {}
+    for attribute in node.attribute:
+        body = attribute.g
+        nodes, names = needed(body.node, [body.output[i].name], lambda n: n.output, _reads)
+        initializers = [t for t in body.initializer if t.name in names]
+        branches[attribute.name] = onnx.helper.make_graph(nodes, body.name, [], [body.output[i]], initializers)
+    return onnx.helper.make_node("If", node.input, [node.output[i]], name=f"{node.name}.{i}", **branches)
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, its bodies included."""
+    found = [x for x in node.input if x]
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            own = {v.name for v in (*attribute.g.input, *attribute.g.initializer)}
+            for inner in attribute.g.node:
+                found += [x for x in _reads(inner) if x not in own]
+                own.update(inner.output)
+            found += [o.name for o in attribute.g.output if o.name not in own]
+    return found
+
+
+def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | None]]:
+    """Types and, where they are known, shapes of all values."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
+    return found | {v.name: _type(v) for v in (*graph.input, *graph.value_info, *graph.output)}
+
+
+def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
+    tensor = value.type.tensor_type
+    known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+    return tensor.elem_type, tuple(d.dim_value for d in tensor.shape.dim) if known else None
+
+
+def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
+    """The nodes that compute ``outputs``; the values that are ``fed`` are inputs."""
+    graph = model.graph
+    made = functools.partial(_made, fed=fed)
+    nodes, names = needed(graph.node, outputs, made, _reads)
+    inputs = [v for v in graph.input if v.name in names]
+    inputs += [_info(n, told) for n, told in fed.items() if n in names]
+    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+    known = {v.name: v for v in (*inferred, *graph.value_info, *graph.output)}
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    part.metadata_props.extend(model.metadata_props)
+    if not outputs:  # of more ranks than weights, some have nothing to move; onnxruntime wants a node
+        nodes, outputs = [onnx.helper.make_node("Constant", [], [NOTHING], value_float=0.0)], [NOTHING]
+        known[NOTHING] = onnx.helper.make_tensor_value_info(NOTHING, onnx.TensorProto.FLOAT, ())
+    part.graph.CopyFrom(
+        onnx.helper.make_graph(
+            [_without(node, fed) for node in nodes], graph.name, inputs, [known[n] for n in outputs],
+            [t for t in graph.initializer if t.name in names],
+        )
+    )  # fmt: skip
+    return part
+
+
+def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
+    return [y for y in node.output if y not in fed]
+
+
+def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
+    """``node``, whose outputs that are ``fed`` have other names."""
+    if not any(y in fed for y in node.output):
+        return node
+    own = onnx.NodeProto()
+    own.CopyFrom(node)
+    own.output[:] = [f"{y}.own" if y in fed else y for y in node.output]
+    return own
+
+
+def _info(name: str, told: Told) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(told.dtype), told.shape)
