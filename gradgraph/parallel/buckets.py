@@ -175,7 +175,7 @@ class Buckets:
         self.waiting = self._whole
 
     def sums(self, kept: Sequence[Array], usual: int) -> tuple[dict[str, Array], float]:
-        """What accumulation keeps of the gradients of all ranks: sums by weight, and what they are divided by."""
+        """The sums that accumulation keeps of the gradients of all ranks, by weight, and what they are divided by."""
         found, factor = dict[str, Array](), 1 if self.adds_up else usual
         for name, gradient in self._spec.gradients.items():
             view = self.views[gradient]

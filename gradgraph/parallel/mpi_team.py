@@ -25,7 +25,7 @@ from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.sharded import ShardedUpdate
-from gradgraph.parallel.shards import Shards, shards_of
+from gradgraph.parallel.update_parts import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.execution.team import Team
 from gradgraph.step.manifest import UPDATE, numpy_dtype, package_version
@@ -116,7 +116,7 @@ class MpiTeam(Team):
         self._state = state
 
     def _lent(self, name: str) -> np.ndarray[Any, Any]:
-        """What another rank asks for: a tensor of the state, or gradients that wait, by the number of their part."""
+        """The array that another rank asks for: a tensor of the state, or gradients that wait, by the number of their part."""
         if name.isdecimal():
             assert self._buckets is not None
             return self._buckets.kept[int(name)]
@@ -233,7 +233,7 @@ class MpiTeam(Team):
             )
 
     def _on_all(self, state: State) -> list[str]:
-        """What all ranks have of the state."""
+        """The names of the state that all ranks have."""
         if self._shards is None or not state.absent:
             return list(state.specs)
         return [n for n in state.specs if n not in self._shards.owners or n in self._shards.gathered]

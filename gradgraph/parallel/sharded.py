@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.parallel.buckets import Buckets
-from gradgraph.parallel.shards import NOTHING, Shards
+from gradgraph.parallel.update_parts import NOTHING, Shards
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.session import create_session, to_ortvalue
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Messages(Protocol):
-    """What ranks send each other."""
+    """The messages that ranks send each other."""
 
     def all_reduce(self, array: Array) -> None:
         """Add up this array over all ranks, in place."""
@@ -60,7 +60,7 @@ class ShardedUpdate:
             self._rounds[name in mine][name] = mine.get(name, name)
 
     def moved(self, names: Iterable[str]) -> list[str]:
-        """Those of the state tensors ``names`` that this rank moves."""
+        """The state tensors among ``names`` that this rank moves."""
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
     def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:

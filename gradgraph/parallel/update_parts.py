@@ -1,4 +1,4 @@
-"""Which rank moves which weights, and the parts of apply.onnx that each rank runs.
+"""The weights that each rank moves, and the parts of apply.onnx that each rank runs.
 
 An update is mostly one of each weight by itself. Where it looks at several (a norm over all gradients, whether all are
 finite), it makes a number of each before it puts these together. So apply.onnx is cut at these numbers: every rank
@@ -18,6 +18,7 @@ import onnx
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.prune import needed
+from gradgraph.graph.shapes import all_sizes, shape_of_type
 from gradgraph.step.folder import copied
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -60,16 +61,16 @@ class Shards:
     _reports: tuple[str, ...] = field(default=())
 
     def of(self, rank: int) -> list[str]:
-        """What this rank moves."""
+        """The tensors that this rank moves."""
         return [name for name, owner in self.owners.items() if owner == rank]
 
     def elsewhere(self, rank: int) -> list[str]:
-        """What this rank need not have."""
+        """The tensors that this rank need not have."""
         return [n for n, owner in self.owners.items() if owner != rank and n not in self.gathered]
 
     @property
     def levels(self) -> int:
-        """How many messages there are between the parts."""
+        """The number of messages between the parts."""
         return max((told.level + 1 for told in self.told.values()), default=0)
 
     def before(self, level: int, rank: int) -> onnx.ModelProto:
@@ -204,7 +205,7 @@ def _one_output(node: onnx.NodeProto, i: int) -> onnx.NodeProto:
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, its bodies included."""
+    """The values that a node reads, its bodies included."""
     found = [x for x in node.input if x]
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -224,9 +225,8 @@ def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | Non
 
 
 def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
-    tensor = value.type.tensor_type
-    known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
-    return tensor.elem_type, tuple(d.dim_value for d in tensor.shape.dim) if known else None
+    sizes = all_sizes(shape_of_type(value.type))
+    return value.type.tensor_type.elem_type, None if sizes is None else tuple(sizes)
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
