@@ -15,7 +15,7 @@ WEIGHT, SUM = "accumulated_weight", ".accumulated"  # what the state calls the s
 
 
 def adds_up_here(step: Step) -> bool:
-    """Whether the update of ``step`` can wait for its gradients: nobody asks for their norm meanwhile."""
+    """True if the update of ``step`` can wait for its gradients: nobody asks for their norm meanwhile."""
     return UPDATE in step.manifest.hyperparameters and "grad_norm" not in step.manifest.reports
 
 

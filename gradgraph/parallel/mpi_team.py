@@ -116,7 +116,7 @@ class MpiTeam(Team):
         self._state = state
 
     def _lent(self, name: str) -> np.ndarray[Any, Any]:
-        """The array that another rank asks for: a tensor of the state, or gradients that wait, by the number of their part."""
+        """The array that another rank asks for: a tensor, or gradients that wait (by number)."""
         if name.isdecimal():
             assert self._buckets is not None
             return self._buckets.kept[int(name)]
