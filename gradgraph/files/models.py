@@ -30,7 +30,7 @@ from gradgraph.files.external import (
     unused_data_name,
 )
 from gradgraph.files.held_files import CAN_HOLD, HeldFile, own_file
-from gradgraph.files.large_weights import large_outside
+from gradgraph.files.large_weights import LEAST_KEPT, large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.model_metadata import check_metadata
 from gradgraph.files.path_kinds import Kind as Place
@@ -55,7 +55,7 @@ PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 PROTOBUF_LIMIT = 2**31
-LEAST_HELD = 1 << 23  # bytes: smaller files are read at once
+LEAST_HELD = LEAST_KEPT  # bytes: smaller files are read at once
 _UNKNOWN = "?"  # no name that equal sizes share
 
 

@@ -156,7 +156,7 @@ def changed(path: Path) -> ModelError:
 def nothing_to_share() -> OutputError:
     return OutputError(
         f"this step was not built from a model with {LEAST_KEPT >> 20} MiB or more of weights in external data (that "
-        f"have {LEAST_BYTES >> 20} MiB or more each), so there is nothing to share",
+        f"have {LEAST_BYTES >> 10} KiB or more each), so there is nothing to share",
         remedy="leave share_weights out, or keep the model's weights beside it: onnx.save_model(model, path, "
         "save_as_external_data=True), then gradgraph.build(path)",
         shell="leave --share-weights out, or keep the model's weights in external data",

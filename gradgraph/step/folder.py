@@ -24,7 +24,7 @@ from gradgraph.files.external import (
     put_inside,
     raw_bytes,
 )
-from gradgraph.files.large_weights import LEAST_BYTES
+from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT
 from gradgraph.files.protos import check_proto, proto_tensors
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.messages import message_of
@@ -53,7 +53,6 @@ ALL_FILES = (  # as globs
     INIT_FILE,
 )
 
-ROOM_INSIDE = 1 << 26  # bytes of weights from which on init.onnx keeps the large ones beside it, where they are mapped
 
 Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the bytes of a tensor that lies outside
 
@@ -80,7 +79,7 @@ def folder_contents(
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
-    beside_init = None if weight_bytes(models["init"]) < ROOM_INSIDE else initial
+    beside_init = None if weight_bytes(models["init"]) < LEAST_KEPT else initial
     contents: dict[str, Any] = {}
     elsewhere = {location: path for location, (path, _) in shared.items()}
     for name in model_names(manifest):

@@ -149,7 +149,7 @@ class Step:
         check_suffix(folder, FOLDER)
         models = {name: self._model(name) for name in model_names(self.manifest)}
         shared = self._shared(Path(folder)) if share_weights else {}
-        contents = folder_contents(models, self.manifest, self._pieces, shared)
+        contents = folder_contents(models, self.manifest, self.pieces, shared)
         write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
 
@@ -251,7 +251,7 @@ class Step:
         base = self.bases.get(location)
         return (base.path if base is not None else (self.folder or Path()) / location).resolve()
 
-    def _pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
+    def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
         """As ``external``, a few bytes at a time, of which none stay in memory."""
         entry = self._entry(tensor)
         return self._file(entry.location).pieces(entry.offset, entry.length)

@@ -173,7 +173,7 @@ def test_two_trainers_in_two_threads_share_prepared_data() -> None:
 
 def test_trainers_in_several_threads_share_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its initial weights are let go by the first and read again by the next; both files beside it are mapped once."""
-    monkeypatch.setattr(step_folder, "ROOM_INSIDE", 16)
+    monkeypatch.setattr(step_folder, "LEAST_KEPT", 16)
     gg.build(two_layers(70_000), "cross_entropy", gg.optim.adamw(0.01), train=["w"]).save(tmp_path / "step")
     assert (tmp_path / "step" / "frozen.bin").exists() and (tmp_path / "step" / "init.bin").exists()
     alone = Trainer(tmp_path / "step", device="cpu", options=QUIET)

@@ -435,7 +435,7 @@ def test_folder_with_large_frozen_weights(tmp_path: Path) -> None:
 
 
 def test_initial_weights_beyond_protobuf_lie_beside_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_folder, "ROOM_INSIDE", 1000)
+    monkeypatch.setattr(step_folder, "LEAST_KEPT", 1000)
     monkeypatch.setattr(step_folder, "LEAST_BYTES", 100)
     step = handmade.regression(features=600)
     step.save(tmp_path / "s")

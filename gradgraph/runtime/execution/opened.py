@@ -19,7 +19,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
 from gradgraph.errors import GradgraphError
-from gradgraph.files.external import is_external
+from gradgraph.files.external import is_external, is_packed
 from gradgraph.files.float16_weights import widened
 from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
@@ -114,16 +114,32 @@ class OpenedStep:
         movers = {s.name: [name for name, tensors in moved.items() if s.name in tensors] for s in self.manifest.state}
         state = State(self.manifest.state, self.placement, movers)
         model = self.definition.init
-        # it runs once: the zeros of optimizer slots would be computed a second time to be folded
-        options = replace(self.options, optimization="none")
-        session = create_session(model, self.placement, options, external_weights(self.definition, model))
-        binding = session.io_binding()
-        for name, value in state.values(state.side).items():
-            binding.bind_ortvalue_output(name, value)
-        with explained("running init.onnx failed"):
-            session.run_with_iobinding(binding)
+        read = self._read_straight(state, model)
+        if computed := [name for name in state.specs if name not in read]:
+            part = _cut_out(model, computed, ()) if read else model
+            # it runs once: the zeros of optimizer slots would be computed a second time to be folded
+            options = replace(self.options, optimization="none")
+            session = create_session(part, self.placement, options, external_weights(self.definition, part))
+            binding = session.io_binding()
+            for name, value in state.values(state.side).items():
+                if name not in read:
+                    binding.bind_ortvalue_output(name, value)
+            with explained("running init.onnx failed"):
+                session.run_with_iobinding(binding)
         self.definition.release_init()  # or the weights would lie in memory once more
         return state
+
+    def _read_straight(self, state: State, model: onnx.ModelProto) -> set[str]:
+        """Fill what init.onnx gives as it lies in a file from there, so that the file is never mapped; their names."""
+        if not state.on_cpu:
+            return set()
+        stored = {t.name: t for t in model.graph.initializer if is_external(t) and not is_packed(t)}
+        straight = {o.name: o.name for o in model.graph.output}
+        straight |= {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity" and not n.domain}
+        read = {name for name in state.specs if straight.get(name) in stored}
+        for name in read:
+            state.read_in(name, self.definition.pieces(stored[straight[name]]))
+        return read
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
         """The initial values that init.onnx computes from these weights: copies that an optimizer keeps."""

@@ -44,6 +44,14 @@ class Tensor:
         """The memory itself where the host can read it, until the next step; else a copy."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.view()
 
+    def read_in(self, content: Iterable[memoryview]) -> None:
+        """Take the bytes of a file, piece by piece; only where the host can write the memory."""
+        assert self._array is not None
+        flat, done = self._array.reshape(-1).view(np.uint8), 0
+        for piece in content:
+            flat[done : done + len(piece)] = piece
+            done += len(piece)
+
     def write(self, array: np.ndarray[Any, Any]) -> None:
         if self._array is None:
             fill(self.value, array)
@@ -149,6 +157,10 @@ class State:
     def put(self, name: str, array: np.ndarray[Any, Any]) -> None:
         """Copy ``array`` over the current value of ``name``."""
         self._tensor(name, self.side).write(array)
+
+    def read_in(self, name: str, content: Iterable[memoryview]) -> None:
+        """Let the current value of ``name`` be the bytes of a file; on the CPU only."""
+        self._tensor(name, self.side).read_in(content)
 
     def swap(self, bits: int) -> None:
         """Make the values current that the last step wrote: those of its groups."""
