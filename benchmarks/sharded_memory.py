@@ -51,9 +51,13 @@ def main() -> None:
             print(f"| {ranks} | {kind} | {slots:.1f} | {held:.1f} | {peak:.0f} | {apart:.1e} |", flush=True)
 
 
-def job(ranks: int, kind: str, width: int, layers: int) -> dict[str, Any]:
+def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m",
+    return str(beside) if beside.exists() else "mpiexec"
+
+
+def job(ranks: int, kind: str, width: int, layers: int) -> dict[str, Any]:
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m",
                "benchmarks.sharded_memory", "--job", kind, "--width", str(width), "--layers", str(layers)]  # fmt: skip
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)

@@ -65,7 +65,7 @@ def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.C
     return started_ranks() == 1
 
 
-def parallel(timeout: float, shard_state: bool) -> DataParallel | None:
+def parallel(timeout: float, shard_state: bool, compress: str | None) -> DataParallel | None:
     """The ranks that this process is one of, if there are several."""
     from gradgraph.parallel.mpi import started_ranks
 
@@ -73,4 +73,4 @@ def parallel(timeout: float, shard_state: bool) -> DataParallel | None:
         return None
     from gradgraph.parallel.data_parallel import DataParallel
 
-    return DataParallel(timeout=timeout, shard_state=shard_state)
+    return DataParallel(timeout=timeout, shard_state=shard_state, compress=compress)

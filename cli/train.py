@@ -197,6 +197,12 @@ if TYPE_CHECKING:
 )
 @placed(
     "training",
+    "--compress",
+    metavar="NAME",
+    help="Of several processes, send gradients in fewer bytes, as top_k(ratio=0.01) does.",
+)
+@placed(
+    "training",
     "--dry-run",
     is_flag=True,
     help="Train, evaluate, save and export one batch to see that all works; write nothing.",
@@ -251,7 +257,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     from gradgraph.runtime.execution.team import ALONE
 
     del given["ranks"]
-    shared = parallel(given.pop("rank_timeout"), given.pop("shard_state"))
+    shared = parallel(given.pop("rank_timeout"), given.pop("shard_state"), given.pop("compress"))
     team = ALONE if shared is None else shared.team()
     accumulates = given["accumulate"] is not None
     recipe = Recipe({**given, "accumulate": accumulates})

@@ -157,6 +157,11 @@ class Buckets:
         self._own_weight, self._own_counted = weight, counted
         return weight
 
+    def tensors(self, part: Bucket) -> dict[str, Array]:
+        """The gradients in one part, by the names of their weights."""
+        views = {name: self.views[gradient] for name, gradient in self._spec.gradients.items()}
+        return {name: view for name, view in views.items() if view.dtype == part.array.dtype}
+
     def add_kept(self) -> None:
         """Add those that were kept to the gradients of this batch."""
         if any(self.waiting):

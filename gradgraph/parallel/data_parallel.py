@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradgraph.arguments import FLAG, NUMBER, WHOLE, Kind, checked
+from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
+from gradgraph.errors import BuildError
+from gradgraph.parallel.compression import COMPRESSIONS
 from gradgraph.parallel.mpi import world
 from gradgraph.runtime.execution.team import ALONE, Team
 
@@ -26,19 +28,34 @@ class DataParallel:
         shard_state: each rank keeps the optimizer's state of its part of the weights alone and moves these; then all
             get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and their like outside of a fit are then
             called by all ranks.
+        compress: send gradients in fewer bytes, as ``"top_k(ratio=0.01)"`` does; docs/how-to/many-machines.md has all.
         comm: a communicator of mpi4py; all processes of the job by default.
 
     Raises:
         RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
     """
 
-    @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG)
+    @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG, compress=TEXT.or_none())
     def __init__(
-        self, *, timeout: float = 600.0, check_every: int = 100, shard_state: bool = False, comm: Any = None
+        self,
+        *,
+        timeout: float = 600.0,
+        check_every: int = 100,
+        shard_state: bool = False,
+        compress: str | None = None,
+        comm: Any = None,
     ) -> None:
+        if compress is not None:
+            COMPRESSIONS.typed(compress)
+            if shard_state:
+                raise BuildError(
+                    "gradgraph compresses messages of whole gradients alone, and shared state has others",
+                    remedy="leave compress or shard_state out",
+                    shell="leave --compress or --shard-state out",
+                )
         self._comm = world() if comm is None else comm
         self._timeout, self._check_every = float(timeout), int(check_every)
-        self._shard_state = shard_state
+        self._shard_state, self._compress = shard_state, compress
 
     @property
     def rank(self) -> int:
@@ -61,4 +78,6 @@ class DataParallel:
             return ALONE
         from gradgraph.parallel.mpi_team import MpiTeam  # which needs MPI
 
-        return MpiTeam(self._comm, self._timeout, self._check_every, self._shard_state)
+        compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own memory
+        told = self._compress or ""
+        return MpiTeam(self._comm, self._timeout, self._check_every, self._shard_state, compress, told)

@@ -70,8 +70,8 @@ class Lending:
             self.answer()  # who asks this rank meanwhile
             if time.monotonic() - begin > self._timeout:
                 raise ParallelError(
-                    f"rank {rank}, which has '{shown(name)}', has not answered for {self._timeout:.0f} seconds; with "
-                    "shard_state, call what saves or reads the state on all ranks"
+                    f"rank {rank}, which has '{shown(name)}', has not answered for {self._timeout:.0f} seconds; "
+                    "call what saves or reads a state that is shared out on all ranks"
                 )
             time.sleep(0)
 

@@ -7,6 +7,7 @@ All wait for each other at every step. Whoever waits looks at the clock: a rank 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
 import time
@@ -21,6 +22,7 @@ from mpi4py import MPI
 from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
+from gradgraph.parallel.compression import Compression
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.lending import Lending
@@ -28,6 +30,8 @@ from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.parallel.update_parts import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.execution.team import Team
+from gradgraph.runtime.saved.checkpoint import BESIDE
+from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.manifest import UPDATE, numpy_dtype, package_version
 
 if TYPE_CHECKING:
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.shaped import Sizes
     from gradgraph.runtime.execution.state import State
     from gradgraph.step.step import Step
+
+log = logging.getLogger("gradgraph")
 
 T = TypeVar("T")
 
@@ -50,24 +56,37 @@ class MpiTeam(Team):
 
     Args:
         comm: of mpi4py.
-        timeout, check_every, shard_state: as for ``DataParallel``.
+        timeout, check_every, shard_state, compress: as for ``DataParallel``.
+        told: how the user wrote ``compress``.
 
     Attributes:
         usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
             are added up, and again only where the batch has others.
+        sent: the bytes that each rank has sent in steps, where messages go round a ring.
     """
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float, check_every: int, shard_state: bool = False) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        timeout: float,
+        check_every: int,
+        shard_state: bool = False,
+        compress: Compression | None = None,
+        told: str = "",
+    ) -> None:
         self.rank, self.ranks = comm.rank, comm.size
         self.usual = 1
+        self.sent = 0.0
         self._comm, self._roll = comm.Dup(), comm.Dup()
         self._timeout, self._check_every = timeout, check_every
         self._here = comm.Split_type(MPI.COMM_TYPE_SHARED).size  # processes on this machine
+        self._compress = compress
         self._buckets: Buckets | None = None
         self._shards: Shards | None = None
         self._state: State | None = None  # once it is shared out
-        self._ways = {"shard_state": shard_state, "check_every": check_every}  # which are the same on all ranks
+        self._ways = {"shard_state": shard_state, "check_every": check_every, "compress": told}
         self._shard_state, self._lending = shard_state, Lending(comm.Dup(), self._wait, timeout, self._lent)
+        self._lending.is_shared = compress is not None and compress.remembers
         self._steps = 0
         self._own, self._total = (0, 0), (0, 0)
         self._asks: tuple[bool, int | None] = (False, None)
@@ -90,8 +109,19 @@ class MpiTeam(Team):
         halves = always_due(halves) if adds_up_here(halves) else halves
         if self._shard_state and UPDATE in halves.manifest.hyperparameters and not adds_up_here(halves):
             raise BuildError(
-                "the norm of accumulated gradients is reported for each batch, for which shard_state has no message; "
-                "build the step without grad_norm"
+                "the norm of accumulated gradients is reported for each batch, for which shared state has no message",
+                remedy="build the step without grad_norm",
+                shell="leave --grad-norm or --shard-state out",
+            )
+        if (
+            self._compress is not None
+            and self._compress.remembers
+            and halves.manifest.precision.get("name") == "float16"
+        ):
+            raise BuildError(
+                "compression that keeps errors does not go with float16, whose loss scale they would not follow",
+                remedy="build the step with precision='bfloat16', or compress with 'float16' or 'bfloat16'",
+                shell="take --precision bfloat16, or --compress float16 or bfloat16",
             )
         self._shards = shards_of(halves, self.ranks) if self._shard_state else None
         return halves, options
@@ -117,6 +147,9 @@ class MpiTeam(Team):
 
     def _lent(self, name: str) -> np.ndarray[Any, Any]:
         """The array that another rank asks for: a tensor, or gradients that wait (by number)."""
+        if name.startswith(BESIDE):
+            assert self._compress is not None
+            return self._compress.memory[name.removeprefix(BESIDE)]
         if name.isdecimal():
             assert self._buckets is not None
             return self._buckets.kept[int(name)]
@@ -173,30 +206,45 @@ class MpiTeam(Team):
             self._share_out(self._state)  # which was loaded as a whole
         if due:
             buckets.add_kept()
-        for part in buckets.parts:
-            if not due:
-                self.all_reduce(part.rest)
-            elif self._shards is None:
-                self.all_reduce(part.array)
-            else:
-                self._wait(self._comm.Ireduce_scatter(part.gradients, part.applied, part.counts))
-                self.all_reduce(part.rest)
+        for i in range(len(buckets.parts)):
+            self._send(buckets, i, due)
         found = buckets.read()
         self._total = round(found[0] * HALF + found[1]), round(found[2] * HALF + found[3])
         self._heard = found[5] > 0, 15 if found[7] else 2 if found[6] else None
         buckets.unscale(self._total, found[4], self.usual, due)
 
+    def _send(self, buckets: Buckets, i: int, due: bool) -> None:
+        part = buckets.parts[i]
+        if due and self._shards is None and self._compress is None:
+            self.all_reduce(part.array)
+            return
+        self.all_reduce(part.rest)
+        if due and self._shards is not None:
+            self.sent += part.gradients.nbytes * (self.ranks - 1) / self.ranks
+            self._wait(self._comm.Ireduce_scatter(part.gradients, part.applied, part.counts))
+        elif due and self._compress is not None and part.gradients.size:
+            self._compress.add_up(f"{i}", part.gradients, buckets.tensors(part), self)
+
+    def all_to_all(self, sent: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
+        """Send each rank its part of ``sent``, all of one size; ``got`` are the parts that all sent to this one."""
+        self.sent += sent.nbytes * (self.ranks - 1) / self.ranks
+        self._wait(self._comm.Ialltoall(sent, got))
+
     def all_reduce(self, array: np.ndarray[Any, Any]) -> None:
         """Add up this array over all ranks, in place."""
         if array.size:
+            self.sent += 2 * array.nbytes * (self.ranks - 1) / self.ranks
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
 
     def all_gather(self, array: np.ndarray[Any, Any], counts: Sequence[int]) -> None:
         """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+        self.sent += array.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 
     def after_step(self, state: State) -> None:
         """Compare the states, every so many steps."""
+        if self._compress is not None:
+            self._compress.settle()
         self._steps += 1
         if self._check_every and self._steps % self._check_every == 0:
             self.check_same(state)
@@ -220,6 +268,7 @@ class MpiTeam(Team):
         for array in state.seen(self._on_all(state)).values():
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
         executor.go_on(self.agreed(executor.progress))
+        self._recall(executor.progress)
         self._lending.is_open = True
         self.usual = max(1, sum(self.gathered(usual)))
         self._asks = self._heard = (False, None)
@@ -237,6 +286,29 @@ class MpiTeam(Team):
         if self._shards is None or not state.absent:
             return list(state.specs)
         return [n for n in state.specs if n not in self._shards.owners or n in self._shards.gathered]
+
+    def _recall(self, progress: Progress) -> None:
+        """Go on with what a checkpoint holds of each rank."""
+        beside, progress.beside = progress.beside, {}
+        ranks: dict[int, dict[str, np.ndarray[Any, Any]]] = {}
+        for name, array in beside.items():
+            rank, _, rest = name.partition("/")
+            ranks.setdefault(int(rank), {})[rest] = array
+        if self._compress is not None and ranks:
+            self._compress.take([ranks[rank] for rank in sorted(ranks)], self.rank, self.ranks)
+        elif ranks and self.is_first:
+            log.warning("the checkpoint holds errors of compressed gradients, which this run leaves out")
+
+    def beside(self) -> dict[str, np.ndarray[Any, Any]]:
+        if self._compress is None:
+            return {}
+        memory = self._compress.memory
+        found = {f"{self.rank}/{name}": array for name, array in memory.items()}
+        wanted = [
+            (r, name, np.empty_like(a)) for r in range(self.ranks) for name, a in memory.items() if r != self.rank
+        ]
+        self._lending.fetch([(rank, f"{BESIDE}{name}", array) for rank, name, array in wanted])
+        return found | {f"{rank}/{name}": array for rank, name, array in wanted}
 
     def lend(self) -> None:
         self._lending.lend()

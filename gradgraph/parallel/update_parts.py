@@ -181,7 +181,9 @@ class _Walk:
     def refusal(self, name: str) -> BuildError:
         return BuildError(
             f"the optimizer {shown(str(self._optimizer.get('name')))} looks at several whole weights at once "
-            f"('{shown(name)}'), so its state cannot be shared out; leave shard_state out"
+            f"('{shown(name)}'), so its state cannot be shared out",
+            remedy="leave shard_state out",
+            shell="leave --shard-state out",
         )
 
 

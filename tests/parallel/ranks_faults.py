@@ -20,6 +20,7 @@ from command_line import arrays, mlp  # noqa: E402
 from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
+from gradgraph.parallel.compression import COMPRESSIONS  # noqa: E402
 
 QUICK = {"epochs": 50, "batch_size": 8, "progress": False}
 
@@ -198,6 +199,30 @@ def lent(folder: Path) -> None:
     alone.fit(arrays(40), **{**QUICK, "epochs": 4}, resume=True)
     for name, value in own.state_dict().items():
         np.testing.assert_allclose(value, alone.state_dict()[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def remembered(folder: Path) -> None:
+    """The errors of a compression come back with a checkpoint, to the bit; with another number of ranks, their sum."""
+    parallel = gg.DataParallel(compress="top_k(ratio=0.1)")
+    whole, first, second = (trainer(parallel) for _ in range(3))
+    whole.fit(arrays(40), **{**QUICK, "epochs": 4})
+    first.fit(arrays(40), **{**QUICK, "epochs": 4}, max_steps=10)
+    first.save(folder / "run.ckpt")
+    second.load(folder / "run.ckpt")
+    second.fit(arrays(40), **{**QUICK, "epochs": 4}, resume=True)
+    assert all(np.array_equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
+    alone = gg.Trainer(whole.definition, device="cpu")
+    alone.load(folder / "run.ckpt")
+    memory = [rank["0"] for rank in parallel.team().gathered(dict(first._executor.team._compress.memory))]
+    compression = COMPRESSIONS.typed("top_k")
+    compression.take([{"0": errors} for errors in memory], 2, 3)
+    np.testing.assert_allclose(3 * compression.memory["0"], sum(memory), rtol=1e-5, atol=1e-7)
+    assert float(np.abs(memory[0]).max()) > 0 and not np.array_equal(memory[0], memory[1])
+
+
+def loss_scale(folder: Path) -> None:
+    parallel = gg.DataParallel(compress="power_sgd")
+    gg.Trainer(gg.build(mlp(), precision="float16"), device="cpu", parallel=parallel)
 
 
 def draws(folder: Path) -> None:

@@ -136,7 +136,7 @@ def test_under_mpiexec_one_rank_speaks(folder: Path) -> None:
     assert ran.returncode == 0 and json.loads(ran.stdout)["epochs"] == 2, ran.stderr
 
 
-@pytest.mark.parametrize("further", [[], ["--shard-state"]])
+@pytest.mark.parametrize("further", [[], ["--shard-state"], ["--compress", "top_k(ratio=0.2)"]])
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, further: list[str]) -> None:
     """A sample of ``python tests/kills.py --ranks 2``."""
     assert len(kills.survive(tmp_path, kills=2, seed=1, epochs=60, ranks=2, further=further)) == 2

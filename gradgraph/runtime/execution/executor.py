@@ -444,7 +444,8 @@ class Executor:
             self.team.lend()
             return
         with self.turns.taken():
-            write_atomically(path, checkpoint_pieces(self.team.completed(self.state.seen()), self.progress))
+            values = self.team.completed(self.state.seen())
+            write_atomically(path, checkpoint_pieces(values, self.progress, self.team.beside()))
         self.team.lend()
 
     def read(self) -> dict[str, Array]:

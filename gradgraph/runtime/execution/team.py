@@ -64,6 +64,10 @@ class Team:
         """The whole state, with what each has that is yet to be put together."""
         return dict(values)
 
+    def beside(self) -> dict[str, Array]:
+        """The arrays that each has for itself, which a checkpoint keeps beside the state."""
+        return {}
+
     def end(self, state: State) -> None:
         """Wait until all are at the end of a fit: until then, each may ask for parts of the state."""
 

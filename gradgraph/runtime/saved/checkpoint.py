@@ -35,6 +35,7 @@ from gradgraph.step.manifest import StateSpec, numpy_dtype
 log = logging.getLogger("gradgraph")
 
 METADATA_KEY = "gradgraph"
+BESIDE = "beside/"  # begins the names of tensors that are no state of the step
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -43,9 +44,17 @@ class DamagedError(CheckpointError):
     """A checkpoint is damaged: it is not what was written."""
 
 
-def checkpoint_pieces(state: Mapping[str, np.ndarray[Any, Any]], progress: Progress) -> Bytes:
-    """The content of a checkpoint file, piece by piece: the same state and progress always give the same bytes."""
-    body, tensors = body_of(progress), dict(sorted(state.items()))
+def checkpoint_pieces(
+    state: Mapping[str, np.ndarray[Any, Any]],
+    progress: Progress,
+    beside: Mapping[str, np.ndarray[Any, Any]] = {},
+) -> Bytes:
+    """The content of a checkpoint file, piece by piece: the same state and progress always give the same bytes.
+
+    ``beside`` are arrays that each of several processes has for itself.
+    """
+    tensors = {**state, **{f"{BESIDE}{name}": array for name, array in beside.items()}}
+    body, tensors = body_of(progress), dict(sorted(tensors.items()))
     metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry: safetensors shuffles several
     return safetensors_pieces(tensors, metadata)
 
@@ -75,15 +84,19 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
         if kind_of(path) in (Place.MODEL, Place.RECIPE):
             raise CheckpointError(mistaken(path, Place.CHECKPOINT)) from None
         raise _damaged(path, error) from None
+    known, whole = {s.name: s for s in specs}, state
+    beside = {n: a for n, a in whole.items() if n.startswith(BESIDE) and n not in known}
+    state = {n: a for n, a in whole.items() if n not in beside}
     try:
-        check_values({s.name: s for s in specs}, state)
+        check_values(known, state)
     except CheckpointError as error:
         raise error.at(f"'{shown(path)}' does not fit") from None
     if record.digest is None:
         log.warning("'%s' was written before checkpoints had digests, so damage to its numbers would not be seen",
                     shown(path))  # fmt: skip
-    elif record.digest != _digest(record.body, state):
+    elif record.digest != _digest(record.body, whole):
         raise _damaged(path, "its contents are not those that were written")
+    record.progress.beside = {name.removeprefix(BESIDE): array for name, array in beside.items()}
     return state, record.progress
 
 

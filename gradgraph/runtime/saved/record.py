@@ -50,6 +50,7 @@ class Progress:
         names: of the data that it was trained on, by which others are matched.
         eval_every: the steps from one row to the next; 0 for a row per epoch.
         rowed: the batches of the epoch under way that rows have already.
+        beside: arrays that each of several processes has for itself, as a checkpoint held them; tensors of the file.
         kernels: which ones did the last step, native ones or onnxruntime's alone; "" where there is one choice only.
     """
 
@@ -76,6 +77,7 @@ class Progress:
     eval_every: int = 0
     rowed: int = 0
     kernels: str = ""
+    beside: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
 _IF_ANY = (
@@ -109,7 +111,8 @@ class Record:
 
 def body_of(progress: Progress) -> str:
     """``progress`` as JSON; columns and names keep their order."""
-    data = {**dataclasses.asdict(progress), "names": progress.names.as_data()}
+    data = {**dataclasses.asdict(dataclasses.replace(progress, beside={})), "names": progress.names.as_data()}
+    del data["beside"]
     for name in _IF_ANY:
         if not data[name]:
             del data[name]

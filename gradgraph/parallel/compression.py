@@ -1,0 +1,213 @@
+"""Gradients in fewer bytes: what ranks send instead of float32, by name.
+
+Each is a class that adds up the gradients of all ranks, and comes to the same bits on each. What a lossy one leaves out
+it keeps as an error, and adds to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599,
+algorithm 1; Karimireddy et al., arXiv 1901.09847): these errors are state, and checkpoints hold those of every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from gradgraph.arguments import FLAG, Kind, Makers, checked
+from gradgraph.runtime.data.batch import Array
+
+_RATIO = Kind("a part above 0 and at most 1", lambda v: isinstance(v, int | float) and 0 < v <= 1)
+_RANK = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0)
+
+
+class Messages(Protocol):
+    """The messages that ranks send each other; ``rank`` of ``ranks`` is this one."""
+
+    rank: int
+    ranks: int
+
+    def all_reduce(self, array: Array) -> None:
+        """Add up this array over all ranks, in place."""
+
+    def all_gather(self, array: Array, counts: Sequence[int]) -> None:
+        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+
+    def all_to_all(self, sent: Array, got: Array) -> None:
+        """Send each rank its part of ``sent``, all of one size; ``got`` are the parts that all sent to this one."""
+
+
+class Compression:
+    """A way to add up gradients.
+
+    Attributes:
+        remembers: it has a memory, which a run that goes on needs.
+        memory: what it keeps from step to step on this rank, by name.
+    """
+
+    remembers = False
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Array] = {}
+        self._after: dict[str, Array] = {}
+
+    def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
+        """Make of the gradients of this rank the sum over all.
+
+        Args:
+            part: the name of this array.
+            flat: all gradients of one type, written over.
+            tensors: each gradient by name, a view of ``flat``.
+            team: the ranks.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """The step counts: the memory is now that behind it."""
+        self.memory |= self._after
+        self._after = {}
+
+    def take(self, ranks: Sequence[Mapping[str, Array]], rank: int, count: int) -> None:
+        """Go on with the memory of a checkpoint: as it was, or where there were other ranks, errors in equal parts."""
+        if len(ranks) == count:
+            self.memory = dict(ranks[rank])
+            return
+        names = ranks[0]
+        self.memory = {n: a if self.is_shared(n) else sum(r[n] for r in ranks) / a.dtype.type(count)
+                       for n, a in names.items()}  # fmt: skip
+
+    def is_shared(self, name: str) -> bool:
+        """True of a tensor of the memory that is the same on all ranks."""
+        return False
+
+
+class SixteenBits(Compression):
+    """Each number in 16 bits: rounded, sent, added up in full width, rounded again and sent to all."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self._dtype = np.dtype(dtype)
+
+    def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
+        chunk = -(-len(flat) // team.ranks)
+        wire = np.zeros(team.ranks * chunk, self._dtype)
+        wire[: len(flat)] = flat
+        got = np.empty_like(wire)
+        team.all_to_all(wire.view(np.uint16), got.view(np.uint16))
+        total = got.reshape(team.ranks, chunk).astype(flat.dtype).sum(axis=0)
+        wire[team.rank * chunk : (team.rank + 1) * chunk] = total
+        team.all_gather(wire.view(np.uint16), [chunk] * team.ranks)
+        flat[...] = wire[: len(flat)]
+
+
+class TopK(Compression):
+    """The largest numbers of each rank with their places (Stich et al., arXiv 1809.07599, algorithm 1)."""
+
+    remembers = True
+
+    def __init__(self, ratio: float, feedback: bool) -> None:
+        super().__init__()
+        self.ratio, self.feedback = ratio, feedback
+
+    def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
+        count = max(1, math.ceil(self.ratio * sum(t.size for t in tensors.values())))
+        known = self.memory.get(part) if self.feedback else None
+        wanted = flat.copy() if known is None else flat + known
+        places = np.sort(np.argpartition(np.abs(wanted), -count)[-count:])
+        whole = np.int32 if flat.itemsize == 4 else np.int64
+        message = np.empty((team.ranks, 2, count), whole)
+        message[team.rank] = places, wanted[places].view(whole)
+        team.all_gather(message.reshape(-1), [2 * count] * team.ranks)
+        wanted[places] = 0
+        if self.feedback:
+            self._after[part] = wanted
+        flat[...] = 0
+        for its_places, numbers in message:
+            flat[its_places] += numbers.view(flat.dtype)
+
+
+class PowerSGD(Compression):
+    """A matrix of low rank for each gradient, by one step of power iteration from the last one's (Vogels et al.,
+    arXiv 1905.13727, algorithms 1 and 2). Gradients that it would not make smaller travel whole.
+    """
+
+    remembers = True
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def is_shared(self, name: str) -> bool:
+        return name.endswith(".basis")
+
+    def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
+        matrices = {n: _matrix(t) for n, t in tensors.items() if self._is_worth_it(_matrix(t))}
+        errors = {n: self.memory.get(f"{n}.error", 0) for n in matrices}
+        wanted = {n: m + errors[n] for n, m in matrices.items()}
+        whole = [t for n, t in tensors.items() if n not in matrices]
+        sides = [m @ self._basis(n, m) for n, m in wanted.items()]
+        _add_up([*sides, *whole], team)
+        left = dict(zip(wanted, (np.linalg.qr(side)[0] for side in sides), strict=True))
+        right = {n: m.T @ left[n] for n, m in wanted.items()}
+        for n, m in wanted.items():
+            self._after[f"{n}.error"] = m - left[n] @ right[n].T
+        _add_up(list(right.values()), team)
+        for n, matrix in matrices.items():
+            matrix[...] = left[n] @ right[n].T
+            self._after[f"{n}.basis"] = right[n]
+
+    def _is_worth_it(self, matrix: Array) -> bool:
+        return matrix.ndim == 2 and sum(matrix.shape) * self.rank < matrix.size
+
+    def _basis(self, name: str, matrix: Array) -> Array:
+        known = self.memory.get(f"{name}.basis")
+        if known is not None:
+            return known
+        return np.random.default_rng(0).normal(size=(matrix.shape[1], self.rank)).astype(matrix.dtype)
+
+
+def _matrix(tensor: Array) -> Array:
+    return tensor.reshape(len(tensor), -1) if tensor.ndim > 2 and tensor.size else tensor
+
+
+def _add_up(arrays: Sequence[Array], team: Messages) -> None:
+    """Add up these arrays in one message, in place."""
+    if not arrays:
+        return
+    message = np.concatenate([a.ravel() for a in arrays])
+    team.all_reduce(message)
+    first = 0
+    for array in arrays:
+        array[...] = message[first : first + array.size].reshape(array.shape)
+        first += array.size
+
+
+COMPRESSIONS: Makers[Compression] = Makers(
+    "compression", Compression, "gradgraph.parallel.compression", "top_k(ratio=0.01)"
+)
+
+
+def float16() -> Compression:
+    """Half of the bytes; numbers above 65,504 overflow, and below 6e-8 vanish."""
+    return SixteenBits(np.float16)
+
+
+def bfloat16() -> Compression:
+    """Half of the bytes, with the range of float32 and 8 bits of precision."""
+    return SixteenBits(ml_dtypes.bfloat16)
+
+
+@checked(ratio=_RATIO, feedback=FLAG)
+def top_k(ratio: float = 0.01, feedback: bool = True) -> Compression:
+    """The largest numbers of a gradient alone, a part ``ratio`` of all; ``feedback`` sends the others later."""
+    return TopK(float(ratio), bool(feedback))
+
+
+@checked(rank=_RANK)
+def power_sgd(rank: int = 2) -> Compression:
+    """A matrix of this rank for each gradient, with feedback."""
+    return PowerSGD(int(rank))
+
+
+for _make in (float16, bfloat16, top_k, power_sgd):
+    COMPRESSIONS.add(_make.__name__, _make)

@@ -1,0 +1,116 @@
+"""Sums of compressed gradients for test_compression.py, and NumPy references of what each compression does.
+
+mpiexec -n 4 python tests/parallel/compressed.py sums FOLDER
+mpiexec -n 4 python tests/parallel/compressed.py digits COMPRESSION FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import ml_dtypes  # noqa: E402
+import numpy as np  # noqa: E402
+
+import gradgraph as gg  # noqa: E402
+from gradgraph.parallel.compression import COMPRESSIONS  # noqa: E402
+
+SHAPES = {"weight": (12, 8), "kernel": (6, 2, 3), "bias": (12,)}
+STEPS = 4
+TRIED = ["float16", "bfloat16", "top_k(ratio=0.1)", "top_k(ratio=0.1, feedback=False)", "power_sgd(rank=1)"]
+
+
+def gradients(rank: int, step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(100 * rank + step)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def flat(tensors: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([t.ravel() for t in tensors.values()])
+
+
+def sums(folder: Path) -> None:
+    """Add up the same gradients by each compression, as ranks do."""
+    parallel = gg.DataParallel()
+    team = parallel.team()
+    found = {}
+    for name in TRIED:
+        compression = COMPRESSIONS.typed(name)
+        for step in range(STEPS):
+            array = flat(gradients(parallel.rank, step))
+            views, first = {}, 0
+            for tensor, shape in SHAPES.items():
+                size = int(np.prod(shape))
+                views[tensor] = array[first : first + size].reshape(shape)
+                first += size
+            compression.add_up("0", array, views, team)
+            compression.settle()
+            assert all(np.array_equal(array, other) for other in team.gathered(array)), "the same bits on all ranks"
+            found[f"{name} {step}"] = array
+    if parallel.is_first:
+        np.savez(folder / "sums.npz", **found)
+
+
+# --- references, of all ranks in one process ------------------------------------------------------------------
+
+
+def rounded(dtype: object, ranks: int) -> list[np.ndarray]:
+    found = []
+    for step in range(STEPS):
+        wires = [flat(gradients(rank, step)).astype(dtype).astype(np.float32) for rank in range(ranks)]
+        found.append(np.sum(wires, axis=0).astype(dtype).astype(np.float32))
+    return found
+
+
+def top_k(ratio: float, feedback: bool, ranks: int) -> list[np.ndarray]:
+    """Stich et al. 2018, algorithm 1, without its rate: g + e is sent where it is largest, the rest is the new e."""
+    errors = [np.zeros(sum(int(np.prod(s)) for s in SHAPES.values()), np.float32) for _ in range(ranks)]
+    found = []
+    for step in range(STEPS):
+        total = np.zeros_like(errors[0])
+        for rank in range(ranks):
+            wanted = flat(gradients(rank, step)) + errors[rank]
+            kept = np.argsort(-np.abs(wanted), kind="stable")[: int(np.ceil(ratio * wanted.size))]
+            sent = np.zeros_like(wanted)
+            sent[kept] = wanted[kept]
+            total += sent
+            errors[rank] = (wanted - sent) * feedback
+        found.append(total)
+    return found
+
+
+def power_sgd(rank: int, ranks: int) -> list[np.ndarray]:
+    """Vogels et al. 2019, algorithms 1 and 2, for sums: P = ΣMQ, made orthogonal; Q = ΣMᵀP; what is applied is PQᵀ."""
+    bases = {n: np.random.default_rng(0).normal(size=(int(np.prod(s[1:])), rank)).astype(np.float32)
+             for n, s in SHAPES.items() if len(s) > 1}  # fmt: skip
+    errors = [{n: np.zeros((s[0], int(np.prod(s[1:]))), np.float32) for n, s in SHAPES.items()} for _ in range(ranks)]
+    found = []
+    for step in range(STEPS):
+        result = {}
+        for name, shape in SHAPES.items():
+            given = [gradients(r, step)[name].reshape(shape[0], -1) for r in range(ranks)]
+            if name not in bases:
+                result[name] = np.sum(given, axis=0)
+                continue
+            wanted = [g + errors[r][name] for r, g in enumerate(given)]
+            side = np.linalg.qr(np.sum([m @ bases[name] for m in wanted], axis=0))[0]
+            parts = [m.T @ side for m in wanted]
+            for r, (m, part) in enumerate(zip(wanted, parts, strict=True)):
+                errors[r][name] = m - side @ part.T
+            bases[name] = np.sum(parts, axis=0)
+            result[name] = side @ bases[name].T
+        found.append(flat(result))
+    return found
+
+
+def references(ranks: int) -> dict[str, list[np.ndarray]]:
+    return dict(zip(TRIED, [rounded(np.float16, ranks), rounded(ml_dtypes.bfloat16, ranks), top_k(0.1, True, ranks),
+                            top_k(0.1, False, ranks), power_sgd(1, ranks)], strict=True))  # fmt: skip
+
+
+if __name__ == "__main__":
+    sums(Path(sys.argv[1]))
