@@ -22,7 +22,7 @@ from mpi4py import MPI
 from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
-from gradgraph.parallel.compression import Compression
+from gradgraph.parallel.compressions import Compression
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.lending import Lending

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
-from gradgraph.parallel.compression import COMPRESSIONS  # noqa: E402
+from gradgraph.parallel.compressions import COMPRESSIONS  # noqa: E402
 
 SHAPES = {"weight": (12, 8), "kernel": (6, 2, 3), "bias": (12,)}
 STEPS = 4

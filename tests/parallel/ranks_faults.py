@@ -20,7 +20,7 @@ from command_line import arrays, mlp  # noqa: E402
 from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
-from gradgraph.parallel.compression import COMPRESSIONS  # noqa: E402
+from gradgraph.parallel.compressions import COMPRESSIONS  # noqa: E402
 
 QUICK = {"epochs": 50, "batch_size": 8, "progress": False}
 

@@ -11,7 +11,7 @@ from parallel import compressed
 from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 import gradgraph as gg
-from gradgraph.parallel.compression import COMPRESSIONS
+from gradgraph.parallel.compressions import COMPRESSIONS
 
 pytestmark = needs_mpi
 PROGRAM = str(ROOT / "tests" / "parallel" / "compressed.py")

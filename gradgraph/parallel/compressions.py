@@ -183,7 +183,7 @@ def _add_up(arrays: Sequence[Array], team: Messages) -> None:
 
 
 COMPRESSIONS: Makers[Compression] = Makers(
-    "compression", Compression, "gradgraph.parallel.compression", "top_k(ratio=0.01)"
+    "compression", Compression, "gradgraph.parallel.compressions", "top_k(ratio=0.01)"
 )
 
 
