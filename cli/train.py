@@ -356,7 +356,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     if not team.is_first:
         return
     if run.export_to is not None:  # first, as it is what the hours went into
-        trainer.export(run.export_to)
+        trainer.export_file(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
     if folder is not None:

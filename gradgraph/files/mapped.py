@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from gradgraph.files.digest import BLOCK
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+_EVERY = 0.02  # seconds in which a reader brings about 40 MB into memory
 PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is given back
 
 
@@ -54,6 +56,31 @@ def _give_back(mapping: mmap.mmap, read: Array) -> None:
     start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
     end, start = start + len(read), start - start % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+@contextlib.contextmanager
+def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
+    """While somebody else copies ``arrays``, their pages in mapped files do not stay in memory: two copies are one."""
+    mappings = {id(found[0]): found[0] for array in arrays if (found := _mapping(array)) is not None}
+    mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
+    done = threading.Event()
+
+    def give_back() -> None:
+        while not done.wait(_EVERY):
+            for mapping in mappings.values():
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+    helper = threading.Thread(target=give_back, daemon=True)
+    if mappings:
+        helper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if mappings:
+            helper.join()
+        for mapping in mappings.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _address(array: Array) -> int:

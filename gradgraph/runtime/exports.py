@@ -36,7 +36,7 @@ class Exports(Diagnosis):
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
         Args:
-            path: a file to write it to; weights of more than 1.5 GB, and of 64 MiB and more that lay in a file, go to
+            path: a file to write it to; weights of more than 1.5 GB, and of 8 MiB and more that lay in a file, go to
                 ``<name>.data`` beside it, and what is returned refers to them there.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
@@ -58,6 +58,20 @@ class Exports(Diagnosis):
         if path is not None and self._executor.team.is_first and exported.write(path):
             return onnx.load(path, load_external_data=False)
         return exported.proto()
+
+    def export_file(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        outputs: str | Sequence[str] | None = None,
+        averaged: bool = True,
+        mixed: bool = False,
+    ) -> None:
+        """Write what :meth:`export` writes to ``path``, and return nothing, so that no weight is copied."""
+        check_suffix(path, ".onnx")
+        exported = self._exported(outputs, averaged, mixed, preprocess=True)
+        if self._executor.team.is_first:
+            exported.write(path)
 
     def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
         """Export as :meth:`export` does without preprocessing, to an onnx-ir model, which copies no weight: the next

@@ -31,6 +31,7 @@ from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, 
 from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.external import external_entry, is_external, is_packed, lie_in
+from gradgraph.files.mapped import passing_through
 from gradgraph.files.models import to_proto
 from gradgraph.files.protos import reads
 from gradgraph.machine import custom_ops
@@ -301,6 +302,7 @@ def create_session(
     settings.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(_most_folded(model))
     )
+    copied = False
     if weights is not None:
         copied = placement.providers[0] != CPU or options.packs(weights.size)
         model = weights.given_to(settings, model, copied)
@@ -310,7 +312,8 @@ def create_session(
         raise ModelError(
             "the model exceeds 2 GB with its weights inside; save the step to a folder and load it from there"
         ) from None
-    with explained("onnxruntime refuses the model"), warnings.catch_warnings():
+    read = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
+    with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read:
         warnings.simplefilter("ignore", UserWarning)  # onnxruntime's only sign of a fallback; checked below instead
         session = options.session_type(
             content,
@@ -374,6 +377,7 @@ class FrozenWeights:
     ) -> None:
         self._read, self._file_of = read, file_of
         self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
+        self._raw: list[np.ndarray[Any, Any]] = []
         for tensor in tensors:
             self._value(tensor)
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
@@ -383,6 +387,7 @@ class FrozenWeights:
         key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
         if key not in self._values:
             raw = self._read(tensor)
+            self._raw.append(raw)
             if is_packed(tensor):
                 # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
                 dims = tuple(tensor.dims)
@@ -393,6 +398,10 @@ class FrozenWeights:
                 value = to_ortvalue(_array(tensor, raw))
             self._values[key] = value
         return self._values[key]
+
+    def passing_through(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which a session copies the weights, and their files do not fill memory beside its copy."""
+        return passing_through(self._raw)
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Add the weights of ``model`` to the settings of its session; returns the model to make that of.
