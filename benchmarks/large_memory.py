@@ -1,6 +1,7 @@
 """Seconds and memory of each stage of fine-tuning a large model: build, save, train, evaluate, predict, export.
 
     python -m benchmarks.large_memory [--gigabytes 2.4] [--inside] [--share-weights] [--stages build] [--folder DIR]
+    python -m benchmarks.large_memory --curve [--save] [--folder DIR]     # all sizes: see size_curve.py
 
 It writes a model with that much external data (``large_models.py``), or weights inside the .onnx, freezes all but the
 head, and runs each stage in a process of its own; then other commands, all of which take models above protobuf's 2 GB
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import shutil
@@ -129,6 +131,19 @@ def predict_model(model: Path, out: Path) -> None:
     shell("predict", model, "--data", out / "x.npz", "-o", out / "y.npz")
 
 
+def rows(out: Path) -> Path:
+    """A batch in a file, for the shell."""
+    path = out / "rows.npz"
+    np = importlib.import_module("numpy")
+    np.savez(path, **batch(out.parent))
+    return path
+
+
+def of_step(command: str, *options: object) -> Callable[[Path, Path], Any]:
+    """A command on the step folder that the stage before has saved."""
+    return lambda model, out: shell(command, model.parent / "step", "--data", rows(out), *options)
+
+
 # what else reads or writes such a model
 OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "vjp": vjp,
@@ -139,6 +154,16 @@ OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "lora": lambda model, out: shell("surgery", model, "--lora", "*.q.*", "-o", out / "lora.onnx"),
     "merge": merge,
     "predict .onnx": predict_model,
+    "cli build": lambda model, out: shell("build", model, "--train", "head.*", "-o", out / "built", "--force"),
+    "cli train": lambda model, out: shell(
+        "train", model.parent / "step", "--data", rows(out), "--epochs", 1, "--export", out / "by-shell.onnx"
+    ),
+    "cli evaluate": of_step("evaluate", "--untrained"),
+    "cli predict": lambda model, out: shell(
+        "predict", model.parent / "step", "--untrained", "--data", rows(out), "-o", out / "y.npz"
+    ),
+    "cli export": lambda model, out: shell("export", model.parent / "step", "-o", out / "exported.onnx"),
+    "cli merge": lambda model, out: shell("surgery", out / "lora.onnx", "--merge", "-o", out / "whole.onnx"),
 }
 STAGES: dict[str, Callable[..., Any]] = {
     "build": lambda folder, _: build(folder) and {},
@@ -166,9 +191,10 @@ def run_stage(name: str, folder: Path, share: bool) -> None:
 
     print(READY, flush=True)
     sys.stdin.readline()
-    start = time.perf_counter()
+    start, processor = time.perf_counter(), time.process_time()
     found = STAGES[name](folder, share) or {}
-    print(json.dumps({"seconds": time.perf_counter() - start, **found}))
+    processor = time.process_time() - processor
+    print(json.dumps({"seconds": time.perf_counter() - start, "processor": processor, **found}))
 
 
 def memory_of(process: int) -> tuple[int, int]:
@@ -239,10 +265,19 @@ def main() -> None:
     parser.add_argument("--share-weights", action="store_true", help="let the step folder refer to the model's file")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--folder", type=Path, help="where files are written and kept, so that a second run is sooner")
+    parser.add_argument("--curve", action="store_true", help="measure all commands at all sizes")
+    parser.add_argument("--save", action="store_true", help="write the curve into docs/how-to/large-models.md")
+    parser.add_argument("--sizes", help="gigabytes of the curve's models, by commas")
+    parser.add_argument("--places", help="where their weights lie: beside, inside or both, by a comma")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage:
         run_stage(arguments.stage, arguments.folder, arguments.share_weights)
+        return
+    if arguments.curve:
+        from benchmarks import size_curve
+
+        size_curve.run(arguments.folder, arguments.sizes, arguments.places, arguments.save)
         return
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="gradgraph-large-"))
     (folder / "export").mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,127 @@
+"""The memory of commands over the size of a model: a table and a drawing for docs/how-to/large-models.md.
+
+``python -m benchmarks.large_memory --curve --save``. With ``--folder``, what was measured is kept there (curve.json),
+and a second run goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.large_memory import watched, write_model
+
+SIZES = (0.01, 0.1, 0.5, 1.3)
+PLACES = ("beside", "inside")
+# stages, in an order in which each finds what it reads; and the weights that count as state or as what is computed with
+STAGES = {
+    "build": 0, "save": 0, "train": 1, "export": 0, "save all": 0, "save run": 1, "export all": 2, "lora": 0,
+    "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
+    "cli evaluate": 1, "cli predict": 1, "cli export": 0, "cli merge": 0,
+}  # fmt: skip
+FLOOR = 0.1  # GB: modules that are imported late, graphs, sessions; a model of 10 MB takes it, too
+PAGE = Path(__file__).parent.parent / "docs/how-to/large-models.md"
+BEGIN, END = "<!-- curve: written by benchmarks/size_curve.py -->", "<!-- end of the curve -->"
+Found = dict[tuple[float, str, str], dict[str, Any]]
+
+
+def run(folder: Path | None, sizes: str | None, places: str | None, save: bool) -> None:
+    kept = folder or Path(tempfile.mkdtemp(prefix="gradgraph-curve-"))
+    found: Found = {}
+    try:
+        for size in map(float, sizes.split(",")) if sizes else SIZES:
+            for place in places.split(",") if places else PLACES:
+                found |= {(size, place, name): row for name, row in _measured(kept / f"{size:g}-{place}", size, place)}
+    finally:
+        if folder is None:
+            shutil.rmtree(kept)
+    if save:
+        write(found)
+
+
+def _measured(folder: Path, size: float, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each stage with its figures; models and what is written go when all is known."""
+    (folder / "export").mkdir(parents=True, exist_ok=True)
+    memory = folder / "curve.json"
+    known = json.loads(memory.read_text()) if memory.exists() else {}
+    if STAGES.keys() - known.keys():
+        write_model(folder / "model.onnx", "backbone", size, place == "inside")
+    for name in STAGES:
+        if name not in known:
+            weights = sum(p.stat().st_size for p in folder.glob("model.onnx*"))
+            known[name] = {"weights": weights, **watched(name, folder, share=False)}
+            memory.write_text(json.dumps(known, indent=1))
+            print(f"{size:g} GB {place} {name}: {_cell(known[name])}", flush=True)
+        yield name, known[name]
+    for part in ("step", "all", "export"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for path in folder.glob("model.onnx*"):
+        path.unlink()
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return row["error"] if "error" in row else f"{row['peaks'][2] / 1e9:.2f} GB, {row['processor']:.1f} s"
+
+
+def write(found: Found) -> None:
+    """The table and the drawing."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    draw(found, PAGE.with_suffix(".svg"))
+    PAGE.write_text(f"{head}{BEGIN}\n\n{table(found)}\n\n{END}{tail}", encoding="utf-8")
+
+
+def table(found: Found) -> str:
+    """Peaks in sizes of the weights beside / inside, and processor time and bytes a second at the largest size."""
+    sizes = sorted({size for size, _, _ in found})
+    titles = [f"{size:g} GB" for size in sizes]
+    lines = [
+        "| stage | counted | " + " | ".join(titles) + " | processor, MB/s |",
+        "|---|---:|" + "---:|" * (len(sizes) + 1),
+    ]
+    for name, state in STAGES.items():
+        cells = [" / ".join(_ratio(found.get((size, place, name))) for place in PLACES) for size in sizes]
+        largest = found.get((sizes[-1], PLACES[0], name), {})
+        seconds = largest.get("processor")
+        speed = f"{seconds:.1f} s, {largest['weights'] / 1e6 / seconds:,.0f}" if seconds else ""
+        lines.append(f"| {name} | {state} | " + " | ".join(cells) + f" | {speed} |")
+    return "\n".join(lines)
+
+
+def _ratio(row: dict[str, Any] | None) -> str:
+    return "" if row is None or "peaks" not in row else f"{row['peaks'][2] / row['weights']:.2f}"
+
+
+def draw(found: Found, path: Path) -> None:
+    """Memory over the size of the weights; a thin line for each stage, by what counts as state."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gradgraph"  # the same results give the same file
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    colours = {0: "#1f77b4", 1: "#d62728", 2: "#8c564b"}
+    for axes, place in zip(panels, PLACES, strict=True):
+        for name, state in STAGES.items():
+            rows = [row for (_, where, stage), row in sorted(found.items()) if (where, stage) == (place, name)]
+            points = [(row["weights"] / 1e9, row["peaks"][2] / 1e9) for row in rows if "peaks" in row]
+            axes.plot(*zip(*points, strict=True), "o-", color=colours[state], linewidth=0.8, markersize=3)
+        sizes = sorted({row["weights"] / 1e9 for row in found.values()})
+        for state, colour in colours.items():
+            aims = [(state + 0.3) * size + FLOOR for size in sizes]
+            axes.plot(sizes, aims, ":", color=colour, label=f"{state} + 0.3 weights + {1000 * FLOOR:.0f} MB")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(f"weights {place} the .onnx", loc="left", fontsize="medium")
+        axes.set_xlabel("GB of weights")
+        axes.grid(color="#dddddd")
+    panels[0].set_ylabel("GB beyond the imports, at the peak")
+    panels[1].legend(frameon=False, fontsize="small")
+    figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
+    pyplot.close(figure)
