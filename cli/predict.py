@@ -135,6 +135,7 @@ def _model_and_targets(
     from gradgraph.files.models import load_model
     from gradgraph.preprocess.column_nodes import cut_off
     from gradgraph.step.data_names import DataNames
+    from gradgraph.step.label_names import names_beside
     from gradgraph.step.preprocessing import learn_preprocessing
 
     if path.is_dir():
@@ -153,6 +154,9 @@ def _model_and_targets(
     plan = DataNames.read_from(model.metadata_props).preprocess
     if plan is not None:
         cut_off(model, plan)
+    names = DataNames.read_from(model.metadata_props)
+    if not names.classes:
+        model.metadata_props.update(names.updated(names_beside(path)).as_metadata())
     return model, [TARGET]
 
 

@@ -120,7 +120,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Steps from one record of --log to the next.",
 )
-@placed("training", "--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@placed(
+    "training",
+    "--max-steps",
+    type=click.IntRange(min=1),
+    help="Stop after so many steps. A schedule is as long as all --epochs, so a run that goes on is the whole one.",
+)
 @placed(
     "training", "--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after so long."
 )
@@ -461,7 +466,7 @@ class Run:
             )
 
     def total_steps(self) -> int | None:
-        """How many steps the run takes, where the options say it; a run that goes on with another is not told."""
+        """How many steps all epochs take, where the options say it; a run that stops before goes on with the rest."""
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
         from gradgraph.runtime.data.sources import Order
@@ -469,8 +474,7 @@ class Run:
         steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(self.reading().rows(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)
         every = self.accumulate or 1
-        total = self.epochs * -(-steps // every)  # of updates, which is what a schedule counts
-        return total if self.max_steps is None else min(total, -(-self.max_steps // every))
+        return self.epochs * -(-steps // every)  # of updates, which is what a schedule counts
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
         """The arguments of ``fit`` among them; a ``rate`` that is part of the graph is not fed."""

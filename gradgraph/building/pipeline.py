@@ -54,6 +54,7 @@ from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.data_names import NAMES_KEY, DataNames
+from gradgraph.step.label_names import names_beside
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
 from gradgraph.step.placed_columns import fitting
 from gradgraph.step.preprocessing import learn_preprocessing
@@ -120,6 +121,8 @@ def normal_form(draft: Draft) -> Draft:
     told = learn_preprocessing(draft.model, draft.options.model)
     draft.taken = [told] if told else []
     draft.data = DataNames.read_from(draft.model.metadata_props)
+    if not draft.data.classes:
+        draft.data = draft.data.updated(names_beside(draft.options.model))
     draft.model.metadata_props.pop(NAMES_KEY, None)  # the manifest has them
     return draft
 

@@ -184,8 +184,12 @@ def test_train_builds_a_model_first_and_writes_all_it_is_asked_for(cli: Cli, fol
     assert report["history"]["loss"][0] > report["history"]["loss"][-1]
 
 
-def test_a_run_in_two_parts_is_the_run_in_one(cli: Cli, folder: Path) -> None:
-    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "4", "--seed", "3"]
+@pytest.mark.parametrize(
+    "more", [[], ["--schedule", "cosine"], ["--schedule", "one_cycle", "--accumulate", "2"]], ids=" ".join
+)
+def test_a_run_in_two_parts_is_the_run_in_one(cli: Cli, folder: Path, more: list[str]) -> None:
+    """A schedule is as long as all epochs, however early a run stops."""
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "4", "--seed", "3", "--batch-size", "16", *more]
     ok(cli, *words, "--export", "whole.onnx")
     ok(cli, *words, "--checkpoint", "run.ckpt", "--max-steps", "5")
     ok(cli, *words, "--checkpoint", "run.ckpt", "--resume", "--export", "parts.onnx")

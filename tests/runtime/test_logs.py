@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import handmade
+import numpy as np
 import pytest
 
+import gradgraph as gg
 from gradgraph.errors import ArgumentError, OutputError, RuntimeUnavailableError
+from gradgraph.frontend import export, nn
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.logs import Csv, JsonLines
 from gradgraph.runtime.trainer import Trainer
@@ -146,3 +150,39 @@ def test_a_file_of_something_else_is_replaced(tmp_path: Path, kind: Any, name: s
     writer.write({"event": "step", "step": 8, "loss": float("nan")})
     writer.close()
     assert places(path) == [("step", 8)]
+
+
+RATE = gg.optim.warmup(2, gg.optim.cosine(0.1, 6))
+RATES = [0.1 * (s / 2 if s < 2 else 0.5 * (1 + math.cos(math.pi * (s - 2) / 6))) for s in range(6)]
+
+
+def fit_scheduled(log: Path) -> None:
+    step = gg.build(export(nn.Linear(2, 3), {"x": ("batch", 2)}), optimizer=gg.optim.adamw(RATE))
+    data = {"x": np.eye(48, 2, dtype=np.float32), "target": np.arange(48) % 3}
+    Trainer(step, device="cpu", options=QUIET).fit(data, 2, 16, log=log, log_every=1, progress=False)
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
+def test_the_rate_of_a_schedule_in_the_graph_stands_in_every_record(tmp_path: Path, name: str) -> None:
+    fit_scheduled(tmp_path / name)
+    steps = [float(r["learning_rate"]) for r in records(tmp_path / name) if r["event"] == "step"]
+    epochs = [float(r["learning_rate"]) for r in records(tmp_path / name) if r["event"] == "epoch"]
+    np.testing.assert_allclose(steps, RATES, atol=1e-7)
+    np.testing.assert_allclose(epochs, [RATES[2], RATES[5]], atol=1e-7)
+
+
+def test_the_rate_of_a_schedule_in_the_graph_stands_in_events_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="it writes the events")
+    from tensorboardX.proto.event_pb2 import Event
+
+    fit_scheduled(tmp_path / "events")
+    (path,) = (tmp_path / "events").iterdir()
+    data, rates = path.read_bytes(), dict[int, float]()
+    while data:  # length, its checksum, an event, its checksum
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        for value in event.summary.value:
+            if value.tag == "train/learning_rate":
+                rates[event.step] = value.simple_value
+        data = data[16 + size :]
+    np.testing.assert_allclose([rates[step] for step in range(1, 7)], RATES, atol=1e-7)

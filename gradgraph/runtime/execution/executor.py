@@ -106,7 +106,12 @@ class Executor:
     @property
     def names(self) -> DataNames:
         """The names by which data are matched: those of what it was trained on, or else its model was."""
-        return self.progress.names or self.definition.manifest.data
+        return self.progress.names or self._names_of_model
+
+    @functools.cached_property
+    def _names_of_model(self) -> DataNames:
+        known = self.definition.manifest.data
+        return with_softmax(known, self.manifest) if known else known
 
     def learn(self, names: DataNames) -> None:
         """Match data by these names from now on, and by those that are known of other inputs and targets."""
