@@ -224,7 +224,9 @@ def _panel(net: Network, x: int, y: int) -> list[str]:
                   f'<text x="{x - 8}" y="{at + 4:.1f}" text-anchor="end">{share:g}</text>']  # fmt: skip
     for count in (2, 8, 32, 128, 1024):
         parts.append(f'<text x="{_across(count, x):.1f}" y="{y + HEIGHT + 18}" text-anchor="middle">{count}</text>')
-    parts.append(f'<path class="axis" d="M{x} {y}V{y + HEIGHT}H{x + WIDTH}"/>')
+    parts += [f'<text x="{x + WIDTH / 2}" y="{y + HEIGHT + 36}" text-anchor="middle">ranks</text>',
+              f'<text x="{x + 6}" y="{y + 14}">efficiency</text>' if net is NETWORKS[0] else "",
+              f'<path class="axis" d="M{x} {y}V{y + HEIGHT}H{x + WIDTH}"/>']  # fmt: skip
     for i, link in enumerate(LINKS.values()):
         for wire, kind in (("dense", ""), (COMPRESSED, " thin")):
             points = " ".join(

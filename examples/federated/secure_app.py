@@ -18,7 +18,7 @@ from flwr.server import Grid, LegacyContext, ServerApp, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from server_app import WAIT, Plan, record
-from step_folder import Arrays, StepFolder, batches_of
+from step_folder import Arrays, StepFolder, UnusableError, batches_of
 
 LARGEST = 8.0  # a weight beyond it is cut off, on its way through whole numbers
 
@@ -54,11 +54,14 @@ def secure_server_app(folder: Path, plan: Plan) -> ServerApp:
         held_out = step.data(folder / "held-out")
         rounds: list[dict[str, float]] = []
         final: Arrays = {}
+        failed: list[int] = []  # rounds that left the weights what they were
 
         def evaluated(number: int, arrays: list[np.ndarray], _: Any) -> tuple[float, dict[str, Any]]:
             weights: Arrays = dict(zip(step.weights(), arrays, strict=True))
             found = step.evaluate(weights, held_out)
             rounds.append({"round": number, **found})
+            if final and all(np.array_equal(weights[name], final[name]) for name in weights):
+                failed.append(number)
             final.update(weights)
             return found[step.manifest["loss_output"]], dict(found)
 
@@ -76,6 +79,8 @@ def secure_server_app(folder: Path, plan: Plan) -> ServerApp:
         rows = [len(next(iter(step.data(folder / f"client-{n}").values()))) for n in range(plan.clients)]
         secure = SecAggPlusWorkflow(1.0, 0.6, max_weight=float(max(rows)), clipping_range=LARGEST, timeout=WAIT)
         DefaultWorkflow(fit_workflow=secure)(grid, legacy)
+        if failed:
+            raise UnusableError(f"no sum came of {len(failed)} of {plan.rounds} rounds; --verbose says why")
         record(folder, plan, step, final, rounds, None)
 
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from client_app import arrays_of, record_of
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod, ServerApp
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
@@ -21,6 +22,7 @@ from flwr.serverapp.strategy import (
     FedYogi,
     Strategy,
 )
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from step_folder import Arrays, StepFolder, UnusableError
 
 STRATEGIES: dict[str, Callable[..., FedAvg]] = {
@@ -70,16 +72,30 @@ class Plan:
         return cls(**{known[name]: value for name, value in told.items() if name in known})
 
 
-def strategy_of(plan: Plan, step: StepFolder) -> Strategy:
-    counts = {f"min_{part}_nodes": plan.clients for part in ("train", "available")}
+class Answers:
+    """Counts who answers: a mean goes on without clients that failed, and that is said."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients, self.rounds = clients, 0
+
+    def __call__(self, records: list[RecordDict], key: str) -> MetricRecord:
+        self.rounds += 1
+        if len(records) < self.clients:
+            print(f"{len(records)} of {self.clients} clients answered in a round; the mean is theirs", file=sys.stderr)
+        return aggregate_metricrecords(records, key)
+
+
+def strategy_of(plan: Plan, step: StepFolder, answers: Answers) -> Strategy:
+    counts: dict[str, Any] = {"fraction_evaluate": 0.0, "train_metrics_aggr_fn": answers}
+    counts |= {f"min_{part}_nodes": plan.clients for part in ("train", "available")}
     if not plan.noise:
-        return STRATEGIES[plan.strategy](fraction_evaluate=0.0, **counts)
+        return STRATEGIES[plan.strategy](**counts)
     if statistics := [s["name"] for s in step.manifest["state"] if s["kind"] == "statistic"]:
         raise UnusableError(
             f"noise would be added to running statistics ('{statistics[0]}'); use GroupNorm or LayerNorm with --noise"
         )
     # one client's update moves the mean by at most clip / clients: that needs the same weight for all of them
-    inner = FedAvg(fraction_evaluate=0.0, weighted_by_key="one", **counts)
+    inner = FedAvg(weighted_by_key="one", **counts)
     return DifferentialPrivacyServerSideFixedClipping(
         inner, plan.noise, plan.clip, plan.clients, accountant=accountant_of(plan)
     )
@@ -124,12 +140,17 @@ def server_app(folder: Path | None = None, plan: Plan | None = None) -> ServerAp
             rounds.append({"round": number, **found})
             return MetricRecord(found)
 
-        strategy = strategy_of(told, step)
+        answers = Answers(told.clients)
+        strategy = strategy_of(told, step, answers)
         config = ConfigRecord({"epochs": told.epochs, "batch-size": told.batch_size, "seed": told.seed,
                                "node-clients": told.node_clients})  # fmt: skip
         result = strategy.start(
             grid, record_of(step.weights()), told.rounds, timeout=WAIT, train_config=config, evaluate_fn=evaluated
         )
+        if answers.rounds < told.rounds:
+            raise UnusableError(
+                f"no client answered in {told.rounds - answers.rounds} of {told.rounds} rounds; --verbose says why"
+            )
         spent = strategy.privacy_spent() if isinstance(strategy, DifferentialPrivacyServerSideFixedClipping) else None
         record(root, told, step, arrays_of(result.arrays), rounds, spent.epsilon if spent else None)
 

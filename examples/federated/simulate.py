@@ -42,6 +42,11 @@ def simulate(folder: Path, plan: Plan) -> None:
         raise UnusableError("no round came to its end; the lines above say why")
 
 
+def worth_saying(record: logging.LogRecord) -> bool:
+    """Errors, and what a client answers that failed, which Flower tells among all else."""
+    return record.levelno >= logging.ERROR or "Received error in reply" in str(record.msg)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -54,7 +59,8 @@ def main() -> None:
             parser.add_argument(flag, type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
     folder, verbose = given.pop("folder").resolve(), given.pop("verbose")
-    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
+    if not verbose:
+        logging.getLogger("flwr").addFilter(worth_saying)
     warnings.simplefilter("default" if verbose else "ignore")
     try:
         simulate(folder, Plan(**given))

@@ -209,6 +209,26 @@ def test_flower_averages_as_numpy_does(tmp_path: Path) -> None:
 
 @needs_flower
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ([], 0, ["1 of 2 clients answered in a round; the mean is theirs", "the loss is not a number; lower the"]),
+        (["--secure"], 1, ["error: no sum came of 1 of 1 rounds; --verbose says why"]),
+    ],
+    ids=["plain", "secure"],
+)
+def test_a_client_that_fails_is_heard_of(tmp_path: Path, options: list[str], code: int, words: list[str]) -> None:
+    folder = folder_of(tmp_path, built())
+    x = np.load(folder / "client-1" / "x.npy")
+    np.save(folder / "client-1" / "x.npy", np.full_like(x, np.nan))
+    command = [str(FLOWER), str(HERE / "simulate.py"), str(folder), "--clients", "2", "--rounds", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == code, done.stderr
+    assert [line for line in words if line not in done.stderr] == []
+
+
+@needs_flower
+@pytest.mark.slow
 def test_the_secure_sum_is_that_of_numpy(tmp_path: Path) -> None:
     """But for what whole numbers leave out: a step of 16 / 2**22, for each of two clients."""
     folder = folder_of(tmp_path, built(norm=nn.LayerNorm))
