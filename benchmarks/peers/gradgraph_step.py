@@ -1,6 +1,6 @@
 """gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime alone.
 
-"lean" keeps one state, and computes the weights of attentions again, if there are any.
+"lean" keeps one state of small weights, too, and computes the weights of attentions again, if there are any.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Peer:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.definition = built(job)
-        self.trainer = self.open(RuntimeOptions(threads=job.threads, in_place=job.mode == "lean", native_kernels=False))
+        self.trainer = self.open(
+            RuntimeOptions(threads=job.threads, in_place=job.mode == "lean" or "auto", native_kernels=False)
+        )
         self.batch: dict[str, Any] = dict(job.batch())
         if job.device == "cuda":  # what is bound on the device need not be copied for each step
             self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}

@@ -77,7 +77,7 @@ def test_what_it_counts() -> None:
     assert found.weights + found.optimizer == found.following == state
     assert found.frozen == 4 * (8 * 4 + 8)
     assert found.batch == 8 * (4 * 4 + 8)
-    assert found.total == 2 * state + found.frozen + found.batch + found.peak
+    assert found.total == 2 * state + found.frozen + found.batch + found.peak + found.gaps
     for word in ("weights", "frozen", "optimizer", "a training step (N=8)"):
         assert word in str(found)
     assert "<td>weights</td>" in found._repr_html_()
@@ -93,6 +93,8 @@ def test_what_the_peak_consists_of(tmp_path: Path, capsys: pytest.CaptureFixture
     found = peak(step, N=64)
     assert sum(h.bytes for h in found.held) == found.memory.peak
     assert sum(found.modules.values()) == found.memory.activations
+    assert sum(found.operators.values()) == found.memory.peak
+    assert {name.partition(", ")[0] for name in found.operators} <= {*estimates.KINDS}
     assert all(" (" in h.made_by and h.kind in estimates.KINDS for h in found.held)
     assert [h.bytes for h in found.held] == sorted((h.bytes for h in found.held), reverse=True)
     assert found.memory == gg.memory(step, N=64) and found.batches[128] == gg.memory(step, N=128).total
@@ -102,6 +104,7 @@ def test_what_the_peak_consists_of(tmp_path: Path, capsys: pytest.CaptureFixture
     assert data["held"][0]["name"] == found.held[0].name and data["batches"]["64"] == found.memory.total
     assert command(["inspect", str(tmp_path / "step"), "--memory", "--batch-size", "64"]) == 0
     said = capsys.readouterr().out
+    assert "at the peak, by operator" in said and "gaps between them" in said
     assert "activations at the peak, by module" in said and "kept by" in said
     onnx.save(mlp(), tmp_path / "model.onnx")
     assert command(["inspect", str(tmp_path / "model.onnx"), "--memory"]) == 2

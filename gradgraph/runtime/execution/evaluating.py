@@ -1,4 +1,4 @@
-"""What a step computes without learning: loss and metrics over data, outputs of the model, the worst samples."""
+"""Evaluation, prediction and the worst samples: a step that computes over data without learning."""
 
 from __future__ import annotations
 

@@ -488,5 +488,5 @@ class Executor:
 
 
 def without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """What is fed beside the names that are ``unread``."""
+    """Feeds beside those that are ``unread``."""
     return {name: feed for name, feed in feeds.items() if name not in unread}

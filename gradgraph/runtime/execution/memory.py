@@ -1,8 +1,8 @@
 """How much memory a training step takes: what is kept, and what lives at the worst moment of a run.
 
 The train graph is taken as this machine runs it, and walked in its order: a tensor lives from the node that makes it to
-the last one that reads it. That is an estimate: workspaces of kernels, the gaps of onnxruntime's allocator and the
-interpreter with its libraries are not counted.
+the last one that reads it. The gaps of onnxruntime's allocator come from a model of it (``arena.py``). That is an
+estimate: workspaces of kernels and the interpreter with its libraries are not counted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of, size_of_name
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
+from gradgraph.runtime.execution.arena import Arena, Piece
 from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
@@ -48,6 +49,7 @@ class Memory:
         batch: inputs and targets.
         activations, gradients, update: what lives at the worst moment of a step, made by the forward pass and the
             loss, by the backward pass, and by the optimizer.
+        gaps: what onnxruntime's allocator holds beyond that: memory that is free, in pieces too small for what came.
     """
 
     sizes: Mapping[str, int]
@@ -59,6 +61,7 @@ class Memory:
     activations: int
     gradients: int
     update: int
+    gaps: int
 
     @property
     def peak(self) -> int:
@@ -68,7 +71,7 @@ class Memory:
     @property
     def total(self) -> int:
         """All memory that training takes."""
-        return self.weights + self.frozen + self.optimizer + self.following + self.batch + self.peak
+        return self.weights + self.frozen + self.optimizer + self.following + self.batch + self.peak + self.gaps
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
@@ -77,7 +80,8 @@ class Memory:
     def _named_sizes(self) -> list[tuple[str, str]]:
         at = ", ".join(f"{shown(name)}={size}" for name, size in self.sizes.items())
         words = {"following": "their next values", "activations": "activations at the peak",
-                 "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
+                 "gradients": "gradients at the peak", "update": "update at the peak",
+                 "gaps": "gaps between them"}  # fmt: skip
         rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
         rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
         return [(name, f"{readable_bytes(size):>10}") for name, size in rows if size]
@@ -143,7 +147,8 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     frozen = {t.name: t for model in models for t in model.graph.initializer if t.name in set(m.frozen)}
     runs = [as_run(opened, part, sizes) for part in opened.parts.values()]
     once = frozenset[str]().union(*(names for _, names in runs))
-    peaks = [walked(model).peak for model, _ in runs]
+    walks = [walked(model) for model, _ in runs]
+    most = max(walks, key=lambda walk: walk.taken)
     batch = 0
     for spec in batch_specs(m):
         dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
@@ -157,7 +162,8 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
         optimizer=optimizer,
         following=sum(s.nbytes for s in m.state if s.name not in once),
         batch=batch,
-        **max(peaks, key=lambda peak: sum(peak.values())),
+        **most.peak,
+        gaps=most.taken - sum(most.peak.values()),
     )
 
 
@@ -194,6 +200,7 @@ class Walk:
         worst: the tensors that live then, with their bytes and kinds.
         last: the last node that reads a tensor, views of it counted.
         moments: one for each node.
+        taken: bytes that onnxruntime's allocator takes in all.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -210,8 +217,10 @@ class Walk:
         self.worst: dict[ir.Value, tuple[int, str]] = {}
         self.last = {self._root(x): node for node in nodes for x in reads(node)}
         self.moments: list[Moment] = []
+        self._arena, self._pieces = Arena(), dict[ir.Value, Piece]()
         for node in nodes:
             self._run(node)
+        self.taken = max(self._arena.taken, sum(self.peak.values()))
 
     def _root(self, value: ir.Value) -> ir.Value:
         return self._storage.get(value, value)
@@ -230,16 +239,19 @@ class Walk:
             if not self._left[x] and x in self._alive:
                 size, kind = self._alive.pop(x)
                 self._totals[kind] -= size
+                self._arena.give(self._pieces.pop(x))
 
     def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> int:
-        size, kind = _bytes_of(y, node), _kind(node)
+        size, kind, piece = _bytes_of(y, node), _kind(node), None
         if is_elementwise(node):  # written over an input that nobody else reads
             for x in read:
                 if self._left[x] == 1 and self._alive.get(x, (0, ""))[0] == size and size:
                     before = self._alive.pop(x)
                     self._totals[before[1]] -= size
+                    piece = self._pieces.pop(x)
                     break
         self._alive[y] = (size, kind)
+        self._pieces[y] = piece or self._arena.take(size)
         self._totals[kind] += size
         return size
 

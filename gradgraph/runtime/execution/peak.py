@@ -45,19 +45,22 @@ class Peak:
     Attributes:
         memory: what the step takes, by kind.
         modules: bytes of activations at the peak, by module.
+        operators: bytes at the peak, by kind and the operator that made them, such as "activations, Softmax".
         held: the tensors that live at the peak, the largest first.
         batches: the whole, by the size of the batch; nothing where that is fixed.
     """
 
     memory: Memory
     modules: Mapping[str, int]
+    operators: Mapping[str, int]
     held: tuple[Held, ...]
     batches: Mapping[int, int]
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
         held = [vars(h) for h in self.held]
-        return self.memory.as_data() | {"modules": dict(self.modules), "held": held, "batches": dict(self.batches)}
+        by = {"modules": dict(self.modules), "operators": dict(self.operators), "batches": dict(self.batches)}
+        return self.memory.as_data() | by | {"held": held}
 
     def __str__(self) -> str:
         tables = {
@@ -65,6 +68,7 @@ class Peak:
             "activations at the peak, by module": [
                 (shown(n) or "(none)", s) for n, s in [*self.modules.items()][:MOST]
             ],
+            "at the peak, by operator": [(shown(n), s) for n, s in [*self.operators.items()][:MOST]],
             "largest tensors at the peak": [
                 (f"{shown(h.name)}, kept by {shown(h.kept_by)}", h.bytes) for h in self.held[:MOST]
             ],
@@ -90,14 +94,16 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
     whole = all_sizes_of(definition.manifest, sizes)
     opened = opened_here(definition, options)
     walks = {name: walked(as_run(opened, part, whole)[0]) for name, part in opened.parts.items()}
-    worst = max(walks, key=lambda name: sum(walks[name].peak.values()))
+    worst = max(walks, key=lambda name: walks[name].taken)
     held = _held(walks[worst], Origins.of_step(definition.manifest, definition.eval, definition.trains[worst]))
-    modules = Counter[str]()
+    modules, operators = Counter[str](), Counter[str]()
     for tensor in held:
+        operators[f"{tensor.kind}, {tensor.made_by.partition(' ')[0]}"] += tensor.bytes
         if tensor.kind == "activations":
             modules[tensor.module] += tensor.bytes
     found = estimate(opened, whole)
-    return Peak(found, dict(modules.most_common()), held, _by_batch(definition, options, sizes, found))
+    by_module, by_operator = dict(modules.most_common()), dict(operators.most_common())
+    return Peak(found, by_module, by_operator, held, _by_batch(definition, options, sizes, found))
 
 
 def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
