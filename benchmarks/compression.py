@@ -27,7 +27,7 @@ from gradgraph.frontend import nn
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "many-machines.md"
 NAMES = ["none", "float16", "bfloat16", "top_k(ratio=0.1)", "top_k(ratio=0.01)", "top_k(ratio=0.01, feedback=False)",
-         "power_sgd(rank=4)", "power_sgd(rank=2)"]  # fmt: skip
+         "power_sgd(rank=4)", "power_sgd(rank=2)", "local_sgd(every=8)", "diloco(every=8)"]  # fmt: skip
 
 
 def main() -> None:

@@ -211,8 +211,11 @@ class Buckets:
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
-    def unscale(self, totals: tuple[int, int], weight: float, usual: int, due: bool) -> None:
-        """Make means of what was added up: of gradients, if an update is ``due``.
+    def unscale(
+        self, totals: tuple[int, int], weight: float, usual: int, due: bool, alone: float | None = None
+    ) -> None:
+        """Make means of what was added up: of gradients, if an update is ``due``; of this rank alone, whose weight is
+        ``alone``, where they stay on their ranks.
 
         Raises:
             DataError: nothing counts.
@@ -221,9 +224,10 @@ class Buckets:
         if not self.adds_up and not counted:
             raise DataError("no label of this batch counts on any rank, so the loss would be 0/0; leave this batch out")
         whole, terms = self.waiting[0] + weight, self.waiting[1] + counted
+        divisor = whole if alone is None else alone
         for part in self.parts:
-            if due and not self.adds_up and whole not in (usual, 0.0):
-                _scale(part.applied, usual / whole)
+            if due and not self.adds_up and divisor not in (usual, 0.0):
+                _scale(part.applied, usual / divisor)
             if rows != usual:
                 _scale(part.statistics, usual / rows)
         self._whole = whole, terms

@@ -6,6 +6,7 @@ from typing import Any
 
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError
+from gradgraph.parallel import local_steps  # noqa: F401  (which adds to the table)
 from gradgraph.parallel.compressions import COMPRESSIONS
 from gradgraph.parallel.mpi import world
 from gradgraph.runtime.execution.team import ALONE, Team

@@ -26,6 +26,7 @@ from gradgraph.parallel.compressions import Compression
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.lending import Lending
+from gradgraph.parallel.local_steps import LocalSteps
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.parallel.update_parts import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
@@ -47,6 +48,7 @@ log = logging.getLogger("gradgraph")
 
 T = TypeVar("T")
 
+STATE = "state/"  # begins the names of tensors of a rank's own state
 AWAKE, LONG = 200, 1.0  # polls without rest, and seconds after which a wait is long
 ROLL_CALL = 5.0  # seconds within which ranks that wait answer
 
@@ -81,6 +83,9 @@ class MpiTeam(Team):
         self._timeout, self._check_every = timeout, check_every
         self._here = comm.Split_type(MPI.COMM_TYPE_SHARED).size  # processes on this machine
         self._compress = compress
+        self._local = compress if isinstance(compress, LocalSteps) else None
+        self._averages: list[str] = []
+        self._is_begun = False
         self._buckets: Buckets | None = None
         self._shards: Shards | None = None
         self._state: State | None = None  # once it is shared out
@@ -123,6 +128,13 @@ class MpiTeam(Team):
                 remedy="build the step with precision='bfloat16', or compress with 'float16' or 'bfloat16'",
                 shell="take --precision bfloat16, or --compress float16 or bfloat16",
             )
+        if self._local is not None and (UPDATE in halves.manifest.hyperparameters or _adds_up(halves)):
+            raise BuildError(
+                "steps that each rank takes alone go with neither accumulated gradients nor a loss that is a sum",
+                remedy="build the step without accumulate, with a loss that is a mean",
+                shell="leave --accumulate out, and take a loss that is a mean",
+            )
+        self._averages = list(halves.manifest.averages.values())
         self._shards = shards_of(halves, self.ranks) if self._shard_state else None
         return halves, options
 
@@ -149,7 +161,10 @@ class MpiTeam(Team):
         """The array that another rank asks for: a tensor, or gradients that wait (by number)."""
         if name.startswith(BESIDE):
             assert self._compress is not None
-            return self._compress.memory[name.removeprefix(BESIDE)]
+            name = name.removeprefix(BESIDE)
+            if not name.startswith(STATE):
+                return self._compress.memory[name]
+            name = name.removeprefix(STATE)
         if name.isdecimal():
             assert self._buckets is not None
             return self._buckets.kept[int(name)]
@@ -202,7 +217,7 @@ class MpiTeam(Team):
         weight = buckets.scale(*self._own, self.usual)
         buckets.write([*_halved(self._own[0]), *_halved(self._own[1]), weight, over, signal == 2, signal == 15])
         put_results()
-        if self._state is not None and not self._state.absent:
+        if self._shards is not None and self._state is not None and not self._state.absent:
             self._share_out(self._state)  # which was loaded as a whole
         if due:
             buckets.add_kept()
@@ -211,7 +226,7 @@ class MpiTeam(Team):
         found = buckets.read()
         self._total = round(found[0] * HALF + found[1]), round(found[2] * HALF + found[3])
         self._heard = found[5] > 0, 15 if found[7] else 2 if found[6] else None
-        buckets.unscale(self._total, found[4], self.usual, due)
+        buckets.unscale(self._total, found[4], self.usual, due, None if self._local is None else weight)
 
     def _send(self, buckets: Buckets, i: int, due: bool) -> None:
         part = buckets.parts[i]
@@ -245,6 +260,11 @@ class MpiTeam(Team):
         """Compare the states, every so many steps."""
         if self._compress is not None:
             self._compress.settle()
+        if self._local is not None:
+            self._local.steps += 1
+            if self._local.steps == self._local.every:
+                self.meet(state)
+            return  # the weights differ, within a round
         self._steps += 1
         if self._check_every and self._steps % self._check_every == 0:
             self.check_same(state)
@@ -268,12 +288,16 @@ class MpiTeam(Team):
         for array in state.seen(self._on_all(state)).values():
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
         executor.go_on(self.agreed(executor.progress))
+        if self._local is not None:
+            self._local.begin(state.read(executor.manifest.trainable))
+            self._state = state
         self._recall(executor.progress)
-        self._lending.is_open = True
+        self._lending.is_open = self._is_begun = True
         self.usual = max(1, sum(self.gathered(usual)))
         self._asks = self._heard = (False, None)
 
     def check_same(self, state: State) -> None:
+        self.meet(state)
         digests = self.gathered(digest_of_state(state.seen(self._on_all(state))))
         if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ParallelError(
@@ -283,9 +307,21 @@ class MpiTeam(Team):
 
     def _on_all(self, state: State) -> list[str]:
         """The names of the state that all ranks have."""
+        if self._local is not None and self._is_begun:
+            own = self._own_slots(state)
+            return [name for name in state.specs if name not in own]
         if self._shards is None or not state.absent:
             return list(state.specs)
         return [n for n in state.specs if n not in self._shards.owners or n in self._shards.gathered]
+
+    def meet(self, state: State) -> None:
+        if self._local is not None and self._local.steps:
+            trained = state.seen(n for n, s in state.specs.items() if s.kind == "parameter")
+            self._local.meet(trained, state.seen(self._averages), self)
+
+    def _own_slots(self, state: State) -> list[str]:
+        """The tensors that the optimizer of each rank has for itself, between steps that each takes alone."""
+        return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
         """Go on with what a checkpoint holds of each rank."""
@@ -295,18 +331,26 @@ class MpiTeam(Team):
             rank, _, rest = name.partition("/")
             ranks.setdefault(int(rank), {})[rest] = array
         if self._compress is not None and ranks:
-            self._compress.take([ranks[rank] for rank in sorted(ranks)], self.rank, self.ranks)
+            shared = {n: a for n, a in ranks[0].items() if self._compress.is_shared(n)}
+            self._compress.take([{**shared, **ranks[rank]} for rank in sorted(ranks)], self.rank, self.ranks)
+            for name in [name for name in self._compress.memory if name.startswith(STATE)]:
+                array = self._compress.memory.pop(name)
+                if self._state is not None and len(ranks) == self.ranks:
+                    self._state.put(name.removeprefix(STATE), array)
         elif ranks and self.is_first:
             log.warning("the checkpoint holds errors of compressed gradients, which this run leaves out")
 
     def beside(self) -> dict[str, np.ndarray[Any, Any]]:
         if self._compress is None:
             return {}
-        memory = self._compress.memory
+        memory = dict(self._compress.memory)
+        if self._local is not None and self._state is not None:
+            apart = [n for n, s in self._state.specs.items() if s.kind in ("parameter", "optimizer")]
+            memory |= {f"{STATE}{name}": array for name, array in self._state.seen(apart).items()}
         found = {f"{self.rank}/{name}": array for name, array in memory.items()}
-        wanted = [
-            (r, name, np.empty_like(a)) for r in range(self.ranks) for name, a in memory.items() if r != self.rank
-        ]
+        own = {name: array for name, array in memory.items() if not self._compress.is_shared(name)}
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        wanted = [(rank, name, np.empty_like(array)) for rank in others for name, array in own.items()]
         self._lending.fetch([(rank, f"{BESIDE}{name}", array) for rank, name, array in wanted])
         return found | {f"{rank}/{name}": array for rank, name, array in wanted}
 
@@ -315,7 +359,7 @@ class MpiTeam(Team):
 
     def end(self, state: State) -> None:
         self._wait(self._comm.Ibarrier())
-        self._lending.is_open = False
+        self._lending.is_open = self._is_begun = False
         self._settle_sums(state)
         self._wait(self._comm.Ibarrier())  # or one would ask for what another has not yet settled
 
@@ -411,6 +455,10 @@ HALF = 1 << 12  # whole numbers of up to 36 bits travel as two that float32 hold
 
 def _halved(count: int) -> tuple[int, int]:
     return count // HALF, count % HALF
+
+
+def _adds_up(step: Step) -> bool:
+    return step.manifest.separate is not None and step.manifest.separate.adds_up
 
 
 def _cores() -> int:

@@ -17,6 +17,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
+from gradgraph.frontend import nn  # noqa: E402
 from gradgraph.parallel.compressions import COMPRESSIONS  # noqa: E402
 
 SHAPES = {"weight": (12, 8), "kernel": (6, 2, 3), "bias": (12,)}
@@ -31,6 +32,48 @@ def gradients(rank: int, step: int) -> dict[str, np.ndarray]:
 
 def flat(tensors: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([t.ravel() for t in tensors.values()])
+
+
+ROUNDS = {"local_sgd(every=3)": (3, 1.0, 0.0), "diloco(every=2, outer_lr=0.7, momentum=0.9)": (2, 0.7, 0.9)}
+ROWS, BATCH, RATE = 48, 8, 0.05
+
+
+def line() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 5))
+    return x.astype(np.float32), np.sin(x[:, :2] + np.arange(ROWS)[:, None] % 3).astype(np.float32)
+
+
+def rounds(folder: Path) -> None:
+    """Train a linear model in rounds of local steps, one epoch in order."""
+    found, (x, y) = {}, line()
+    for name in ROUNDS:
+        parallel = gg.DataParallel(compress=name, check_every=1)
+        step = gg.build(gg.frontend.export(nn.Linear(5, 2, bias=False), {"x": ("batch", 5)}), "mse", f"sgd(lr={RATE})")
+        own = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(threads=1), parallel=parallel)
+        found[f"{name} start"] = next(iter(own.parameters.values()))
+        own.fit({"x": x, "target": y}, 1, BATCH, shuffle=False, progress=False)
+        found[name] = next(iter(own.parameters.values()))
+    if parallel.is_first:
+        np.savez(folder / "rounds.npz", **found)
+
+
+def outer_steps(name: str, start: np.ndarray, ranks: int) -> np.ndarray:
+    """Douillard et al. 2023, algorithm 1, with SGD inside; the last round of an epoch ends with it."""
+    (every, rate, momentum), (x, y) = ROUNDS[name], line()
+    theta, velocity, workers, steps = start.astype(np.float64), 0.0, [start.astype(np.float64)] * ranks, ROWS // BATCH
+    since = 0
+    for step in range(steps):
+        for rank, w in enumerate(workers):
+            rows = slice(step * BATCH + rank, (step + 1) * BATCH, ranks)
+            errors = x[rows] @ w.T - y[rows]
+            workers[rank] = w - RATE * 2 * errors.T @ x[rows] / errors.size
+        since += 1
+        if since == every or step + 1 == steps:
+            gradient = theta - np.mean(workers, axis=0)
+            velocity = momentum * velocity + gradient
+            theta = theta - rate * (gradient + momentum * velocity)
+            workers, since = [theta] * ranks, 0
+    return theta
 
 
 def sums(folder: Path) -> None:
@@ -114,3 +157,4 @@ def references(ranks: int) -> dict[str, list[np.ndarray]]:
 
 if __name__ == "__main__":
     sums(Path(sys.argv[1]))
+    rounds(Path(sys.argv[1]))

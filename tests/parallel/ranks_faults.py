@@ -220,6 +220,29 @@ def remembered(folder: Path) -> None:
     assert float(np.abs(memory[0]).max()) > 0 and not np.array_equal(memory[0], memory[1])
 
 
+def remembered_rounds(folder: Path) -> None:
+    """A run goes on in the middle of a round, with what each rank has for itself, to the bit."""
+    parallel = gg.DataParallel(compress="diloco(every=4)")
+    whole, second = trainer(parallel), trainer(parallel)
+
+    class Saving:
+        def on_step(self, owner: gg.Trainer, results: Any) -> None:
+            if owner.progress.steps == 7:
+                owner.save(folder / "run.ckpt")
+
+    whole.fit(arrays(40), **{**QUICK, "epochs": 4}, callbacks=[Saving()])
+    second.load(folder / "run.ckpt")
+    second.fit(arrays(40), **{**QUICK, "epochs": 4}, resume=True)
+    assert all(np.array_equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
+    slots = parallel.team().gathered(whole.state_dict()["first.weight.exp_avg"])
+    assert not np.array_equal(*slots)
+
+
+def sums_alone(folder: Path) -> None:
+    parallel = gg.DataParallel(compress="local_sgd")
+    gg.Trainer(gg.build(mlp(), accumulate=True), device="cpu", parallel=parallel)
+
+
 def loss_scale(folder: Path) -> None:
     parallel = gg.DataParallel(compress="power_sgd")
     gg.Trainer(gg.build(mlp(), precision="float16"), device="cpu", parallel=parallel)

@@ -11,7 +11,7 @@ from parallel import compressed
 from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 import gradgraph as gg
-from gradgraph.parallel.compressions import COMPRESSIONS
+from gradgraph.parallel.data_parallel import COMPRESSIONS
 
 pytestmark = needs_mpi
 PROGRAM = str(ROOT / "tests" / "parallel" / "compressed.py")
@@ -34,8 +34,17 @@ def test_a_compression_is_that_of_its_paper(name: str, sums: tuple[int, Path]) -
         np.testing.assert_allclose(found[f"{name} {step}"], expected, rtol=0, atol=0 if exact else 1e-4)
 
 
+@pytest.mark.parametrize("name", compressed.ROUNDS)
+def test_rounds_of_local_steps_are_those_of_the_paper(name: str, sums: tuple[int, Path]) -> None:
+    ranks, path = sums
+    found = np.load(path.with_name("rounds.npz"))
+    start = found[f"{name} start"]
+    assert float(np.abs(found[name] - start).max()) > 0.05
+    np.testing.assert_allclose(found[name], compressed.outer_steps(name, start, ranks), rtol=1e-5, atol=1e-6)
+
+
 def test_each_compression_has_a_reference() -> None:
-    assert {name.partition("(")[0] for name in compressed.TRIED} == set(COMPRESSIONS)
+    assert {name.partition("(")[0] for name in (*compressed.TRIED, *compressed.ROUNDS)} == set(COMPRESSIONS)
 
 
 def test_the_digits_are_learnt_as_well_with_errors_fed_back_and_not_without() -> None:
@@ -47,6 +56,8 @@ def test_the_digits_are_learnt_as_well_with_errors_fed_back_and_not_without() ->
         "top_k(ratio=0.01)",
         "top_k(ratio=0.01, feedback=False)",
         "power_sgd(rank=2)",
+        "local_sgd(every=8)",
+        "diloco(every=8)",
     ]
     ran = job(2, "-m", "benchmarks.compression", "--job", *names)
     assert ran.returncode == 0, ran.stderr

@@ -42,6 +42,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("saved_alone", ["rank 1, which has", "call what saves or reads a state that is shared out"], 1),
         ("bound_together", ["magnitude_pruning", "leave shard_state out"], 1),
         ("norms_of_sums", ["build the step without grad_norm"], 1),
+        ("sums_alone", ["build the step without accumulate"], 1),
         ("loss_scale", ["whose loss scale they would not follow"], 1),
         ("a_folder", ["this step has no gradient.onnx and apply.onnx", "separate=True"], 1),
     ],
@@ -54,7 +55,7 @@ def test_a_fault_ends_all_ranks_with_one_message(name: str, said: list[str], lin
     assert ran.stderr.count("Traceback (most recent call last)") == lines, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["callbacks", "draws", "lent", "overflow", "remembered"])
+@pytest.mark.parametrize("name", ["callbacks", "draws", "lent", "overflow", "remembered", "remembered_rounds"])
 def test_what_ranks_do_together(name: str, tmp_path: Path) -> None:
     ran = run(name, tmp_path)
     assert ran.returncode == 0, ran.stderr

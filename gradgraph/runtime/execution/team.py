@@ -54,6 +54,9 @@ class Team:
             usual: the terms that a mean over this one's share of a batch mostly has.
         """
 
+    def meet(self, state: State) -> None:
+        """Put together what each has learnt alone, before it is looked at."""
+
     def check_same(self, state: State) -> None:
         """See that all have the same state."""
 

@@ -468,6 +468,8 @@ class Fit:
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
         """Evaluate, and write a row of the history; return False if that was interrupted: a resume repeats it."""
         validated = {}
+        with self._lock:
+            self.team.meet(self.executor.state)
         self._warn_of_scale(self.executor.scaling())
         if self.validation is not None:
             validated = self._validate(self.validation, received)

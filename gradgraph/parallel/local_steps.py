@@ -1,0 +1,87 @@
+"""Steps by each rank alone, after some of which the weights of all ranks are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gradgraph.arguments import Kind, checked
+from gradgraph.parallel.compressions import COMPRESSIONS, Compression, Messages
+from gradgraph.runtime.data.batch import Array
+
+_EVERY = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0)
+_RATE = Kind("a number above 0", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0)
+_MOMENTUM = Kind("a number from 0 and below 1", lambda v: isinstance(v, int | float) and 0 <= v < 1)
+
+
+class LocalSteps(Compression):
+    """Rounds of steps that each rank takes alone: its gradients stay, and its optimizer keeps its own state.
+
+    Args:
+        every: steps of a round, which ends as well before the weights are evaluated.
+        outer_lr, momentum: of the outer step; with 1 and 0 it goes to the mean of the weights.
+    """
+
+    remembers = True
+
+    def __init__(self, every: int, outer_lr: float, momentum: float) -> None:
+        super().__init__()
+        self.every, self.outer_lr, self.momentum = every, outer_lr, momentum
+
+    @property
+    def steps(self) -> int:
+        """The steps of this round so far."""
+        return int(self.memory["round"][0]) if "round" in self.memory else 0
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.memory["round"] = np.array([steps], np.int64)
+
+    def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
+        """Leave the gradients of this rank as they are."""
+
+    def is_shared(self, name: str) -> bool:
+        return name.startswith(("round", "start/", "velocity/"))
+
+    def begin(self, weights: Mapping[str, Array]) -> None:
+        """Begin a fit at these weights, which are the same on all ranks."""
+        self.steps = 0
+        self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
+
+    def meet(self, weights: Mapping[str, Array], averages: Mapping[str, Array], team: Messages) -> None:
+        """End a round: write over the weights of this rank those of all, and over averages of them their mean.
+
+        The outer gradient is how far the mean has come from the start of the round, Δ = θ₀ − mean θ; then
+        v ← μv + Δ and θ ← θ₀ − lr(Δ + μv), Nesterov's momentum.
+        """
+        self.steps = 0
+        for name, array in {**weights, **averages}.items():
+            mean = np.array(array)
+            team.all_reduce(mean)
+            mean /= mean.dtype.type(team.ranks)
+            if name in weights and (self.outer_lr, self.momentum) != (1.0, 0.0):
+                start = self.memory[f"start/{name}"]
+                gradient = start - mean
+                velocity = self.memory.get(f"velocity/{name}", 0) * mean.dtype.type(self.momentum) + gradient
+                self.memory[f"velocity/{name}"] = velocity
+                step = gradient + mean.dtype.type(self.momentum) * velocity
+                mean = start - mean.dtype.type(self.outer_lr) * step
+            array[...] = mean
+        self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
+
+
+@checked(every=_EVERY)
+def local_sgd(every: int = 8) -> Compression:
+    """Weights alone travel: their mean, after so many steps of each rank (Stich, arXiv 1805.09767)."""
+    return LocalSteps(every, 1.0, 0.0)
+
+
+@checked(every=_EVERY, outer_lr=_RATE, momentum=_MOMENTUM)
+def diloco(every: int = 100, outer_lr: float = 0.7, momentum: float = 0.9) -> Compression:
+    """An outer step by Nesterov's momentum, after so many steps of each rank (Douillard et al., arXiv 2311.08105)."""
+    return LocalSteps(every, float(outer_lr), float(momentum))
+
+
+for _make in (local_sgd, diloco):
+    COMPRESSIONS.add(_make.__name__, _make)
