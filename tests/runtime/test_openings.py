@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,8 +109,7 @@ def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypat
     assert same(without, trained(step, options))
     count = openings.kept()[0]
     assert count > 0
-    if name != "recomputed":  # of which only evaluation and prediction are kept
-        monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(without, trained(step, options))
     assert same(without, trained(step, options, between=tmp_path / "run.ckpt"))
     assert openings.kept()[0] == count
@@ -127,16 +128,73 @@ def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch
     assert same(first, trained(gg.Step.load(tmp_path / "step"), {}))
 
 
+def test_constants_of_the_step_are_not_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones are taken from the step, whatever lowering calls them; in a step that has others, there are none."""
+    wide = export(nn.Sequential(nn.Linear(8, 1024), nn.ReLU(), nn.Linear(1024, 64), nn.Linear(64, 5)), {"x": ("n", 8)})
+    step = gg.build(wide, "cross_entropy", gg.optim.sgd(0.1), freeze="2.*")
+    first = trained(step, {})
+    assert 0 < max(file.stat().st_size for file in the_files()) < 1 << 16 < step.train.ByteSize()
+    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    assert same(first, trained(step, {}))
+    without = copy_of(step.train)
+    del without.graph.initializer[:]
+    found = [openings.read(file.stem, step.train) for file in the_files()]
+    assert None not in found
+    assert [openings.read(file.stem, without) for file in the_files() if file.stat().st_size] != found
+
+
+def test_the_loss_comes_first_and_weights_are_dequantised_late_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime computes the nodes of a file in another order than it wrote them: they are put in order first."""
+    asked = list[onnx.ModelProto]()
+    monkeypatch.setattr(opened.OpenedStep, "_in_order", lambda self, model: asked.append(model) or model)
+    trained(built(vectors)(), {})
+    assert len(asked) >= 2 * openings.kept()[0]  # each was sorted as it was lowered, and as it is executed
+
+
+_TRAINS = """
+import sys
+import numpy as np
+import gradgraph as gg
+from gradgraph.runtime.execution import openings
+openings.LEAST = 0
+trainer = gg.Trainer(sys.argv[1], device="cpu", options=gg.RuntimeOptions(threads=1))
+rng = np.random.default_rng(0)
+for _ in range(2):
+    x = rng.normal(size=(4, 3, 12, 12)).astype("float32")
+    loss = trainer.step({"x": x, "target": rng.integers(0, 5, 4)})["loss"]
+print(float(loss).hex())
+"""
+
+
+def test_processes_write_and_read_one_cache_at_once(tmp_path: Path) -> None:
+    built(pictures)().save(tmp_path / "step")
+    command = [sys.executable, "-c", _TRAINS, str(tmp_path / "step")]
+    losses = set[str]()
+    for _ in range(2):  # while nothing is kept, and while it is
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        for process in running:
+            said, _ = process.communicate(timeout=300)
+            assert process.returncode == 0
+            losses.add(said)
+    assert len(losses) == 1
+    assert openings.kept()[0] == 1
+    assert [file.suffix for file in openings.folder().iterdir()] == [".opening"]
+
+
+def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(model.SerializeToString())
+
+
 def the_files() -> list[Path]:
     return sorted(openings.folder().glob("*.opening"))
 
 
-def external(file: Path, content: bytes) -> bytes:
-    """A model that reads a file which the step does not, with a digest that is right."""
+def external(file: Path, content: bytes, location: str = "/etc/passwd") -> bytes:
+    """A model that reads a file, or a constant, which the step does not have, with a digest that is right."""
     start = len(openings._MARK) + openings._DIGEST
     model = onnx.ModelProto.FromString(content[start + 1 :])
     tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value="/etc/passwd")
+    tensor.external_data.add(key="location", value=location)
     body = content[start : start + 1] + model.SerializeToString()
     return content[: len(openings._MARK)] + openings._digest(file.stem, body) + body
 
@@ -147,11 +205,12 @@ DAMAGES: dict[str, Callable[[Path, bytes], bytes]] = {
     "empty": lambda file, content: b"",
     "a bit": lambda file, content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
     "the kind": lambda file, content: content[:52] + b"\0" + content[53:],
-    "older": lambda file, content: content.replace(b"opening 1", b"opening 0"),
+    "older": lambda file, content: content.replace(b"opening 2", b"opening 1"),
     "another one's": lambda file, content: next(f for f in the_files() if f != file).read_bytes(),
     "noise": lambda file, content: RNG.bytes(len(content)),
     "no model": lambda file, content: openings._MARK + openings._digest(file.stem, b"\1\xff\xff") + b"\1\xff\xff",
     "a file elsewhere": external,
+    "a constant of another step": lambda file, content: external(file, content, openings._OF_THE_STEP + "secret"),
 }
 
 
@@ -234,7 +293,7 @@ def test_the_folder_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.Mon
     monkeypatch.setattr(openings, "MOST", 3 * size)
     names = [digest_of([bytes([i])]).rpartition(":")[2] for i in range(5)]
     for i, name in enumerate(names):
-        openings.keep(name, openings.Opening(model, True))
+        openings.keep(name, onnx.ModelProto(), copy_of(model), None)
         os.utime(openings._path(name), (i, i))
         if i == 2:
             assert openings.read(names[0], model) is not None  # used just now
@@ -260,7 +319,8 @@ def test_several_may_write_one_opening_at_once() -> None:
     model = built(pictures)().train
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
-            list(pool.map(lambda i: openings.keep("0" * 64, openings.Opening(model, True)), range(8)))
+            copies = [copy_of(model) for _ in range(8)]
+            list(pool.map(lambda copy: openings.keep("0" * 64, model, copy, None), copies))
             found = openings.read("0" * 64, model)
             assert found is not None
             assert found.model == model

@@ -307,15 +307,22 @@ class OpenedStep:
         model = lowered() if found is None else found.model
         name = key() if found is None and openings.is_worth_it(model) else None
         has_all = not any(map(is_external, model.graph.initializer))
-        if tells or (name is not None and has_all):
+        if tells or (name is not None and (has_all or self._writes_few_weights)):
             session, executed = self._session_and_model(model, tells)
         else:
             session, executed = self._session(model), None
-        if name is not None and not has_all:
-            openings.keep(name, openings.Opening(model, executed=False))
-        elif name is not None and executed is not None:
-            openings.keep(name, openings.Opening(executed, executed=True))
+        if name is not None:
+            if executed is not None and not has_all and not openings.lies_beside(executed, model, self.weights.holds):
+                whole = None
+            else:  # onnxruntime finds an order of its own in a file, and not the one that it wrote
+                whole = executed and self._in_order(executed)
+            openings.keep(name, source, model, whole)
         return session, executed if tells else None
+
+    @property
+    def _writes_few_weights(self) -> bool:
+        """Whether onnxruntime leaves weights in their files when it writes what it executes, or they are few."""
+        return not self.options.packs(self.weights.size) or self.weights.size <= openings.LARGEST_WRITTEN
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool

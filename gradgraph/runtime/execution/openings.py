@@ -2,8 +2,10 @@
 
 To open a step is to lower it for the machine, and to let onnxruntime optimise what was lowered. Both depend on the step
 and on what a key is made of: sizes, options, processor, versions, the files of this package. What onnxruntime executed
-is kept under that key. Loaded again without optimisations, it has the same nodes in the same order, so results have the
-same bits. Models with weights beside them are kept as they were lowered, before onnxruntime takes the weights in.
+is kept under that key. Loaded again without optimisations, it has the same nodes, so results have the same bits. They
+are put in good order again, or weights that are dequantised would all lie in memory before the first one is read.
+
+Large constants of the step, and weights beside it, are not kept a second time: they are taken from the step.
 
 A file that is cut, damaged, another key's or of another version counts as none, and so does one that other users may
 have written. The environment variable GRADGRAPH_OPENINGS turns all of it off.
@@ -16,7 +18,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_native import library
 from gradgraph.errors import GradgraphError
 from gradgraph.files.atomic import says_why, write_atomically
-from gradgraph.files.external import external_entry, is_external
+from gradgraph.files.external import external_entry, is_external, point_at
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -47,7 +49,12 @@ log = logging.getLogger("gradgraph")
 MOST = 512 << 20  # bytes of all files: those that were not used for longest go first
 LARGEST = 64 << 20  # bytes of one model
 LEAST = 200  # nodes: smaller models open at once
-_MARK = b"gradgraph opening 1\n"
+LEAST_APART = 1 << 10  # bytes of a constant from which it is taken from the step
+LARGEST_WRITTEN = (
+    64 << 20
+)  # bytes of weights beside a step that onnxruntime may write out: they lie in memory twice then
+_OF_THE_STEP = "gradgraph:step/"  # where such a constant is said to lie, with its name there
+_MARK = b"gradgraph opening 2\n"
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -110,25 +117,34 @@ def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
     except GradgraphError as error:
         log.warning("%s; until then steps open as if for the first time", error)
         return None
-    found = Opening(model, bool(body[0]))
-    if not _locations(model) <= (set() if found.executed else _locations(source)):
+    if not _is_filled(model, source) or not _locations(model) <= _locations(source):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return found
+    return Opening(model, bool(body[0]))
 
 
 def is_worth_it(model: onnx.ModelProto) -> bool:
     """Whether to keep what ``model``, which is lowered, is executed as."""
+    return len(model.graph.node) >= LEAST
+
+
+def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
+    """Keep what ``source`` was opened as, unless it is too large; where nothing can be written, nothing is kept.
+
+    Args:
+        source: the model of the step.
+        lowered: what it was lowered to; it loses its constants.
+        executed: what onnxruntime made of that, if that is known: kept instead, and loses its constants.
+    """
     # what is computed once more needs the option that its nodes' names ask for, and onnxruntime may write others
-    return len(model.graph.node) >= LEAST and not computes_again(model) and model.ByteSize() <= LARGEST
-
-
-def keep(key: str, opening: Opening) -> None:
-    """Keep ``opening`` under ``key``, unless it is too large; where nothing can be written, nothing is kept."""
-    body = bytes([opening.executed]) + opening.model.SerializeToString()
-    if len(body) > LARGEST:
+    if executed is not None and computes_again(lowered) and not computes_again(executed):
+        executed = None
+    model = lowered if executed is None else executed
+    _take_out_constants(model, source)
+    if model.ByteSize() > LARGEST:
         return
+    body = bytes([executed is not None]) + model.SerializeToString()
     path = _path(key)
     try:
         with says_why(path):
@@ -138,6 +154,60 @@ def keep(key: str, opening: Opening) -> None:
         log.debug("%s; this opening is not kept", error)
         return
     _forget_beyond(MOST)
+
+
+def lies_beside(
+    executed: onnx.ModelProto, lowered: onnx.ModelProto, holds: Callable[[onnx.TensorProto, bytes], bool]
+) -> bool:
+    """Let weights of ``executed`` lie where those of ``lowered`` do, in place; False where one lies elsewhere.
+
+    Args:
+        holds: whether a tensor of ``lowered`` that lies in a file has these bytes.
+    """
+    lying = {t.name: t for t in lowered.graph.initializer if is_external(t)}
+    for tensor in executed.graph.initializer:
+        theirs = lying.get(tensor.name)
+        is_like = theirs is not None and (tensor.data_type, tensor.dims) == (theirs.data_type, theirs.dims)
+        if is_external(tensor):
+            if theirs is None or not is_like or external_entry(tensor)[1:] != external_entry(theirs)[1:]:
+                return False
+            tensor.CopyFrom(theirs)
+        elif theirs is not None and is_like and holds(theirs, tensor.raw_data):
+            tensor.CopyFrom(theirs)
+    return True
+
+
+def _take_out_constants(model: onnx.ModelProto, source: onnx.ModelProto) -> None:
+    """Take large constants out of ``model``, in place, whose bytes ``source`` has under whatever name and type."""
+    names = {raw: name for name, raw in _large_constants(source)}
+    for tensor in model.graph.initializer if names else ():
+        raw = tensor.raw_data
+        name = names.get(raw) if len(raw) >= LEAST_APART else None
+        if name is not None:
+            tensor.ClearField("raw_data")
+            point_at(tensor, _OF_THE_STEP + name, 0, len(raw))
+
+
+def _is_filled(model: onnx.ModelProto, source: onnx.ModelProto) -> bool:
+    """Put the constants of ``source`` back into ``model``; False where it has none that fits."""
+    theirs = dict(_large_constants(source))
+    for tensor in filter(is_external, model.graph.initializer):
+        location, _, length = external_entry(tensor)
+        if location.startswith(_OF_THE_STEP):
+            raw = theirs.get(location.removeprefix(_OF_THE_STEP), b"")
+            if len(raw) != length:
+                return False
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.raw_data = raw
+    return True
+
+
+def _large_constants(model: onnx.ModelProto) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of those that lie inside."""
+    for tensor in model.graph.initializer:
+        if not is_external(tensor) and len(raw := tensor.raw_data) >= LEAST_APART:
+            yield tensor.name, raw
 
 
 def kept() -> tuple[int, int]:

@@ -403,6 +403,10 @@ class FrozenWeights:
         """A block in which a session copies the weights, and their files do not fill memory beside its copy."""
         return passing_through(self._raw)
 
+    def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
+        """Whether the file of ``tensor`` has these bytes for it."""
+        return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
+
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Add the weights of ``model`` to the settings of its session; returns the model to make that of.
 
