@@ -88,8 +88,8 @@ AUGMENT = placed(
     multiple=True,
     type=Suggested("augment:AUGMENTATIONS"),
     metavar="NAME",
-    help="Change the images that are trained on at random: flip, 'random_resized_crop(scale=[0.5,1])', "
-    "'mixup(alpha=0.2)', …; repeatable.",
+    help="Change the images or sounds that are trained on at random: flip, 'random_resized_crop(scale=[0.5,1])', "
+    "'mixup(alpha=0.2)', spec_augment, …; repeatable.",
 )
 
 
@@ -124,7 +124,7 @@ class Reading:
         Args:
             path: of the data.
             names: of those that the model was trained on: who has read texts, reads texts.
-            augment: how images are changed.
+            augment: how images or sounds are changed.
             one_length: fill up all texts to the length of the longest.
 
         Raises:
@@ -146,9 +146,9 @@ class Reading:
         if read is None:
             if self.image:
                 raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
-            if augment:
-                raise DataError(f"--augment changes images, but '{shown(path)}' holds none")
-            sounds = self._sounds(path)
+            sounds = self._sounds(path, augment)
+            if augment and sounds is None:
+                raise DataError(f"--augment changes images and sounds, but '{shown(path)}' holds none")
             return path if sounds is None else sounds
         _check("image", self.image, read, ("path", "augment"))
         return read(path, **self.image, augment=list(augment) or None)
@@ -167,7 +167,7 @@ class Reading:
         sounds = self._sounds(path)
         return rows_in(path) if sounds is None else len(sounds)
 
-    def _sounds(self, path: Path) -> Any:
+    def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
         """The dataset of WAV files in a folder, or that a table names; None where there are none."""
         from gradgraph.sound import folder, table
         from gradgraph.sound.sounds import is_sound_folder, is_sound_table
@@ -178,7 +178,7 @@ class Reading:
                 raise DataError(f"--sound says how sounds are read, but '{shown(path)}' holds no WAV files")
             return None
         _check("sound", self.sound, folder, ("path", "augment", "threads"))
-        return read(path, **self.sound)
+        return read(path, **self.sound, augment=list(augment) or None)
 
     def _is_text(self, path: Path) -> bool:
         from gradgraph.text.frame_columns import is_text_file

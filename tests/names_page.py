@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.augment import AUGMENTATIONS
+from gradgraph.augment import AUGMENTATIONS, spec_augment
 from gradgraph.graph.builder import Builder
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import METRICS
@@ -45,7 +45,8 @@ def optimizers_page() -> str:
 def images_page() -> str:
     """docs/how-to/images.md with the table of augmentations."""
     text = IMAGES_PAGE.read_text("utf-8")
-    return _with_table(text, "augmentations", "call", "what it does", rows=_calls(AUGMENTATIONS))
+    of_images = {name: make for name, make in AUGMENTATIONS.items() if make.__module__ != spec_augment.__module__}
+    return _with_table(text, "augmentations", "call", "what it does", rows=_calls(of_images))
 
 
 def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Augmentations of images by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell and in recipes.
+"""Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell.
 
-It knows images of Pillow, arrays and generators of random numbers; it must not know data sets, models or files. Each
-augmentation is a function here, which says where its formula and defaults come from. Each random number follows from
-the seed of the run, the epoch and the number of the image.
+It knows images of Pillow, samples, arrays and generators of random numbers; it must not know data sets, models or
+files. Each augmentation is a function here, which says where its formula and defaults come from. Each random number
+follows from the seed of the run, the epoch and the number of the image or sound.
 """
 
 from gradgraph.augment.augmentation import AUGMENTATIONS as AUGMENTATIONS
@@ -20,6 +20,7 @@ from gradgraph.augment.mixing import cutmix as cutmix
 from gradgraph.augment.mixing import mixup as mixup
 from gradgraph.augment.placing import zoom as zoom
 from gradgraph.augment.policies import rand_augment as rand_augment
+from gradgraph.augment.sounds import spec_augment as spec_augment
 
 __all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator
 Own = Callable[[Array, Generator], Array]
-Stage = Literal["stored", "sized", "array", "batch"]
+Stage = Literal["stored", "sized", "array", "batch", "sound"]
 Size = tuple[int, int]  # height and width
 
 PROBABILITY = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) and 0 <= value <= 1)
@@ -33,12 +33,13 @@ INTERPOLATION = Kind(f"one of {', '.join(INTERPOLATIONS)}",
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of images.
+    """A random change of images, or of sounds.
 
     Attributes:
         stage: what it changes. ``"stored"``: the image as it is stored, which it brings to the size (height, width)
             that the model takes; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
-            after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes.
+            after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes;
+            ``"sound"``: samples [samples], of which it gets the rate besides.
         function: of these, and of a generator of random numbers; of a stored image also of the size.
         call: the call that makes it.
     """
@@ -98,6 +99,8 @@ class Augmentations:
         self.mixing: list[Augmentation] = []
         for one in every:
             made = _made(one)
+            if isinstance(made, Augmentation) and made.stage == "sound":
+                raise ArgumentError(f"{made!r} changes sounds, and these are images; leave it out")
             if isinstance(made, Augmentation) and made.stage in ("array", "batch"):
                 (self.on_arrays if made.stage == "array" else self.mixing).append(made)
             else:
@@ -139,6 +142,40 @@ class Augmentations:
         chosen = self.mixing[int(rng.integers(len(self.mixing)))]
         mixed: tuple[Array, Array] = chosen.function(images, shares, axes, rng)
         return mixed
+
+
+class SoundAugmentations:
+    """Several augmentations of sounds, one after the other.
+
+    Args:
+        given: augmentations, what names or calls them, and functions of the user's from float32 [samples] and a
+            generator to such samples; or one of these.
+
+    Raises:
+        BuildError: there is no augmentation of a name.
+        ArgumentError: one is something else, or changes images.
+    """
+
+    def __init__(self, given: Any) -> None:
+        alone = isinstance(given, str | Augmentation) or callable(given)
+        every: Any = [given] if alone else given
+        self.steps = [_made(one) for one in every]
+        for step in self.steps:
+            if isinstance(step, Augmentation) and step.stage != "sound":
+                raise ArgumentError(f"{step!r} changes images, and these are sounds; leave it out")
+
+    def __call__(self, samples: Array, rng: Generator, rate: int) -> Array:
+        """The changed samples at their rate; raises DataError for what is none."""
+        for step in self.steps:
+            changed = step.function(samples, rng, rate) if isinstance(step, Augmentation) else step(samples, rng)
+            changed = np.asarray(changed)
+            if changed.shape != samples.shape or changed.dtype.kind != "f":
+                raise DataError(
+                    f"augment returned {changed.dtype} of shape {list(changed.shape)}; return floating samples of "
+                    f"shape {list(samples.shape)}"
+                )
+            samples = changed.astype(np.float32)
+        return samples
 
 
 def _made(given: Any) -> Augmentation | Own:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradgraph.arguments import FINITE, FUNCTION, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.arguments import FINITE, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.augment.augmentation import Augmentation, SoundAugmentations
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
@@ -27,7 +28,7 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 SUFFIXES = (".wav", ".wave")
 MOST_SAMPLES = 1 << 28  # of a file that is read whole, and of a sound
 
-Augment = Callable[[Array, np.random.Generator], Array]
+Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Sounds(Loadable):
     """
 
     def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
-                 form: SoundForm, augment: Augment | None, threads: int) -> None:  # fmt: skip
+                 form: SoundForm, augment: SoundAugmentations | None, threads: int) -> None:  # fmt: skip
         if not files:
             raise DataError(f"{where} holds no sound ({', '.join(SUFFIXES)}); add some")
         self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
@@ -179,13 +180,7 @@ class Sounds(Loadable):
         made[max(-first, 0) : max(-first, 0) + len(sound)] = sound
         if self.augment is None or rng is None:
             return made
-        changed = np.asarray(self.augment(made, rng))
-        if changed.shape != made.shape or changed.dtype.kind != "f":
-            raise DataError(
-                f"augment returned {changed.dtype} of shape {list(changed.shape)}; return floating samples of shape "
-                f"{list(made.shape)}"
-            )
-        return changed.astype(np.float32)
+        return self.augment(made, rng, form.rate)
 
 
 def _place(rest: int, rng: np.random.Generator | None) -> int:
@@ -264,10 +259,12 @@ def _names_sound(value: Any) -> bool:
 
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 SECONDS = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
+AUGMENT = Kind("a function, an augmentation such as 'spec_augment', or a list of them",
+               lambda value: callable(value) or isinstance(value, str | Augmentation | list | tuple))  # fmt: skip
 KINDS = {
     "rate": ABOVE_ZERO.or_none(),
     "seconds": SECONDS.or_none(),
-    "augment": FUNCTION.or_none(),
+    "augment": AUGMENT.or_none(),
     "threads": ABOVE_ZERO.or_none(),
 }
 
@@ -298,8 +295,9 @@ def folder(
         rate: samples a second; by default what the model was made for (:func:`log_mel`), or the rate of the first file.
             Others are resampled by SciPy.
         seconds: how long a sound is; by default what the model takes.
-        augment: ``augment(samples, rng)`` gets float32 [samples] while a model is trained, and a generator of random
-            numbers; it returns such an array of the same size.
+        augment: what changes sounds while a model is trained: ``"spec_augment"``,
+            ``gradgraph.augment.spec_augment(time_masks=1)``, or a function, which gets float32 [samples] and a
+            generator of random numbers, and returns such an array of the same size; or a list of these.
         threads: that read; by default as many as there are cores, at most 8.
 
     Raises:
@@ -318,7 +316,11 @@ def folder(
     where = f"'{shown(path)}'"
     labels = {"": Labels(where, numbers, classes)} if classes else {}
     files = [file for some in found for file in some]
-    return Sounds(where, files, labels, None, SoundForm(rate, seconds), augment, _threads(threads))
+    return Sounds(where, files, labels, None, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
+
+
+def _augmentations(given: Augment | None) -> SoundAugmentations | None:
+    return None if given is None else SoundAugmentations(given)
 
 
 def _sounds_in(path: Path) -> list[Path]:
@@ -383,7 +385,7 @@ def table(
     if label is not None and label not in known:
         raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or leave out those rows")
     files = [begins / value for value in paths]
-    return Sounds(where, files, known, label, SoundForm(rate, seconds), augment, _threads(threads))
+    return Sounds(where, files, known, label, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
 
 
 def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
