@@ -188,15 +188,16 @@ NETWORKS = (
 )  # fmt: skip
 LINKS = {"1 Gbit/s": link_of(1, 50e-6), "10 Gbit/s": link_of(10, 20e-6), "100 Gbit/s": link_of(100, 5e-6)}
 ACCELERATOR = 50e12  # operations a second
-EVERY = 500  # steps of DiLoCo between two messages (Douillard et al. 2023)
+EVERY = {"local_sgd": 8, "diloco": 100}  # steps between two messages
 
-# what a step's message takes, by name
+# what a step's message takes, by the name that ``DataParallel(compress=…)`` and the command line have for it
 WIRES: dict[str, Callable[[Network, int, Link], float]] = {
     "dense": lambda net, ranks, link: all_reduce(ranks, net.size, link),
-    "float16": lambda net, ranks, link: all_reduce(ranks, net.size / 2, link),
-    "top-k, 1 %": lambda net, ranks, link: seconds_of(gathering(ranks, 0.01 * 2 * net.size), link),
-    "PowerSGD, rank 4": lambda net, ranks, link: all_reduce(ranks, net.low_rank(4), link),
-    "DiLoCo, every 500": lambda net, ranks, link: all_reduce(ranks, net.size, link) / EVERY,
+    "float16": lambda net, ranks, link: seconds_of(ring(ranks, net.size / 2), link),  # all-to-all, then all-gather
+    "top_k(ratio=0.01)": lambda net, ranks, link: seconds_of(gathering(ranks, 0.01 * 2 * net.size), link),
+    "power_sgd(rank=4)": lambda net, ranks, link: all_reduce(ranks, net.low_rank(4), link),
+    "local_sgd(every=8)": lambda net, ranks, link: all_reduce(ranks, net.size, link) / EVERY["local_sgd"],
+    "diloco(every=100)": lambda net, ranks, link: all_reduce(ranks, net.size, link) / EVERY["diloco"],
 }
 SPEEDS: dict[str, Callable[[Network], float]] = {
     "this processor": lambda net: net.here,

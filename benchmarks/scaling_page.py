@@ -25,7 +25,7 @@ from benchmarks.scaling import (
 
 COUNTS = (2, 8, 64, 256, 1024)  # of ranks, in tables
 DRAWN = tuple(2**i for i in range(1, 11))
-COMPRESSED = "PowerSGD, rank 4"
+COMPRESSED = "power_sgd(rank=4)"
 LATENCIES = ", ".join(f"{link.latency * 1e6:.0f} µs at {name}" for name, link in LINKS.items())
 
 INTRODUCTION = """# How far more ranks go
@@ -57,11 +57,11 @@ LIMITS = f"""
 ## What the tables leave out
 
 Latencies are assumed ({LATENCIES}), links are full and nobody else's, no rank is slower than another, reading data
-costs nothing, and the larger batch is as good a batch. Compression costs computing, which is not counted, and changes
-what is learnt: PowerSGD and top-k need error feedback, and DiLoCo is another optimizer. Bytes of compression are
-those of the papers: PowerSGD two factors of rank 4 for each matrix (Vogels et al. 2019), top-k a value and a position
-for one number in a hundred, from each rank to all (so it is dearer the more ranks there are), DiLoCo one dense
-message in 500 steps (Douillard et al. 2023).
+costs nothing, and the larger batch is as good a batch. Compression
+costs computing, which is not counted, and changes what is learnt ([what it is](../how-to/many-machines.md)).
+`power_sgd` sends
+two factors of rank 4 for each matrix (Vogels et al. 2019); `top_k` a value and a place for one number in a hundred,
+from each rank to all, so it is dearer the more ranks there are; `local_sgd` and `diloco` a dense message now and then.
 
 So: over 1 Gbit/s, dense gradients of a whole network are for processors, and an accelerator waits. What helps, in
 this order: adapters; more computing a message (`accumulate`, a larger batch); compression; a faster link.
@@ -141,7 +141,7 @@ def _wire_section() -> str:
     lines = [
         "## Compressed",
         "",
-        "The accelerator again, with 64 ranks: bytes that a rank gives to a message, and efficiency.",
+        "The accelerator again, with 64 ranks: bytes of a rank and a step, in the mean, and efficiency.",
         "",
         f"| network | wire | bytes of a step | {' | '.join(LINKS)} |",
         "|---|---|---|" + "---|" * len(LINKS),

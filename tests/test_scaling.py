@@ -87,6 +87,12 @@ def test_more_ranks_and_slower_links_are_never_better(net: scaling.Network, wire
         assert all(a < b for a, b in zip(slower, faster, strict=True))
 
 
+@pytest.mark.parametrize("wire", [name for name in WIRES if name != "dense"])
+def test_wires_are_called_as_gradgraph_calls_them(wire: str) -> None:
+    page = (scaling.ROOT / "docs" / "how-to" / "many-machines.md").read_text("utf-8")
+    assert f"| `{wire.partition('(')[0]}" in page
+
+
 def test_page_and_drawing_are_what_the_command_writes() -> None:
     told = json.loads((scaling.FOLDER / "scaling.json").read_text("utf-8"))
     again = "python -m benchmarks.scaling --page"
