@@ -205,6 +205,8 @@ CHANGES: Sequence[Change] = (
                           "onnxruntime.", type=PATH, metavar="PATH"),
         "weights": _TRAINED,
         "name": _NAME,
+        "family": _option("--family", "With --save-adapter: the names that Hugging Face has, for PEFT beside PyTorch.",
+                          type=Briefly("surgery.peft_names:FAMILIES")),
     }),
     Change("merge_adapters", "merged the adapters", {
         "(merge)": _flag("--merge", "Make adapters part of the weights."),

@@ -31,14 +31,17 @@ from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+from gradgraph.graph.shapes import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
-from gradgraph.surgery.linear_layers import Layer
+from gradgraph.surgery.linear_layers import Layer, linear_layers
 from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
+from gradgraph.surgery.peft_names import FAMILIES, Factors, Family, as_ours, for_layers, for_modules
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted, is_as_in_peft, joined
+from gradgraph.surgery.stored_weights import write_floats
 from gradgraph.surgery.weights import give_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -49,9 +52,14 @@ Array = np.ndarray[Any, Any]
 N = TypeVar("N", int, float)
 
 
-@checked(folder=PATH, name=NAMES.or_none())
+@checked(folder=PATH, name=NAMES.or_none(), family=TEXT.or_none())
 def save_adapter(
-    model: Source, folder: Path, weights: Mapping[str, Array] | Path | None = None, *, name: str | None = None
+    model: Source,
+    folder: Path,
+    weights: Mapping[str, Array] | Path | None = None,
+    *,
+    name: str | None = None,
+    family: str | None = None,
 ) -> None:
     """Write the adapters of a model, without the model, as PEFT reads them.
 
@@ -61,10 +69,14 @@ def save_adapter(
             in ``.onnx_adapter`` becomes one file of onnxruntime's adapter format (:func:`switchable`).
         weights: what a training run has made of the adapters, as for :func:`merge_adapters`.
         name: of the adapters, where the model has several.
+        family: write the names of Hugging Face's models, for PEFT beside PyTorch: ``"llama"`` for all that call their
+            projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of packed
+            layers become those of their pieces, and the other way round. By default layers keep the model's names.
 
     Raises:
-        BuildError: the model has no adapters, or several names of them.
-        UnknownNameError: it has none of this name.
+        BuildError: the model has no adapters, or several names of them; or they are not of the kinds that have other
+            names (lora, rslora, dora).
+        UnknownNameError: it has none of this name, or there is no such family.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
@@ -80,13 +92,17 @@ def save_adapter(
     if weights is not None:
         give_weights(work, weights)
     if os.fspath(folder).endswith(SUFFIX):
+        if family is not None:
+            raise BuildError(f"a file {SUFFIX} has the model's names; leave the family out")
         save_ort_adapter(work, adapters, folder)
         return
     if is_as_in_peft(work, adapters):
         arrays, config = joined(work, adapters)
+    elif family is not None:
+        arrays, config = _of_family(work, adapters, FAMILIES.named(family))
     else:
         arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
-        config = _config(work, adapters)
+        config = _config(adapters, {a.module: _rank_held(work, a) for a in adapters if _is_low_rank(a.kind)})
     target = FilePath(os.fspath(folder))
     with says_why(folder):
         target.mkdir(parents=True, exist_ok=True)
@@ -153,7 +169,33 @@ def _own_parts(rank: int, inputs: int, groups: int) -> list[tuple[slice, slice]]
     return [(slice(g * each, (g + 1) * each), slice(g * inputs, (g + 1) * inputs)) for g in range(groups)]
 
 
-def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
+def _is_low_rank(kind: str) -> bool:
+    return KINDS[kind].peft == "LORA"
+
+
+def _of_family(work: ir.Model, adapters: list[Adapter], family: Family) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Tensors and settings with the names that Hugging Face has for the layers."""
+    other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
+    if other is not None:
+        low_rank = ", ".join(filter(_is_low_rank, KINDS))
+        raise BuildError(
+            f"'{shown(other.module)}' has an adapter of kind {other.kind} on a {other.operator}, which has one name "
+            f"for all; a family names {low_rank} on linear layers"
+        )
+    layers = {layer.name: layer for layer in linear_layers(work, "*")[0]}
+    given = {a.module: Factors(*_factors(list(_as_stored(work, a).values()), a.scale)) for a in adapters}
+    found = for_modules(given, family, layers)
+    first, spread = adapters[0], KINDS[adapters[0].kind].spread
+    named = [
+        replace(first, module=m, scale=f.scale, rank=len(f.a), alpha=f.scale * spread(len(f.a)))
+        for m, f in found.items()
+    ]
+    arrays = {n: a for one in named for n, a in zip(stored_names(one), found[one.module].tensors, strict=True)}
+    return arrays, _config(named, {a.module: a.rank for a in named})
+
+
+def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
+    """The content of ``adapter_config.json``; ``ranks`` are those of the tensors of each module."""
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
@@ -163,11 +205,10 @@ def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
     if KINDS[first.kind].peft is None:
         own = {"r": first.rank, "lora_alpha": first.alpha, "lora_dropout": first.dropout}
         return {"peft_type": first.kind.upper(), **own, "target_modules": modules, **common}
-    held = {a.module: _rank_held(work, a) for a in adapters}
-    usual = Counter(held.values()).most_common(1)[0][0]
-    alphas = {a.module: a.alpha if held[a.module] == a.rank else a.scale * KINDS[a.kind].spread(held[a.module])
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    alphas = {a.module: a.alpha if ranks[a.module] == a.rank else a.scale * KINDS[a.kind].spread(ranks[a.module])
               for a in adapters}  # fmt: skip  # with which PEFT computes the same scale
-    alpha = next(alphas[m] for m, r in held.items() if r == usual)
+    alpha = next(alphas[m] for m, r in ranks.items() if r == usual)
     return {
         "peft_type": "LORA",
         "r": usual,
@@ -175,7 +216,7 @@ def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
         "lora_dropout": first.dropout,
         "use_rslora": first.kind == "rslora",
         "use_dora": first.kind == "dora",
-        "rank_pattern": {m: r for m, r in held.items() if r != usual},
+        "rank_pattern": {m: r for m, r in ranks.items() if r != usual},
         "alpha_pattern": {m: a for m, a in alphas.items() if a != alpha},
         "target_modules": modules,
         **common,
@@ -195,8 +236,10 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     """The model with the adapters of a folder that :func:`save_adapter` or PEFT has written.
 
     Args:
-        model: the base model; its modules have the names that the folder's have. It may have adapters of other names.
-        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        model: the base model. Its layers have the names that the folder's have, or those that onnxruntime-genai's
+            builder gives to Hugging Face's, packed or apart. It may have adapters of other names.
+        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``. What was trained whole there
+            (``modules_to_save``) becomes the weights of the model, as floats.
         name: what they are called in the model.
         out: write the result to this path.
 
@@ -211,6 +254,9 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     kind = _kind(settings, folder)
     work = opened(model, out)
     before = adapters_of(work)
+    arrays = _take_whole_weights(work, settings, arrays)
+    if _is_low_rank(kind):
+        settings, arrays = _by_meaning(work, kind, settings, arrays)
     of_peft = settings.peft_type == PREFIX_TYPE
     modules = {"*"} if of_peft else {_module(kind, key) for key in arrays}
     layers = adaptable(work, sorted(modules), kind, name, before)
@@ -227,6 +273,55 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     _fill(work, made, arrays, folder)
     write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
+
+
+def _take_whole_weights(work: ir.Model, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Give the model what PEFT has trained whole (``modules_to_save``), and return the other tensors."""
+    whole = [k for k in arrays if _fits(k.removeprefix(_PREFIX).rpartition(".")[0], settings.whole)]
+    layers = {as_ours(layer.name): layer for layer in linear_layers(work, "*")[0]} if whole else {}
+    vectors = {as_ours(name): value for name, value in work.graph.initializers.items()} if whole else {}
+    for key in whole:
+        name, array = as_ours(key.removeprefix(_PREFIX)), arrays[key]
+        layer, vector = layers.get(name.removesuffix(".weight")), vectors.get(name)
+        if layer is not None and array.shape == (layer.sizes if layer.kind == "Gather" else layer.sizes[::-1]):
+            write_floats(work, layer, array.T if layer.kind == "Gather" else array)
+        elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
+            set_numbers(work, vector, array.astype(vector.dtype.numpy()))
+        else:
+            raise DataError(f"'{shown(key)}' was trained whole, and the model has no weight of its name and sizes")
+    return {k: a for k, a in arrays.items() if k not in whole}
+
+
+def _by_meaning(
+    work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]
+) -> tuple[Settings, dict[str, Array]]:
+    """Give adapters the names of the model's layers, where the folder has other names for them."""
+    parts = KINDS[kind].parts
+    tensors: dict[str, list[Array]] = {}
+    for key, array in arrays.items():
+        if key.endswith(tuple(f".{part}" for part in parts)):
+            tensors.setdefault(_module(kind, key), []).append(array)
+    layers = linear_layers(work, "*")[0]
+    names = {name for layer in layers for name in (layer.name, layer.repeats)}
+    if tensors.keys() <= names:
+        return settings, arrays
+    modules = [m for m in tensors if all(f"{_PREFIX}{m}.{part}" in arrays for part in parts[: len(tensors[m])])]
+    given = {}
+    for module in modules:
+        rank, alpha = _own(settings.ranks, module, settings.rank), _own(settings.alphas, module, settings.alpha)
+        stored = [arrays[f"{_PREFIX}{module}.{part}"] for part in parts[: len(tensors[module])]]
+        given[module] = Factors(*_factors(stored, alpha / KINDS[kind].spread(rank)))
+    found = for_layers(given, [layer for layer in layers if layer.kind not in ("Conv", "Gather")])
+    others = {k: a for k, a in arrays.items() if not any(k.startswith(f"{_PREFIX}{m}.") for m in modules)}
+    moved = {f"{_PREFIX}{m}.{part}": a for m, f in found.items() for part, a in zip(parts, f.tensors, strict=False)}
+    ranks = {m: len(f.a) for m, f in found.items()}
+    alphas = {m: f.scale * KINDS[kind].spread(len(f.a)) for m, f in found.items()}
+    settings = replace(settings, ranks=ranks | dict(settings.ranks), alphas=alphas | dict(settings.alphas))
+    return settings, others | moved
+
+
+def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Array | None]:
+    return stored[0], stored[1], scale, stored[2] if len(stored) > 2 else None
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -322,6 +417,7 @@ class Settings:
         all: the whole table.
         ranks, alphas: of layers whose names patterns fit.
         inward: patterns of the layers of IA3 whose input is changed.
+        whole: patterns of the modules that have been trained whole.
     """
 
     all: Fields
@@ -333,6 +429,7 @@ class Settings:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     inward: tuple[str, ...]
+    whole: tuple[str, ...]
     is_dora: bool
     is_rslora: bool
 
@@ -350,6 +447,7 @@ def _settings(table: Fields) -> Settings:
         ranks={key: ranks.whole(key, least=1) for key in ranks.keys()},  # noqa: SIM118 - not a dict
         alphas={key: alphas.number(key) for key in alphas.keys()},  # noqa: SIM118 - not a dict
         inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
+        whole=tuple(table.texts("modules_to_save", ())) if table.value("modules_to_save") else (),
         is_dora=table.flag("use_dora", False),
         is_rslora=table.flag("use_rslora", False),
     )
@@ -377,9 +475,7 @@ def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
     return settings, arrays
 
 
-_UNKNOWN = (
-    "fan_in_fan_out",
-    "modules_to_save",
+_UNKNOWN = (  # fan_in_fan_out, of GPT-2's Conv1D, says how the base is stored; the adapter's tensors are as always
     "lora_bias",
     "layer_replication",
     "trainable_token_indices",

@@ -71,11 +71,7 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
             "is DoRA with",
         ),
         ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "all"}, DataError, "has 'bias'"),
-        (
-            {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "modules_to_save": ["head"]},
-            DataError,
-            "has 'modules_to_save'",
-        ),
+        ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "lora_bias": True}, DataError, "has 'lora_bias'"),
         ({"peft_type": "P_TUNING"}, DataError, "the type P_TUNING"),
         (
             {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
@@ -149,7 +145,7 @@ def test_a_prefix_is_stored_as_peft_has_it(llama: Any, tmp_path: Path) -> None:
         ({"num_attention_heads": 3}, "has num_attention_heads 3"),
         ({"token_dim": 4}, "has token_dim 4"),
         ({"num_transformer_submodules": 2}, "of an encoder with a decoder"),
-        ({"modules_to_save": ["score"]}, "has 'modules_to_save'"),
+        ({"lora_bias": True}, "has 'lora_bias'"),
     ],
 )
 def test_a_prefix_that_does_not_fit(llama: Any, changed: dict[str, Any], says: str, tmp_path: Path) -> None:

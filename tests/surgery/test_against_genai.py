@@ -5,8 +5,8 @@ The packages are in no extra, as they are large: ``make shipped-models`` runs th
 
 from __future__ import annotations
 
+import copy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from surgery import families
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -23,50 +24,24 @@ torch = pytest.importorskip("torch", reason="the builder reads modules of PyTorc
 transformers = pytest.importorskip("transformers", reason="the builder reads files of transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
-         "pad_token_id": 0, "tie_word_embeddings": False, "vocab_size": 98}  # fmt: skip
-FAMILIES = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES)),
-    "phi3": lambda: transformers.Phi3ForCausalLM(
-        transformers.Phi3Config(**SIZES, original_max_position_embeddings=128)
-    ),
-}
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps."
 TOKENS = [1, *(ord(letter) - ord(" ") + 3 for letter in TEXT), 2]
+WRITTEN = ("llama", "qwen2", "phi3")
 
 
-def letters_as_tokens(folder: Path) -> None:
-    """A tokenizer of one token for each printable character."""
-    from tokenizers import Tokenizer, decoders, models
-
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(ord(" ") + i): 3 + i for i in range(95)}}
-    made = Tokenizer(models.BPE(vocab=words, merges=[]))
-    made.decoder = decoders.Fuse()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
-
-
-@pytest.fixture(scope="module", params=[(f, p) for f in FAMILIES for p in ("int4", "fp16")], ids="-".join)
+@pytest.fixture(scope="module", params=[(f, p) for f in WRITTEN for p in ("int4", "fp16")], ids="-".join)
 def written(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Path]:
     """The precision, the network in PyTorch, and the folder that the builder has written."""
     family, precision = request.param
     folder = tmp_path_factory.mktemp(f"{family}-{precision}")
-    torch.manual_seed(0)
-    network = FAMILIES[family]()
-    network.save_pretrained(folder / "hf")
-    letters_as_tokens(folder / "hf")
-    words = ["-m", folder / "hf", "-i", folder / "hf", "-o", folder / "out", "-p", precision, "-e", "cpu"]
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *map(str, words)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return precision, network.float().eval(), folder / "out"
+    network = families.write_network(family, folder / "hf")
+    families.build(folder / "hf", folder / "out", precision, "cpu")
+    return precision, network, folder / "out"
 
 
 def test_scores_are_those_of_pytorch(written: tuple[str, Any, Path]) -> None:
     precision, network, folder = written
-    ids = np.random.default_rng(0).integers(3, 98, (2, 17))
+    ids = np.random.default_rng(0).integers(3, families.WORDS, (2, 17))
     wanted = network(torch.tensor(ids)).logits.detach().numpy()
     model = surgery.language_model(gg.lora(folder / "model.onnx", "*attn*", rank=2))
     found = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(ids)
@@ -108,3 +83,82 @@ def in_genai(folder: Path) -> list[int]:
         generator.generate_next_token()
         tokens.append(int(generator.get_next_tokens()[0]))
     return tokens
+
+
+# --- every family ------------------------------------------------------------------------------------------------
+
+TRAIN_IN_FLOAT32 = [f for f in families.FAMILIES if f not in ("gemma3", "smollm3")]  # the builder does not write those
+
+
+@pytest.fixture(scope="module", params=TRAIN_IN_FLOAT32)
+def family(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Path]:
+    """Its name, the network in PyTorch, and the file of float32 for the CPU."""
+    folder = tmp_path_factory.mktemp("family")
+    network = families.write_network(request.param, folder / "hf")
+    return request.param, network, families.build(folder / "hf", folder / "out", "fp32", "cpu")
+
+
+def scores(model: Any, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    model = surgery.language_model(model, keep=() if mask is None else "attention_mask")
+    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
+    return trainer.predict(ids if mask is None else {"input_ids": ids, "attention_mask": mask})
+
+
+IDS = np.random.default_rng(0).integers(3, families.WORDS, (2, 17))
+
+
+def test_a_family_gives_the_scores_of_pytorch(family: tuple[str, Any, Path]) -> None:
+    name, network, file = family
+    if name in families.NOT_AS_IN_TORCH:
+        pytest.skip("the file gives other scores in onnxruntime, too")
+    found = scores(families.adapted(file, name), IDS)
+    np.testing.assert_allclose(found, network(torch.tensor(IDS)).logits.detach().numpy(), atol=3e-6)
+
+
+def test_padding_on_the_left_changes_nothing(family: tuple[str, Any, Path]) -> None:
+    name, _, file = family
+    adapted = families.adapted(file, name)
+    padded = np.pad(IDS, ((0, 0), (4, 0)), constant_values=9)
+    mask = np.pad(np.ones_like(IDS), ((0, 0), (4, 0)))
+    np.testing.assert_allclose(scores(adapted, padded, mask)[:, 4:], scores(adapted, IDS), atol=3e-6)
+
+
+KINDS = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: str, tmp_path: Path) -> None:
+    """Trained beside PyTorch, loaded into the file; saved from there, loaded beside PyTorch."""
+    peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
+    name, network, file = family
+    if kind != "lora" and name not in ("llama", "phi3"):
+        pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", **KINDS[kind])
+    theirs = peft.get_peft_model(copy.deepcopy(network), config).eval()
+    for parameter_name, parameter in theirs.named_parameters():
+        if "lora_B" in parameter_name:  # zeros at first
+            torch.nn.init.normal_(parameter, std=0.1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    wanted = theirs(torch.tensor(IDS)).logits.detach().numpy()
+    model = surgery.load_adapter(file, tmp_path / "theirs")
+    if name not in families.NOT_AS_IN_TORCH:
+        assert np.abs(wanted - network(torch.tensor(IDS)).logits.detach().numpy()).max() > 0.05
+        np.testing.assert_allclose(scores(model, IDS), wanted, atol=3e-6)
+    surgery.save_adapter(model, tmp_path / "ours", family=families.PEFT_FAMILY.get(name, "llama"))
+    read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path / "ours").eval()
+    np.testing.assert_allclose(read(torch.tensor(IDS)).logits.detach().numpy(), wanted, atol=3e-6)
+
+
+def test_the_table_of_the_page_has_every_family() -> None:
+    table = families.PAGE.read_text().partition(families.BEGIN)[2].partition(families.END)[0]
+    named = [line.split("|")[1].replace("³", "").strip() for line in table.splitlines() if line.startswith("| ")]
+    assert named[1:] == list(families.FAMILIES)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int4"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "webgpu"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_a_cell_of_the_table_is_as_it_says(name: str, device: str, precision: str, tmp_path: Path) -> None:
+    families.write_network(name, tmp_path / "hf")
+    assert families.verdict(name, tmp_path / "hf", tmp_path / "out", precision, device) == ""

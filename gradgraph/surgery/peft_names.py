@@ -1,0 +1,272 @@
+"""PEFT's modules and a model's layers, matched by what they are, where they do not have the same names.
+
+Hugging Face calls a layer ``model.layers.0.self_attn.q_proj``; onnxruntime-genai's builder calls it
+``model.layers.0.attn.q_proj``, or packs it into ``…attn.qkv_proj``. Some families (Phi 3) are packed in PyTorch, too,
+and their gate and up projections lie apart in the file. Outputs of a packed layer are those of its pieces in their
+order. For W = [W₁; W₂] (outputs first), adapters of its pieces with Wᵢ + s·Bᵢ·Aᵢ are one adapter of it,
+
+    A = [A₁; A₂],  B = diag(B₁, B₂),
+
+with as many ranks as they have together, and those of a packed layer are adapters of its pieces that share A.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import Table
+from gradgraph.errors import BuildError, DataError, shown
+from gradgraph.surgery.linear_layers import Layer
+from gradgraph.surgery.operated import numbers_of
+
+Array = np.ndarray[Any, Any]
+
+PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
+_NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
+_PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # between a projection and its attention
+_FARTHEST = 12  # nodes between them
+
+
+@dataclass(frozen=True)
+class Family:
+    """How Hugging Face names the layers of some models, where that differs from what the builder writes.
+
+    Attributes:
+        packed: what it packs, and the builder may have apart.
+        output: its name of the projection behind an attention.
+    """
+
+    packed: tuple[str, ...] = ()
+    output: str = "o_proj"
+
+
+FAMILIES: Table[Family] = Table("family of language models")
+FAMILIES.add("llama", Family())  # and all that call their projections as it does
+FAMILIES.add("phi3", Family(packed=tuple(PIECES)))
+FAMILIES.add("phi", Family(output="dense"))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The tensors of a low-rank adapter as PEFT stores them: A (rank, inputs), B (outputs, rank), s, and magnitudes."""
+
+    a: Array
+    b: Array
+    scale: float
+    magnitude: Array | None = None
+
+    @property
+    def tensors(self) -> list[Array]:
+        """A and B, and magnitudes where they are."""
+        return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
+
+    def rows(self, begin: int, end: int) -> Factors:
+        """The adapter of the outputs from ``begin`` to ``end``."""
+        magnitude = None if self.magnitude is None else self.magnitude[begin:end]
+        return Factors(self.a, self.b[begin:end], self.scale, magnitude)
+
+
+def as_ours(module: str) -> str:
+    """A name as the builder would have it."""
+    for theirs, ours in _OURS.items():
+        module = module.replace(theirs, ours)
+    return module
+
+
+def as_theirs(layer: str, family: Family) -> str:
+    """The name that Hugging Face has for a layer of the builder's."""
+    name = layer.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
+    return re.sub(r"\.self_attn\.o_proj$", f".self_attn.{family.output}", name)
+
+
+def pieces_of(name: str) -> tuple[str, ...]:
+    """The names of the pieces of a packed layer; of another one, its own."""
+    parent, point, last = name.rpartition(".")
+    return tuple(f"{parent}{point}{piece}" for piece in PIECES.get(last, (last,)))
+
+
+# --- the tensors of packed layers ----------------------------------------------------------------------------------
+
+
+def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
+    """One adapter of outputs that lie one after the other; a piece without one keeps zeros.
+
+    Raises:
+        ValueError: some pieces have magnitudes, and not all.
+    """
+    held = [piece for piece in pieces if piece is not None]
+    magnitudes = [piece.magnitude for piece in held if piece.magnitude is not None]
+    if magnitudes and len(magnitudes) < len(pieces):
+        raise ValueError("magnitudes of some pieces alone")
+    scale = held[0].scale
+    b = np.zeros((sum(sizes), sum(len(piece.a) for piece in held)), held[0].b.dtype)
+    row = column = 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        if piece is not None:
+            of_one = piece.b if piece.scale == scale else piece.b * np.asarray(piece.scale / scale, piece.b.dtype)
+            b[row : row + size, column : column + len(piece.a)] = of_one
+            column += len(piece.a)
+        row += size
+    return Factors(np.concatenate([p.a for p in held]), b, scale, np.concatenate(magnitudes) if magnitudes else None)
+
+
+def split(whole: Factors, sizes: Sequence[int]) -> list[Factors]:
+    """The adapters of outputs that lie one after the other."""
+    ends = list(accumulate(sizes))
+    return [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
+    """The sizes of ``count`` pieces, from those that are known: gate and up are equal, and so are keys and values."""
+    if count == 2:
+        return [total // 2] * 2
+    values = known.get(1, known.get(2))
+    if values is None and 0 in known:
+        values = (total - known[0]) // 2
+    sizes = None if values is None else [total - 2 * values, values, values]
+    return sizes if sizes is not None and all(sizes[i] == size for i, size in known.items()) else None
+
+
+# --- from PEFT's modules to the model's layers ----------------------------------------------------------------------
+
+
+def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[str, Factors]:
+    """The adapters of PEFT's modules under the names of the layers that they belong to.
+
+    A module that has no layer keeps its name.
+
+    Raises:
+        DataError: two modules are one layer, or the sizes of a packed layer's pieces do not fit.
+    """
+    theirs = _by_meaning(given)
+    found: dict[str, Factors] = {}
+    used: set[str] = set()
+    apart = {as_ours(layer.name): layer for layer in layers}
+    for key, layer in apart.items():
+        names = [_found(theirs, piece) for piece in pieces_of(key)]
+        whole = _found(theirs, key)
+        packed = next((p for p in _packs(key) if _found(theirs, p)), None)
+        if whole is not None:
+            found[layer.name] = given[whole]
+            used.add(whole)
+        elif len(names) > 1 and any(names):
+            found[layer.name] = _packed(layer, [None if n is None else given[n] for n in names])
+            used.update(n for n in names if n)
+        elif packed is not None:
+            module = _found(theirs, packed) or ""
+            found[layer.name] = _piece(given[module], key, packed, apart, module)
+            used.add(module)
+    return found | {module: factors for module, factors in given.items() if module not in used}
+
+
+def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
+    """PEFT's modules by the builder's name, whole, and from the number of its layer on where one alone has that."""
+    whole = {as_ours(module): module for module in modules}
+    short: dict[str, list[str]] = {}
+    for name, module in whole.items():
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered:
+            short.setdefault(numbered[2], []).append(module)
+    return {name: of_one[0] for name, of_one in short.items() if len(of_one) == 1} | whole
+
+
+def _found(theirs: Mapping[str, str], name: str) -> str | None:
+    numbered = _NUMBERED.fullmatch(name)
+    return theirs.get(name) or (theirs.get(numbered[2]) if numbered else None)
+
+
+def _packs(name: str) -> list[str]:
+    """The packed layers of which one of this name is a piece."""
+    parent, point, last = name.rpartition(".")
+    return [f"{parent}{point}{pack}" for pack, pieces in PIECES.items() if last in pieces]
+
+
+def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
+    known = {i: len(piece.b) for i, piece in enumerate(pieces) if piece is not None}
+    sizes = _sizes_of_pieces(layer.sizes[1], known, len(pieces))
+    if sizes is None:
+        raise DataError(
+            f"the layer '{shown(layer.name)}' has {layer.sizes[1]} outputs, which do not hold pieces of "
+            f"{sorted(known.values())}"
+        )
+    try:
+        return joined(pieces, sizes)
+    except ValueError:
+        raise DataError(
+            f"the layer '{shown(layer.name)}' packs several of PEFT's, and DoRA has adapters of some alone; export the "
+            "model with them apart (fuse_qkv=false)"
+        ) from None
+
+
+def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], module: str) -> Factors:
+    names = pieces_of(packed)
+    held = [layers[n].sizes[1] if n in layers else None for n in names]
+    sizes = [size for size in held if size is not None]
+    if len(sizes) != len(names) or sum(sizes) != len(whole.b):
+        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, and the model's layers for it have {sizes}")
+    return split(whole, sizes)[names.index(key)]
+
+
+# --- from the model's layers to PEFT's modules ----------------------------------------------------------------------
+
+
+def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[str, Layer]) -> dict[str, Factors]:
+    """The adapters of the model's layers under the names that Hugging Face has for them.
+
+    Raises:
+        BuildError: it is not known where the pieces of a packed layer begin.
+    """
+    found: dict[str, Factors] = {}
+    for name, factors in given.items():
+        last = name.rpartition(".")[2]
+        if last in PIECES and last not in family.packed:
+            parts = split(factors, _sizes_in_the_model(layers[name]))
+            found |= {as_theirs(n, family): part for n, part in zip(pieces_of(name), parts, strict=True)}
+            continue
+        packed = next((p for p in _packs(name) if p.rpartition(".")[2] in family.packed), None)
+        if packed is None:
+            found[as_theirs(name, family)] = factors
+        elif as_theirs(packed, family) not in found:
+            names = pieces_of(packed)
+            sizes = [layers[n].sizes[1] for n in names if n in layers]
+            if len(sizes) != len(names):
+                raise BuildError(f"the model lacks layers of '{shown(packed)}'; leave the family out")
+            found[as_theirs(packed, family)] = joined([given.get(n) for n in names], sizes)
+    return found
+
+
+def _sizes_in_the_model(layer: Layer) -> list[int]:
+    """Where queries, keys and values begin, as the attention behind says; gate and up are equal."""
+    total, count = layer.sizes[1], len(pieces_of(layer.name))
+    if count == 2:
+        return [total // 2] * 2
+    seen: set[ir.Node] = set()
+    values = [layer.node.outputs[0]]
+    for _ in range(_FARTHEST):
+        readers = [node for value in values for node, _ in value.uses() if node not in seen]
+        for node in readers:
+            sizes = _sizes_that_it_reads(node, total)
+            if sizes is not None:
+                return sizes
+        seen.update(readers)
+        values = [v for node in readers if node.op_type in _PASSED for v in node.outputs]
+    raise BuildError(f"nothing behind '{shown(layer.name)}' says where its queries, keys and values begin")
+
+
+def _sizes_that_it_reads(node: ir.Node, total: int) -> list[int] | None:
+    if node.op_type == "GroupQueryAttention":
+        heads = (node.attributes["num_heads"].as_int(), node.attributes["kv_num_heads"].as_int())
+        size = total // (heads[0] + 2 * heads[1])
+        return [heads[0] * size, heads[1] * size, heads[1] * size]
+    if node.op_type != "Split" or len(node.outputs) != 3:
+        return None
+    sizes = numbers_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return [total // 3] * 3 if sizes is None else [int(size) for size in sizes.numpy()]

@@ -1,0 +1,177 @@
+"""Language models of each family, as onnxruntime-genai's builder writes them, and the table of those that train.
+
+``python -m tests.surgery.families --save`` writes the table of docs/how-to/language-models.md, in the environment of
+``make shipped-models``: for every family, precision and kind of device it builds a file of random weights, puts
+adapters in and trains three steps. That takes some minutes; the files go to a folder that is deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import runpy
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import gradgraph as gg
+from gradgraph import surgery
+from gradgraph.errors import ModelError
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "language-models.md"
+BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+PRECISIONS, DEVICES = ("fp32", "fp16", "bf16", "int8", "int4"), ("cpu", "cuda", "webgpu")
+WORDS = 98
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
+         "pad_token_id": 0, "tie_word_embeddings": False, "vocab_size": WORDS}  # fmt: skip
+SLIDING = {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
+LONG = {"rope_type": "longrope", "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+        "rope_theta": 1e4, "original_max_position_embeddings": 128}  # fmt: skip
+# the model's class in transformers, its configuration's, and sizes of its own
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "llama 3": ("LlamaForCausalLM", "LlamaConfig", {"rope_parameters": LLAMA_3, "tie_word_embeddings": True}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 16}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", {"original_max_position_embeddings": 128}),
+    "phi3 long": ("Phi3ForCausalLM", "Phi3Config", {"max_position_embeddings": 256, "rope_parameters": LONG,
+                                                    "original_max_position_embeddings": 128}),
+    "phi4 mini": ("Phi3ForCausalLM", "Phi3Config", {"original_max_position_embeddings": 128,
+                                                    "partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
+    "phi2": ("PhiForCausalLM", "PhiConfig", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", SLIDING | {"query_pre_attn_scalar": 16,
+                                                               "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", SLIDING | {"query_pre_attn_scalar": 16,
+                                                                   "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2}),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", {"embedding_multiplier": 2.0, "attention_multiplier": 0.3,
+                                                        "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "olmo": ("OlmoForCausalLM", "OlmoConfig", {}),
+    "nemotron": ("NemotronForCausalLM", "NemotronConfig", {}),
+    "ernie 4.5": ("Ernie4_5ForCausalLM", "Ernie4_5Config", {"head_dim": 16}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 16}),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}  # fmt: skip
+PEFT_FAMILY = {"phi3": "phi3", "phi3 long": "phi3", "phi4 mini": "phi3", "phi2": "phi"}  # of others: llama
+# the builder's files compute something else than PyTorch here, in onnxruntime, too
+NOT_AS_IN_TORCH = {"olmo", "nemotron", "phi2"}
+NOT_WRITTEN, INCOMPLETE = "the builder does not write it", "the file lacks nodes or inputs, and onnxruntime refuses it"
+
+
+def network(family: str) -> Any:
+    """The module in PyTorch, of random weights that do not depend on what was made before."""
+    import torch
+    import transformers
+
+    model, config, own = FAMILIES[family]
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, config)(**SIZES | own)).float().eval()
+    for parameter in made.parameters():
+        if parameter.ndim == 1:  # norms of ones and biases of zeros would hide faults
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return made
+
+
+def write_network(family: str, folder: Path) -> Any:
+    """The module, and its files with a tokenizer of one token for each printable character in ``folder``."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models
+
+    made = network(family)
+    made.save_pretrained(folder)
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(ord(" ") + i): 3 + i for i in range(95)}}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    return made
+
+
+def build(source: Path, out: Path, precision: str, device: str) -> Path:
+    """The file that the builder writes.
+
+    Raises:
+        Exception: of the builder, of any class.
+    """
+    words = ["builder", "-m", source, "-i", source, "-o", out, "-p", precision, "-e", device]
+    said = io.StringIO()
+    quiet = (contextlib.redirect_stdout(said), contextlib.redirect_stderr(said))
+    with mock.patch.object(sys, "argv", list(map(str, words))), quiet[0], quiet[1]:
+        runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+    return out / "model.onnx"
+
+
+def adapted(model: Path, family: str) -> Any:
+    return gg.lora(model, "*attn*" if family == "gpt-oss" else ["*attn*", "*mlp*"], rank=2)
+
+
+def verdict(family: str, source: Path, out: Path, precision: str, device: str) -> str:
+    """What became of a family: empty if its file trains."""
+    try:
+        file = build(source, out, precision, device)
+    except Exception:  # of the builder
+        return NOT_WRITTEN
+    rows = np.random.default_rng(0).integers(3, WORDS, (2, 17))
+    try:
+        model = surgery.language_model(adapted(file, family))
+    except ModelError as error:
+        if any(words in str(error) for words in ("is produced by no node", "which is no graph input", "lacks its")):
+            return INCOMPLETE
+        raise
+    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(1e-2)), device="cpu")
+    losses = [float(trainer.step(surgery.next_tokens(rows))["loss"]) for _ in range(3)]
+    assert losses[2] < losses[0], (family, precision, device, losses)
+    return ""
+
+
+def rows(families: list[str], said: Callable[[str], object] = print) -> Iterator[str]:
+    """The lines of the table."""
+    yield "| family | " + " | ".join({"cpu": "CPU", "cuda": "CUDA", "webgpu": "WebGPU"}[d] for d in DEVICES) + " |"
+    yield "|---" * (len(DEVICES) + 1) + "|"
+    for family in families:
+        with tempfile.TemporaryDirectory() as folder:
+            write_network(family, Path(folder) / "hf")
+            cells = []
+            for device in DEVICES:
+                found = {p: verdict(family, Path(folder) / "hf", Path(folder) / f"{p}-{device}", p, device)
+                         for p in PRECISIONS}  # fmt: skip
+                marks = {"": "", NOT_WRITTEN: " ¹", INCOMPLETE: " ²"}
+                cells.append(", ".join(f"~~{p}~~{marks[v]}" if v else p for p, v in found.items()))
+        line = f"| {family}{' ³' if family in NOT_AS_IN_TORCH else ''} | " + " | ".join(cells) + " |"
+        said(line)
+        yield line
+
+
+def save(lines: list[str]) -> None:
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="write the table of the page")
+    parser.add_argument("families", nargs="*", help="of these alone; they are not written")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    lines = list(rows(given.families or list(FAMILIES)))
+    if given.save and not given.families:
+        save(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""PEFT's folders fit models whose layers have other names, or are packed otherwise; NumPy says what they compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+from onnx import TensorProto, helper, numpy_helper
+
+import gradgraph as gg
+from gradgraph import surgery
+from gradgraph.errors import BuildError, DataError
+
+INPUTS = 6
+SIZES = {"q_proj": 8, "k_proj": 4, "v_proj": 4, "gate_proj": 5, "up_proj": 5, "o_proj": 3}
+PACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+MODULES = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
+           "gate_proj": "mlp", "up_proj": "mlp", "qkv_proj": "self_attn", "gate_up_proj": "mlp"}  # fmt: skip
+RNG = np.random.default_rng(0)
+BASE = {piece: RNG.normal(size=(size, INPUTS)).astype(np.float32) for piece, size in SIZES.items()}  # outputs first
+X = RNG.normal(size=(7, INPUTS)).astype(np.float32)
+
+
+def sizes_of(name: str) -> list[int]:
+    return [SIZES[piece] for piece in PACKS.get(name, (name,))]
+
+
+def network(*packed: str) -> onnx.ModelProto:
+    """Projections of ``x`` under the builder's names, joined in ``y``; ``packed`` says which are one product."""
+    nodes, weights, parts = [], [], []
+    apart = [piece for piece in SIZES if not any(piece in PACKS[pack] for pack in packed)]
+    for name in (*packed, *apart):
+        module = f"model.layers.0.{'attn' if MODULES[name] == 'self_attn' else 'mlp'}.{name}"
+        weight = np.concatenate([BASE[piece] for piece in PACKS.get(name, (name,))]).T
+        weights.append(numpy_helper.from_array(weight, f"{module}.MatMul.weight"))
+        node = f"/{module.replace('.', '/')}/MatMul"
+        nodes.append(helper.make_node("MatMul", ["x", f"{module}.MatMul.weight"], [f"{name}.out"], name=node))
+        pieces = PACKS.get(name, (name,))
+        if len(pieces) > 1:
+            weights.append(numpy_helper.from_array(np.array(sizes_of(name)), f"{name}.sizes"))
+            nodes.append(
+                helper.make_node("Split", [f"{name}.out", f"{name}.sizes"], [f"{p}.out" for p in pieces], axis=1)
+            )
+    parts = [f"{piece}.out" for piece in SIZES]
+    nodes.append(helper.make_node("Concat", parts, ["y"], axis=1))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", INPUTS])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", sum(SIZES.values())])], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+MODELS = {"apart": (), "packed": tuple(PACKS), "attention packed": ("qkv_proj",)}
+WRITTEN = {
+    "apart": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "o_proj"),
+    "queries and values alone": ("q_proj", "v_proj"),
+    "keys alone": ("k_proj",),
+    "packed": ("qkv_proj", "gate_up_proj"),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "ranks and alphas of their own": {
+        "rank_pattern": {"q_proj": 3, "qkv_proj": 1}, "alpha_pattern": {"v_proj": 7, "k_proj": 2},
+    },
+}  # fmt: skip
+
+
+def write_folder(folder: Path, modules: tuple[str, ...], settings: Mapping[str, Any]) -> np.ndarray:
+    """A folder as PEFT writes it, and what its adapters add to the outputs of the whole network."""
+    rng = np.random.default_rng(1)
+    tensors, added = {}, {piece: np.zeros((len(X), size)) for piece, size in SIZES.items()}
+    for name in modules:
+        rank = settings.get("rank_pattern", {}).get(name, 2)
+        alpha = settings.get("alpha_pattern", {}).get(name, 3)
+        scale = alpha / (np.sqrt(rank) if settings.get("use_rslora") else rank)
+        a, b = rng.normal(size=(rank, INPUTS)), rng.normal(size=(sum(sizes_of(name)), rank))
+        module = f"base_model.model.model.layers.0.{MODULES[name]}.{name}"
+        tensors[f"{module}.lora_A.weight"] = a.astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = b.astype(np.float32)
+        ends = np.cumsum(sizes_of(name))[:-1]
+        for piece, part in zip(PACKS.get(name, (name,)), np.split(scale * X @ a.T @ b.T, ends, axis=1), strict=True):
+            added[piece] += part
+    folder.mkdir(exist_ok=True)
+    safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": list(modules), **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return np.concatenate(list(added.values()), 1)
+
+
+def predicted(model: Any) -> np.ndarray:
+    return gg.Trainer(gg.build(model, "mse"), device="cpu").predict(X)
+
+
+PLAIN = np.concatenate([X @ weight.T for weight in BASE.values()], 1)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_folder_of_peft_fits_a_model_of_the_builder(model: str, written: str, settings: str, tmp_path: Path) -> None:
+    added = write_folder(tmp_path / "peft", WRITTEN[written], SETTINGS[settings])
+    found = predicted(surgery.load_adapter(network(*MODELS[model]), tmp_path / "peft"))
+    np.testing.assert_allclose(found - PLAIN, added, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+@pytest.mark.parametrize("model", MODELS)
+def test_adapters_go_to_the_names_of_a_family_and_come_back(model: str, family: str, kind: str, tmp_path: Path) -> None:
+    adapted = gg.lora(network(*MODELS[model]), "*", rank=2, kind=kind)
+    rng = np.random.default_rng(2)
+    numbers = {
+        name: (value * 1.1 if "magnitude" in name else rng.normal(size=value.shape)).astype(np.float32)
+        for name, value in gg.Trainer(gg.build(adapted, "mse"), device="cpu").state_dict().items()
+        if "lora" in name
+    }
+    surgery.save_adapter(adapted, tmp_path, numbers, family=family)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    names = {name.rpartition(".")[2] for name in config["target_modules"]}
+    assert names == ({"qkv_proj", "gate_up_proj", "o_proj"} if family == "phi3" else set(SIZES))
+    assert all(".self_attn." in name or ".mlp." in name for name in config["target_modules"])
+    trained = predicted(surgery.load_weights(adapted, numbers, strict=False))
+    assert np.abs(trained - PLAIN).max() > 0.1
+    for other in MODELS.values():
+        found = predicted(surgery.load_adapter(network(*other), tmp_path))
+        np.testing.assert_allclose(found, trained, rtol=1e-4, atol=1e-4)
+
+
+def test_names_that_a_model_has_stay(tmp_path: Path) -> None:
+    adapted = gg.lora(network("qkv_proj"), "*", rank=2)
+    surgery.save_adapter(adapted, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert "model.layers.0.attn.qkv_proj" in config["target_modules"] and not config["rank_pattern"]
+    surgery.load_adapter(network("qkv_proj"), tmp_path)
+
+
+def test_a_module_of_another_wrapper_is_found_by_the_number_of_its_layer(tmp_path: Path) -> None:
+    added = write_folder(tmp_path, ("q_proj", "o_proj"), {})
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    moved = {name.replace(".model.layers.", ".language_model.layers."): a for name, a in tensors.items()}
+    safetensors.numpy.save_file(moved, tmp_path / "adapter_model.safetensors")
+    found = predicted(surgery.load_adapter(network("qkv_proj"), tmp_path))
+    np.testing.assert_allclose(found - PLAIN, added, rtol=1e-4, atol=1e-4)
+
+
+def test_what_was_trained_whole_becomes_the_weight(tmp_path: Path) -> None:
+    added = write_folder(tmp_path, ("q_proj",), {"modules_to_save": ["o_proj"]})
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    whole = np.random.default_rng(3).normal(size=BASE["o_proj"].shape).astype(np.float32)
+    name = "base_model.model.model.layers.0.self_attn.o_proj.weight"
+    safetensors.numpy.save_file({**tensors, name: whole}, tmp_path / "adapter_model.safetensors")
+    found = predicted(surgery.load_adapter(network("qkv_proj"), tmp_path))
+    wanted = PLAIN + added
+    wanted[:, -SIZES["o_proj"] :] = X @ whole.T
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    safetensors.numpy.save_file({**tensors, name: whole[:, 1:]}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(DataError, match="was trained whole, and the model has no weight of its name and sizes"):
+        surgery.load_adapter(network(), tmp_path)
+
+
+def without(folder: Path, part: str) -> None:
+    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    kept = {name: array for name, array in tensors.items() if part not in name}
+    safetensors.numpy.save_file(kept, folder / "adapter_model.safetensors")
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    surgery.save_adapter(gg.lora(network(), "*", rank=2, kind="dora"), tmp_path, family="llama")
+    without(tmp_path, ".k_proj.")
+    with pytest.raises(DataError, match="packs several of PEFT's, and DoRA has adapters of some alone"):
+        surgery.load_adapter(network("qkv_proj"), tmp_path)
+    surgery.save_adapter(gg.lora(network(), "*", rank=2), tmp_path, family="llama")
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    key = next(name for name in tensors if ".k_proj.lora_B" in name)
+    cut = {**tensors, key: tensors[key][1:]}
+    safetensors.numpy.save_file(cut, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(DataError, match="has 16 outputs, which do not hold pieces of"):
+        surgery.load_adapter(network("qkv_proj"), tmp_path)
+    with pytest.raises(BuildError, match="has an adapter of kind ia3 on a MatMul"):
+        surgery.save_adapter(gg.lora(network(), "*", kind="ia3"), tmp_path, family="llama")
+    with pytest.raises(BuildError, match="has the model's names; leave the family out"):
+        surgery.save_adapter(gg.lora(network(), "*"), tmp_path / "a.onnx_adapter", family="llama")
