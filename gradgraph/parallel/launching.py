@@ -38,6 +38,11 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     environment = {RANKS: str(ranks)}
     if hasattr(os, "getuid") and os.getuid() == 0:  # Open MPI asks for these
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if ranks > (os.cpu_count() or 1):  # Open MPI 5 and 4 ask for these; with cores enough they would slow messages down
+        environment |= {
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        }
     child = python_command("from gradgraph.cli import main\nmain()", *arguments)
     told: list[str] = []  # the errors of ranks
 
