@@ -1,11 +1,12 @@
 """Two ranks with one thread each against one: samples a second, and what a step takes beyond computing and its message.
 
-    python -m benchmarks.parallel [resnet18 gpt] [--ranks 1 2] [--rounds 3] [--steps 10]
+    python -m benchmarks.parallel [resnet18 gpt] [--ranks 1 2] [--ways whole shared float16] [--rounds 3] [--steps 10]
 
 Needs the extras ``bench`` and ``mpi``. Each rank has a batch of the workload's size, so two ranks do twice the work.
 Jobs of one and of more ranks take turns; medians over the rounds are printed. Only where the machine is quiet and has a
 core for each rank does the ratio say anything. ``computing`` is the time in onnxruntime, ``message`` the time until all
-have added up, the rest is ours.
+have added up, the rest is ours. A way is how several ranks send: ``whole`` gradients, with ``shared`` optimizer state,
+or by the name of a compression.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["resnet18", "gpt"], choices=WORKLOADS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ways", nargs="+", default=["whole", "shared", "bfloat16", "power_sgd(rank=4)"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
-        work(arguments.names[0], arguments.steps)
+        work(arguments.names[0], arguments.steps, arguments.ways[0])
         return
     if importlib.util.find_spec("mpi4py") is None:
         sys.exit("mpi4py is not installed; pip install -e '.[mpi]'")
-    print("| workload | ranks | samples/s | x one rank | ms a step | computing | message | ours |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| workload | ranks | way | samples/s | x one rank | ms a step | computing | message | ours |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    jobs = [(ranks, way) for ranks in arguments.ranks for way in (arguments.ways if ranks > 1 else ["whole"])]
     for name in arguments.names:
         prepare(name)
-        found: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in arguments.ranks}
+        found: dict[tuple[int, str], list[dict[str, float]]] = {each: [] for each in jobs}
         for _ in range(arguments.rounds):
-            for ranks in arguments.ranks:
-                found[ranks].append(job(name, ranks, arguments.steps))
-        first = arguments.ranks[0]
-        base = statistics.median(each["step"] for each in found[first]) / first
-        for ranks in arguments.ranks:
-            middle = {part: statistics.median(each[part] for each in found[ranks]) for part in found[ranks][0]}
+            for ranks, way in jobs:
+                found[ranks, way].append(job(name, ranks, arguments.steps, way))
+        base = statistics.median(each["step"] for each in found[jobs[0]]) / jobs[0][0]
+        for ranks, way in jobs:
+            mine = found[ranks, way]
+            middle = {part: statistics.median(each[part] for each in mine) for part in mine[0]}
             ours = middle["step"] - middle["computing"] - middle["message"]
             samples = WORKLOADS[name].x.shape[0] * ranks / middle["step"]
-            print(f"| {WORKLOADS[name].title} | {ranks} | {samples:.1f} | {base * ranks / middle['step']:.2f} "
+            print(f"| {WORKLOADS[name].title} | {ranks} | {way} | {samples:.1f} | {base * ranks / middle['step']:.2f} "
                   f"| {middle['step'] * 1e3:.1f} | {middle['computing'] * 1e3:.1f} | {middle['message'] * 1e3:.1f} "
                   f"| {ours * 1e3:.2f} ({ours / middle['step']:.1%}) |", flush=True)  # fmt: skip
 
@@ -73,11 +76,11 @@ def prepare(name: str) -> None:
         subprocess.run([sys.executable, "-m", "benchmarks.prepare", name, str(folder_of(name))], check=True, cwd=ROOT)
 
 
-def job(name: str, ranks: int, steps: int) -> dict[str, float]:
+def job(name: str, ranks: int, steps: int, way: str) -> dict[str, float]:
     """The seconds of a step, and of its parts, on the first rank."""
     beside = Path(sys.executable).with_name("mpiexec")
     command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m",
-               "benchmarks.parallel", name, "--job", "--steps", str(steps)]  # fmt: skip
+               "benchmarks.parallel", name, "--job", "--steps", str(steps), "--ways", way]  # fmt: skip
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
     if ran.returncode:
@@ -86,9 +89,10 @@ def job(name: str, ranks: int, steps: int) -> dict[str, float]:
     return found
 
 
-def work(name: str, steps: int) -> None:
+def work(name: str, steps: int, way: str) -> None:
     """Time steps on one of the ranks; the first one prints medians as JSON."""
-    parallel = gg.DataParallel(check_every=0)
+    compress = None if way in ("whole", "shared") else way
+    parallel = gg.DataParallel(check_every=0, shard_state=way == "shared", compress=compress)
     step = gg.build(
         folder_of(name) / "model.onnx", WORKLOADS[name].loss, f"{OPTIMIZER}(lr={LEARNING_RATES[OPTIMIZER]})"
     )
