@@ -41,10 +41,11 @@ def build(folder: Path) -> Any:
 
 def batch(folder: Path) -> Any:
     import numpy as np
-    import onnx
 
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    dims = [d.dim_value or BATCH for d in model.graph.input[0].type.tensor_type.shape.dim]
+    from gradgraph.files.models import load_model
+
+    shape = load_model(folder / "model.onnx").graph.inputs[0].shape  # which reads no weights
+    dims = [dim if isinstance(dim, int) else BATCH for dim in (shape or ())]
     rng = np.random.default_rng(0)
     return {"x": rng.standard_normal(dims, np.float32), "target": rng.integers(0, 10, BATCH)}
 
