@@ -1,7 +1,6 @@
 """Seconds and memory of each stage of fine-tuning a large model: build, save, train, evaluate, predict, export.
 
     python -m benchmarks.large_memory [--gigabytes 2.4] [--inside] [--share-weights] [--stages build] [--folder DIR]
-    python -m benchmarks.large_memory --curve [--save] [--folder DIR]     # all sizes: see size_curve.py
 
 It writes a model with that much external data (``large_models.py``), or weights inside the .onnx, freezes all but the
 head, and runs each stage in a process of its own; then other commands, all of which take models above protobuf's 2 GB
@@ -266,19 +265,10 @@ def main() -> None:
     parser.add_argument("--share-weights", action="store_true", help="let the step folder refer to the model's file")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--folder", type=Path, help="where files are written and kept, so that a second run is sooner")
-    parser.add_argument("--curve", action="store_true", help="measure all commands at all sizes")
-    parser.add_argument("--save", action="store_true", help="write the curve into docs/how-to/large-models.md")
-    parser.add_argument("--sizes", help="gigabytes of the curve's models, by commas")
-    parser.add_argument("--places", help="where their weights lie: beside, inside or both, by a comma")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage:
         run_stage(arguments.stage, arguments.folder, arguments.share_weights)
-        return
-    if arguments.curve:
-        from benchmarks import size_curve
-
-        size_curve.run(arguments.folder, arguments.sizes, arguments.places, arguments.save)
         return
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="gradgraph-large-"))
     (folder / "export").mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import html
 import math
 from typing import Any
 
-from benchmarks.scaling import (
+from benchmarks.scaling_model import (
     ACCELERATOR,
     ALL_REDUCES,
     LINKS,

@@ -1,11 +1,13 @@
 """The memory of commands over the size of a model: a table and a drawing for docs/how-to/large-models.md.
 
-``python -m benchmarks.large_memory --curve --save``. With ``--folder``, what was measured is kept there (curve.json),
-and a second run goes on from it.
+    python -m benchmarks.size_curve [--save] [--sizes 0.1,0.5] [--places inside] [--folder DIR]
+
+With ``--folder``, what was measured is kept there (curve.json), and a second run goes on from it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import tempfile
@@ -125,3 +127,17 @@ def draw(found: Found, path: Path) -> None:
     panels[1].legend(frameon=False, fontsize="small")
     figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="write the curve into docs/how-to/large-models.md")
+    parser.add_argument("--sizes", help="gigabytes of the models, by commas")
+    parser.add_argument("--places", help="where their weights lie: beside, inside or both, by a comma")
+    parser.add_argument("--folder", type=Path, help="where files are kept")
+    given = parser.parse_args()
+    run(given.folder, given.sizes, given.places, given.save)
+
+
+if __name__ == "__main__":
+    main()

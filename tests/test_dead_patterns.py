@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,11 @@ def exported(how: str, **given: Any) -> Any:
     return getattr(trainer, how)(**given)
 
 
+def exported_file(**given: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return gg.Trainer(gg.build(MODEL), device="cpu").export_file(Path(folder) / "model.onnx", **given)
+
+
 # by callable and argument: a call with names and globs, and one that matches
 TABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gg.build(train)": (lambda p: step_of(train=p), "first.*"),
@@ -107,6 +114,7 @@ TABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "surgery.untie_weights(weights)": (lambda p: surgery.untie_weights(TIED, p), "bo*"),
     "export.inference_model(outputs)": (lambda p: inference_model(gg.build(MODEL), outputs=p), "logits"),
     "Trainer.export(outputs)": (lambda p: exported("export", outputs=p), "logits"),
+    "Trainer.export_file(outputs)": (lambda p: exported_file(outputs=p), "logits"),
     "Trainer.exported(outputs)": (lambda p: exported("exported", outputs=p), "logits"),
 }  # fmt: skip
 PER_SAMPLE = parsed("""(float[N, 4] x) => (float loss) {

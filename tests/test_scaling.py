@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import message_bytes, scaling, scaling_page
 from benchmarks.large_models import language_model
-from benchmarks.scaling import ALL_REDUCES, LINKS, NETWORKS, WIRES, Link, Message, efficiency, fitted, seconds_of
+from benchmarks.scaling_model import ALL_REDUCES, LINKS, NETWORKS, WIRES, Link, Message, efficiency, fitted, seconds_of
 
 UNIT = Link(1.0, 1e-3)  # a second a message, a millisecond a byte
 

@@ -52,6 +52,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "FlatWeights.save(path)": (lambda path: export.flat_weights(STEP).save(path), (".bin",)),
     "surgery.save_adapter(folder)": (lambda path: surgery.save_adapter(ADAPTED, path), ()),
     "Trainer.export(path)": (lambda path: gg.Trainer(STEP, device="cpu").export(path), (".onnx",)),
+    "Trainer.export_file(path)": (lambda path: gg.Trainer(STEP, device="cpu").export_file(path), (".onnx",)),
     "Trainer.save(path)": (lambda path: gg.Trainer(STEP, device="cpu").save(path), (".ckpt", ".safetensors")),
     "Trainer.fit(checkpoint)": (fit, (".ckpt", ".safetensors")),
     "Step.save(folder)": (STEP.save, ()),

@@ -20,7 +20,7 @@ from gradgraph.augment.mixing import cutmix as cutmix
 from gradgraph.augment.mixing import mixup as mixup
 from gradgraph.augment.placing import zoom as zoom
 from gradgraph.augment.policies import rand_augment as rand_augment
-from gradgraph.augment.sounds import spec_augment as spec_augment
+from gradgraph.augment.silences import spec_augment as spec_augment
 
 __all__ = ["AUGMENTATIONS", "Augmentation", *AUGMENTATIONS]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -203,8 +203,11 @@ class Diagnosis:
                 shell="try it in Python, which can name one",
             )
         if executor.team.ranks > 1:
-            raise BuildError(f"{what} runs in one process, and this trainer is one of several; make a Trainer without "
-                             "parallel for it, in a process of its own")  # fmt: skip
+            raise BuildError(
+                f"{what} runs in one process, and this trainer is one of several",
+                remedy="make a Trainer without parallel for it, in a process of its own",
+                shell="leave --ranks out",
+            )
         part = executor.named(step)
         check_accumulates(accumulate, [part])
         with executor.turns.trained(what, in_callbacks=False):

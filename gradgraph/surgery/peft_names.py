@@ -201,8 +201,8 @@ def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
         return joined(pieces, sizes)
     except ValueError:
         raise DataError(
-            f"the layer '{shown(layer.name)}' packs several of PEFT's, and DoRA has adapters of some alone; export the "
-            "model with them apart (fuse_qkv=false)"
+            f"the layer '{shown(layer.name)}' packs several of PEFT's, and DoRA has adapters of some alone; load "
+            "it into a model that has them apart"
         ) from None
 
 

@@ -373,7 +373,7 @@ class _Values:
 
 @dataclass(frozen=True)
 class _Slope:
-    """What differences are compared with: a direction, and the gradient's derivative along it.
+    """A direction, and the gradient's derivative along it, with which differences are compared.
 
     Attributes:
         shape: of the gradient.

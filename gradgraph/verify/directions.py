@@ -60,7 +60,7 @@ class Direction:
         return found
 
     def sums(self, gradient: Array) -> tuple[float, float]:
-        """Of the products with ``gradient``, and of their magnitudes."""
+        """The sums of the products with ``gradient``, and of their magnitudes."""
         flat, total, size = gradient.reshape(-1), 0.0, 0.0
         for part, numbers in self.parts():
             terms = numbers * flat[part].astype(np.float64)

@@ -10,7 +10,7 @@ import pytest
 import wav_writing
 
 import gradgraph as gg
-from gradgraph.augment.sounds import mel
+from gradgraph.augment.silences import mel
 from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.sound.sounds import Sounds
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from surgery import families
+from surgery import language_families as families
 
 import gradgraph as gg
 from gradgraph import surgery

@@ -1,8 +1,8 @@
 """Language models of each family, as onnxruntime-genai's builder writes them, and the table of those that train.
 
-``python -m tests.surgery.families --save`` writes the table of docs/how-to/language-models.md, in the environment of
-``make shipped-models``: for every family, precision and kind of device it builds a file of random weights, puts
-adapters in and trains three steps. That takes some minutes; the files go to a folder that is deleted.
+``python -m tests.surgery.language_families --save`` writes the table of docs/how-to/language-models.md, in the
+environment of ``make shipped-models``: for every family, precision and kind of device it builds a file of random
+weights, puts adapters in and trains three steps. That takes some minutes; the files go to a folder that is deleted.
 """
 
 from __future__ import annotations
