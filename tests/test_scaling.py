@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import message_bytes, scaling, scaling_page
+from benchmarks import message_bytes, scaling, scaling_model, scaling_page
 from benchmarks.large_models import language_model
 from benchmarks.scaling_model import ALL_REDUCES, LINKS, NETWORKS, WIRES, Link, Message, efficiency, fitted, seconds_of
 
@@ -34,9 +34,9 @@ def test_messages_take_what_the_formulas_say(name: str, ranks: int, seconds: flo
 
 
 def test_the_soonest_counts_and_one_rank_sends_nothing() -> None:
-    assert scaling.all_reduce(1, 1e9, UNIT) == 0
-    assert scaling.all_reduce(8, 1000, UNIT) == pytest.approx(6 + 1.75)
-    assert seconds_of(scaling.gathering(4, 1000), UNIT) == pytest.approx(3 + 3.0)
+    assert scaling_model.all_reduce(1, 1e9, UNIT) == 0
+    assert scaling_model.all_reduce(8, 1000, UNIT) == pytest.approx(6 + 1.75)
+    assert seconds_of(scaling_model.gathering(4, 1000), UNIT) == pytest.approx(3 + 3.0)
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
@@ -64,7 +64,7 @@ PARAMETERS = {"ResNet-50": 25_557_032, "BERT-base": 109_483_778, "GPT-2": 124_43
 
 
 @pytest.mark.parametrize("net", NETWORKS, ids=lambda net: net.name)
-def test_networks_have_the_weights_of_the_models(net: scaling.Network) -> None:
+def test_networks_have_the_weights_of_the_models(net: scaling_model.Network) -> None:
     assert net.numbers == PARAMETERS[net.name]
     assert net.low_rank(4) < net.size
     assert net.low_rank(10_000) == net.size
@@ -79,7 +79,7 @@ def test_efficiency_by_hand() -> None:
 
 @pytest.mark.parametrize("net", NETWORKS, ids=lambda net: net.name)
 @pytest.mark.parametrize("wire", WIRES)
-def test_more_ranks_and_slower_links_are_never_better(net: scaling.Network, wire: str) -> None:
+def test_more_ranks_and_slower_links_are_never_better(net: scaling_model.Network, wire: str) -> None:
     found = [[efficiency(net, n, link, wire) for n in scaling_page.COUNTS] for link in LINKS.values()]
     for row in found:
         assert row == sorted(row, reverse=True)

@@ -40,7 +40,7 @@ def always_due(step: Step) -> Step:
     kept = [v for v in graph.input if v.name != UPDATE]
     del graph.input[:]
     graph.input.extend(kept)
-    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.0), UPDATE))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.float32), UPDATE))
     spec = step.manifest.separate
     assert spec is not None
     fed = tuple(name for name in spec.apply.hyperparameters if name != UPDATE)

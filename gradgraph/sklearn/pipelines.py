@@ -278,11 +278,12 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
     steps = Pipeline([(f"step{i}", step) for i, step in enumerate(parts.steps)])
     opset = next(o.version for o in parts.last.trained_.step.eval.opset_import if not o.domain)
     try:
-        model = to_onnx(steps, initial_types=_types(kinds, parts.steps[0].n_features_in_),
-                        target_opset={"": opset, "ai.onnx.ml": 3})  # fmt: skip
+        written = to_onnx(steps, initial_types=_types(kinds, parts.steps[0].n_features_in_),
+                          target_opset={"": opset, "ai.onnx.ml": 3})  # fmt: skip
     except Exception as error:  # of many classes of its own
         raise ModelError(f"skl2onnx cannot write the steps before the estimator ({shown(_first_line(error))}); export "
                          "the estimator alone, or choose other steps") from None  # fmt: skip
+    model = cast("onnx.ModelProto", written)  # by its annotation it may be five other things
     if [i.name for i in model.graph.input] != list(kinds):  # it writes _ for what is no word
         renamed(model.graph, dict(zip([i.name for i in model.graph.input], kinds, strict=True)))
     read = {name for node in model.graph.node for name in node.input}

@@ -52,9 +52,11 @@ class Run(Protocol):
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """All outputs by name."""
+        ...
 
     def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
         """Each output with its name; who does not keep one has it no longer in memory."""
+        ...
 
 
 # kernels of the ReferenceEvaluator that take float64 and compute in float32 inside
@@ -429,11 +431,13 @@ class _Gradients:
 def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
     if gradient.shape != x.shape:
         return _Slope(gradient.shape)
-    for _ in range(_DRAWS):
-        direction = Direction.drawn(x, gradient, rng)
-        total, size = direction.sums(gradient)
+    direction = Direction.drawn(x, gradient, rng)
+    total, size = direction.sums(gradient)
+    for _ in range(_DRAWS - 1):
         if not abs(total) < size / 4:
             break
+        direction = Direction.drawn(x, gradient, rng)
+        total, size = direction.sums(gradient)
     return _Slope(gradient.shape, direction, total, size)
 
 
