@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,11 +28,12 @@ from gradgraph.cli.options import (
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
+from gradgraph.cli.run_ends import drawn_if_stopped, how_to_resume, where_it_diverged
 from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, check_same_data, preprocess, starting_model
-from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, readable_bytes, shown
+from gradgraph.errors import CheckpointError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
@@ -349,9 +348,9 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         team.from_first(lambda: folder.begin(trainer))
     held_out = None if run.validation is None else run.reading(model).data(run.validation, trainer.names)
     with (
-        _how_to_resume(run, folder),
-        _where_it_diverged(trainer),
-        _drawn_if_stopped(folder if team.is_first else None, trainer),
+        how_to_resume(run.checkpoint, folder, force=run.force),
+        where_it_diverged(trainer),
+        drawn_if_stopped(folder if team.is_first else None, trainer),
     ):
         history = trainer.fit(data, validation=held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
@@ -513,7 +512,7 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
         facts |= {"suggestion": curve.suggestion, "rates": curve.rates, "losses": curve.losses}
     if run.overfit:
         rates: dict[str, Any] = {"learning_rate": rate} if isinstance(rate, float) else {}
-        with _where_it_diverged(trainer):
+        with where_it_diverged(trainer):
             found = trainer.overfit(data, **rates)
         output.say(str(found))
         facts |= {"learned": found.learned, "overfit": found.losses}
@@ -536,47 +535,6 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
         output.emit_json(facts)
     elif run.find_lr and facts["suggestion"] is not None:
         output.emit(f"{facts['suggestion']:.2g}")
-
-
-@contextlib.contextmanager
-def _drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
-    """Draw the curves so far in the run's folder where the run does not come to its end."""
-    try:
-        yield
-    except BaseException:
-        if folder is not None:
-            with contextlib.suppress(GradgraphError, OSError):
-                folder.draw(trainer.history)
-        raise
-
-
-@contextlib.contextmanager
-def _how_to_resume(run: Run, folder: RunFolder | None) -> Iterator[None]:
-    """Print, after Ctrl-C or SIGTERM, the command that goes on from the checkpoint, if there is one."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        if folder is not None and run.checkpoint is not None and run.checkpoint.exists():
-            output.say(f"go on with: {shlex.join(['gradgraph', 'train', str(folder.path), '--resume'])}")
-        elif run.checkpoint is not None and run.checkpoint.exists():
-            words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
-            kept = ["--no-force"] if run.force and "--force" not in output.talk.arguments else []  # by a recipe
-            output.say(f"go on with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
-        raise
-
-
-@contextlib.contextmanager
-def _where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """Say, after a loss that is not finite, which node of the model made the first such value."""
-    try:
-        yield
-    except DivergedError as error:
-        with contextlib.suppress(GradgraphError):
-            which = (error.batch,) if error.step is None else (error.step, error.batch)
-            found = trainer.find_nonfinite(*which, **error.hyperparameters)
-            if found is not None:
-                output.say(f"the first value that is not finite: {found}")
-        raise
 
 
 def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_json: bool) -> None:
