@@ -24,6 +24,7 @@ NAMES = [
     "val_loss",
 ]
 X = np.random.default_rng(0).normal(size=(60, 2))
+EXPECTED: dict[str, Any] = {}  # of each kind, of a column that is called as nothing else is
 KINDS: dict[str, Any] = {"quantities": X.sum(1), "classes": np.where(X[:, 0] > 0, "yes", "no")}
 
 
@@ -40,7 +41,10 @@ def learnt(cli: Cli, column: str, kind: str) -> Any:
     return json.loads(ran.out)["history"]["val_loss"], predicted
 
 
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_trained_on_and_predicted_as_any_other(cli: Cli, kind: str) -> None:
-    expected = learnt(cli, "price", kind)
-    assert [name for name in NAMES if learnt(cli, name, kind) != expected] == []
+def test_it_is_trained_on_and_predicted_as_any_other(cli: Cli, kind: str, name: str) -> None:
+    if kind not in EXPECTED:
+        EXPECTED[kind] = learnt(cli, "price", kind)
+    assert learnt(cli, name, kind) == EXPECTED[kind]

@@ -42,6 +42,7 @@ def image(t: gg.Trainer) -> bytes:
     return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
+@pytest.mark.sweep(0.25)
 @ACCUMULATE
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_schedule_rests(name: str, accumulate: int | None) -> None:
@@ -72,6 +73,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(0.2)
 @ACCUMULATE
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_tried_the_same_with_a_schedule(name: str, accumulate: int | None) -> None:
@@ -88,6 +90,7 @@ def accumulated(t: gg.Trainer, batches: int, every: int) -> Any:
     t.fit(DATA, 2, 8, accumulate=every, max_steps=batches, progress=False)
 
 
+@pytest.mark.sweep(0.25)
 @pytest.mark.parametrize("rate", [0.01, optim.constant(0.01), optim.cosine(0.01, 5)], ids=["fed", "constant", "moving"])
 @pytest.mark.parametrize("options", [{"native_kernels": False}, {"in_place": True}, {}], ids=["stock", "in place", ""])
 @pytest.mark.parametrize("batches", [0, 4], ids=["new", "in the middle of an update"])
@@ -106,6 +109,7 @@ def test_a_run_goes_on_as_if_nothing_had_been_tried(rate: Any, options: dict[str
     assert image(tried) == image(plain)
 
 
+@pytest.mark.sweep(0.25)
 @pytest.mark.parametrize("backend", step_backends())
 @pytest.mark.parametrize("name", ["constant", "cosine"])
 def test_on_every_backend(backend: str, name: str) -> None:
