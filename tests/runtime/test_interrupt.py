@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import handmade
@@ -155,3 +156,30 @@ with interrupts() as received:
 """
     done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kinds", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_what_a_launcher_hands_on_again_is_no_second_wish(kinds: tuple[signal.Signals, ...], repeats: int) -> None:
+    """The same signal by several ways stops nothing at once; behind that moment the next one does."""
+    first, again = kinds
+    with interrupts(moment=1.0) as received:
+        began = time.monotonic()
+        os.kill(os.getpid(), first)
+        for _ in range(repeats):
+            os.kill(os.getpid(), again)
+            time.sleep(0.05)
+        assert received.signal == first and not received.run_options.terminate
+        time.sleep(max(0.0, began + 1.2 - time.monotonic()))
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), again)
+            time.sleep(1)
+        assert received.run_options.terminate
+
+
+def test_without_a_moment_the_second_signal_counts_at_once() -> None:
+    with interrupts() as received, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert received.run_options.terminate

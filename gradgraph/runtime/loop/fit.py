@@ -23,7 +23,7 @@ from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
 from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.course import Course
-from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
+from gradgraph.runtime.loop.interrupt import SAME_WISH, Interrupts, exit_for, interrupts, resume_sentence
 from gradgraph.runtime.loop.logs import Logs
 from gradgraph.runtime.loop.moving import MovingRates, Rate, last_rates
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
@@ -203,7 +203,7 @@ class Fit:
     def _run(self, report: Reporter) -> None:
         try:
             self._logs.begin()
-            with interrupts() as received:
+            with interrupts(SAME_WISH if self.team.ranks > 1 else 0.0) as received:
                 try:
                     self._epochs(report, received)
                 except TerminatedError:

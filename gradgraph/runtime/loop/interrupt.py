@@ -1,5 +1,7 @@
 """Ctrl-C during training: the first lets the step end, the second stops it at once.
 
+Of several processes, what comes again within a moment is the first one still.
+
 Python runs a signal handler only between two of its own instructions, so nothing happens while onnxruntime computes.
 The wake-up descriptor, however, gets a byte from the C handler immediately: a thread waits for it, counts, and at the
 second signal tells onnxruntime to stop.
@@ -8,10 +10,12 @@ second signal tells onnxruntime to stop.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -19,11 +23,17 @@ import onnxruntime as ort
 
 
 class Interrupts:
-    """A request to stop, if there was one: ``signal`` is None, SIGINT or SIGTERM."""
+    """A request to stop, if there was one: ``signal`` is None, SIGINT or SIGTERM.
 
-    def __init__(self) -> None:
+    Args:
+        moment: seconds after the first signal in which others are the same wish. A launcher hands on what its process
+            group got, too, so ranks get one wish two or three times.
+    """
+
+    def __init__(self, moment: float = 0.0) -> None:
         self.signal: int | None = None
-        self._count = 0
+        self._moment, self._first = moment, math.inf
+        self._second = threading.Event()  # wish
         self.run_options = ort.RunOptions()
         self.run_options.log_severity_level = 4
         # the default; onnxruntime's Python looks for this entry at every run, and its absence costs an exception
@@ -35,18 +45,27 @@ class Interrupts:
 
     def handle(self, number: int, _frame: object = None) -> None:
         """Note a signal: Python calls this in the main thread, between two instructions."""
-        if self.requested:
+        if not self.requested:
+            self.signal = number
+        elif self._second.wait(NOTED):  # the watching thread knows when it came
             raise KeyboardInterrupt
-        self.signal = number
 
     def note(self, data: bytes) -> None:
-        """Count signals, one byte each: the watching thread calls this also while the main thread is in onnxruntime."""
-        self._count += sum(number in HANDLED for number in data)
-        if self._count > 1:
-            self.run_options.terminate = True
+        """Note when signals come, one byte each: the watching thread calls this also while the main thread is in
+        onnxruntime.
+        """
+        now = time.monotonic()
+        for _ in filter(HANDLED.__contains__, data):
+            if self._first == math.inf:
+                self._first = now
+            elif now - self._first >= self._moment:
+                self.run_options.terminate = True
+                self._second.set()
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+NOTED = 0.1  # seconds within which the watching thread has looked at a signal
+SAME_WISH = 2.0  # seconds within which the processes of a job have got one signal by all ways
 
 
 class Watcher:
@@ -92,9 +111,13 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[Interrupts]:
-    """Handle SIGINT and SIGTERM while the block runs; outside the main thread signals stay as they are."""
-    received = Interrupts()
+def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
+    """Handle SIGINT and SIGTERM while the block runs; outside the main thread signals stay as they are.
+
+    Args:
+        moment: as for :class:`Interrupts`.
+    """
+    received = Interrupts(moment)
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
