@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.choices import BATCH_SIZE, PATH
+from gradgraph.cli.choices import BATCH_SIZE, PATH, Suggested
 from gradgraph.cli.data import AUGMENT, TARGET, Reading, check_longest, keep_tokenizer, reading_options
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.one_voice import parallel, starts
@@ -202,7 +202,7 @@ if TYPE_CHECKING:
 @placed(
     "training",
     "--compress",
-    metavar="NAME",
+    type=Suggested("parallel.data_parallel:COMPRESSIONS"),
     help="Of several processes, send gradients in fewer bytes, as top_k(ratio=0.01) does.",
 )
 @placed(

@@ -1,4 +1,5 @@
-"""The one door for parts of your own: losses, metrics, optimizers, schedules, layers, backends, adapters and rules.
+"""The one door for parts of your own: losses, metrics, optimizers, schedules, layers, backends, adapters, compressions
+and rules.
 
 A part that is registered here is one of the package's own: ``gg.build`` knows it by name, and so do the command line,
 its help, recipes, error messages and the tables of names::
@@ -82,6 +83,8 @@ from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import use_kernel
 
 if TYPE_CHECKING:
+    from gradgraph.parallel.compressions import Compression as Compression
+    from gradgraph.parallel.compressions import Messages as Messages
     from gradgraph.surgery.adapter_kinds.adapter import Adapter as Adapter
     from gradgraph.surgery.adapter_kinds.kind import Kind as AdapterKind
 
@@ -91,8 +94,10 @@ __all__ = [
     "Backend",
     "Builder",
     "Case",
+    "Compression",
     "Gradients",
     "Lowering",
+    "Messages",
     "Point",
     "Spec",
     "Sums",
@@ -103,6 +108,7 @@ __all__ = [
     "boolean",
     "case",
     "check",
+    "compression",
     "directional",
     "distinct",
     "integers",
@@ -124,7 +130,12 @@ __all__ = [
 ]
 
 
-_LATER = {"Adapter": "surgery.adapter_kinds.adapter:Adapter", "AdapterKind": "surgery.adapter_kinds.kind:Kind"}
+_LATER = {
+    "Adapter": "surgery.adapter_kinds.adapter:Adapter",
+    "AdapterKind": "surgery.adapter_kinds.kind:Kind",
+    "Compression": "parallel.compressions:Compression",
+    "Messages": "parallel.compressions:Messages",
+}
 
 
 def __dir__() -> list[str]:
@@ -286,6 +297,28 @@ def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
     return KINDS.add(name, kind)
 
 
+def compression(make: F) -> F:
+    """Register a function that makes a :class:`Compression`: then ``DataParallel(compress=…)``, ``--compress`` and
+    recipes take calls of it.
+
+    Each call makes one of its own. Its ``add_up`` is called on all ranks, for each step and each type of gradients, and
+    leaves the same bits on all; what it keeps from step to step lies in ``memory`` (``after`` is what
+    it writes), with ``remembers = True``.
+    The function's docstring is the help.
+
+    Raises:
+        ArgumentError: it is no function with a name, or makes something else.
+        BuildError: there is a compression of that name, or an argument has no default.
+    """
+    from gradgraph.parallel.compressions import Compression
+    from gradgraph.parallel.data_parallel import COMPRESSIONS
+
+    _options("compression", make, 0)
+    instance(Compression, "a gradgraph.extend.Compression").check(f"what {make.__name__} makes", make())
+    COMPRESSIONS.add(make.__name__, make)
+    return make
+
+
 def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
     """The arguments of a function that are options: those behind its ``tensors``, or those with a default.
 
@@ -296,8 +329,12 @@ def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
     known = list(inspect.signature(function).parameters.values())
     first = next((i for i, p in enumerate(known) if p.default is not p.empty), len(known))
     first = first if tensors is None else tensors
-    if len(known) < (tensors or 1) or any(p.default is p.empty for p in known[first:]):
-        needs = {"metric": "prediction, target and mask, and then options", "optimizer": "lr and other options"}
+    if len(known) < (1 if tensors is None else tensors) or any(p.default is p.empty for p in known[first:]):
+        needs = {
+            "metric": "prediction, target and mask, and then options",
+            "optimizer": "lr and other options",
+            "compression": "options",
+        }
         raise BuildError(
             f"the {what} {function.__name__} should take {needs.get(what, 'tensors, and then options')}, each with a "
             "default"

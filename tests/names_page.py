@@ -20,6 +20,7 @@ from gradgraph.metrics import METRICS
 from gradgraph.optim import modifiers
 from gradgraph.optim.recipes import FAMILIES, RECIPES
 from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS
 from gradgraph.step.finishes import FINISHES
 
@@ -29,6 +30,7 @@ LOSSES_PAGE = REFERENCE / "losses.md"
 METRICS_PAGE = REFERENCE / "metrics.md"
 OPTIMIZERS_PAGE = REFERENCE / "optimizers.md"
 IMAGES_PAGE = ROOT / "docs" / "how-to" / "images.md"
+RANKS_PAGE = ROOT / "docs" / "how-to" / "many-machines.md"
 PRECISION_PAGE = ROOT / "docs" / "how-to" / "mixed-precision.md"
 Table = Mapping[str, Callable[..., Any]]
 
@@ -47,6 +49,12 @@ def images_page() -> str:
     text = IMAGES_PAGE.read_text("utf-8")
     of_images = {name: make for name, make in AUGMENTATIONS.items() if make.__module__ != spec_augment.__module__}
     return _with_table(text, "augmentations", "call", "what it does", rows=_calls(of_images))
+
+
+def ranks_page() -> str:
+    """docs/how-to/many-machines.md with the table of compressions."""
+    text = RANKS_PAGE.read_text("utf-8")
+    return _with_table(text, "compressions", "call", "what travels", rows=_calls(COMPRESSIONS))
 
 
 def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:
@@ -120,6 +128,7 @@ PAGES = {
     METRICS_PAGE: metrics_page,
     OPTIMIZERS_PAGE: optimizers_page,
     PRECISION_PAGE: precision_page,
+    RANKS_PAGE: ranks_page,
 }
 
 if __name__ == "__main__":

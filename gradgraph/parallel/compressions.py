@@ -43,13 +43,14 @@ class Compression:
     Attributes:
         remembers: it has a memory, which a run that goes on needs.
         memory: what it keeps from step to step on this rank, by name.
+        after: what ``add_up`` has changed of it, which counts once the step does.
     """
 
     remembers = False
 
     def __init__(self) -> None:
         self.memory: dict[str, Array] = {}
-        self._after: dict[str, Array] = {}
+        self.after: dict[str, Array] = {}
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
         """Make of the gradients of this rank the sum over all.
@@ -64,8 +65,8 @@ class Compression:
 
     def settle(self) -> None:
         """The step counts: the memory is now that behind it."""
-        self.memory |= self._after
-        self._after = {}
+        self.memory |= self.after
+        self.after = {}
 
     def take(self, ranks: Sequence[Mapping[str, Array]], rank: int, count: int) -> None:
         """Go on with the memory of a checkpoint: as it was, or where there were other ranks, errors in equal parts."""
@@ -120,7 +121,7 @@ class TopK(Compression):
         team.all_gather(message.reshape(-1), [2 * count] * team.ranks)
         wanted[places] = 0
         if self.feedback:
-            self._after[part] = wanted
+            self.after[part] = wanted
         flat[...] = 0
         for its_places, numbers in message:
             flat[its_places] += numbers.view(flat.dtype)
@@ -150,11 +151,11 @@ class PowerSGD(Compression):
         left = dict(zip(wanted, (np.linalg.qr(side)[0] for side in sides), strict=True))
         right = {n: m.T @ left[n] for n, m in wanted.items()}
         for n, m in wanted.items():
-            self._after[f"{n}.error"] = m - left[n] @ right[n].T
+            self.after[f"{n}.error"] = m - left[n] @ right[n].T
         _add_up(list(right.values()), team)
         for n, matrix in matrices.items():
             matrix[...] = left[n] @ right[n].T
-            self._after[f"{n}.basis"] = right[n]
+            self.after[f"{n}.basis"] = right[n]
 
     def _is_worth_it(self, matrix: Array) -> bool:
         return matrix.ndim == 2 and sum(matrix.shape) * self.rank < matrix.size
@@ -188,24 +189,26 @@ COMPRESSIONS: Makers[Compression] = Makers(
 
 
 def float16() -> Compression:
-    """Half of the bytes; numbers above 65,504 overflow, and below 6e-8 vanish."""
+    """Each number in 16 bits; they are added up in float32. Above 65,504 they overflow, and below 6e-8 they vanish."""
     return SixteenBits(np.float16)
 
 
 def bfloat16() -> Compression:
-    """Half of the bytes, with the range of float32 and 8 bits of precision."""
+    """Likewise, with the range of float32 and 8 bits of precision."""
     return SixteenBits(ml_dtypes.bfloat16)
 
 
 @checked(ratio=_RATIO, feedback=FLAG)
 def top_k(ratio: float = 0.01, feedback: bool = True) -> Compression:
-    """The largest numbers of a gradient alone, a part ``ratio`` of all; ``feedback`` sends the others later."""
+    """The largest numbers of each rank, a part ``ratio`` of all, with their places; ``feedback`` sends the others later
+    (Stich et al., arXiv 1809.07599, algorithm 1).
+    """
     return TopK(float(ratio), bool(feedback))
 
 
 @checked(rank=_RANK)
 def power_sgd(rank: int = 2) -> Compression:
-    """A matrix of this rank for each gradient, with feedback."""
+    """Two thin matrices for each gradient, whose product has this rank (Vogels et al., arXiv 1905.13727)."""
     return PowerSGD(int(rank))
 
 

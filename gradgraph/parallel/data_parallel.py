@@ -29,7 +29,7 @@ class DataParallel:
         shard_state: each rank keeps the optimizer's state of its part of the weights alone and moves these; then all
             get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and their like outside of a fit are then
             called by all ranks.
-        compress: send gradients in fewer bytes, as ``"top_k(ratio=0.01)"`` does; docs/how-to/many-machines.md has all.
+        compress: send gradients in fewer bytes, by the name or call of a compression, as ``"top_k(ratio=0.01)"``.
         comm: a communicator of mpi4py; all processes of the job by default.
 
     Raises:
@@ -82,3 +82,8 @@ class DataParallel:
         compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own memory
         told = self._compress or ""
         return MpiTeam(self._comm, self._timeout, self._check_every, self._shard_state, compress, told)
+
+
+DataParallel.__doc__ = (DataParallel.__doc__ or "").rstrip() + "\n\n    Compressions:\n" + "".join(
+    f"\n    - ``{name}``: {' '.join((make.__doc__ or '').split())}" for name, make in COMPRESSIONS.items()
+)  # fmt: skip

@@ -73,13 +73,15 @@ class LocalSteps(Compression):
 
 @checked(every=_EVERY)
 def local_sgd(every: int = 8) -> Compression:
-    """Weights alone travel: their mean, after so many steps of each rank (Stich, arXiv 1805.09767)."""
+    """No gradients: the mean of the weights, after so many steps of each rank alone (Stich, arXiv 1805.09767)."""
     return LocalSteps(every, 1.0, 0.0)
 
 
 @checked(every=_EVERY, outer_lr=_RATE, momentum=_MOMENTUM)
 def diloco(every: int = 100, outer_lr: float = 0.7, momentum: float = 0.9) -> Compression:
-    """An outer step by Nesterov's momentum, after so many steps of each rank (Douillard et al., arXiv 2311.08105)."""
+    """Likewise; an outer step with Nesterov's momentum goes from the last common weights towards the mean (Douillard et
+    al., arXiv 2311.08105, algorithm 1).
+    """
     return LocalSteps(every, float(outer_lr), float(momentum))
 
 

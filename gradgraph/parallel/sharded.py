@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
 from gradgraph.parallel.buckets import Buckets
+from gradgraph.parallel.compressions import Messages
 from gradgraph.parallel.update_parts import NOTHING, Shards
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.binding import BoundSession, Ports
@@ -17,16 +18,6 @@ from gradgraph.runtime.execution.session import create_session, to_ortvalue
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
-
-
-class Messages(Protocol):
-    """The messages that ranks send each other."""
-
-    def all_reduce(self, array: Array) -> None:
-        """Add up this array over all ranks, in place."""
-
-    def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
 
 
 class ShardedUpdate:

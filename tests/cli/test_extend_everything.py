@@ -29,13 +29,24 @@ from gradgraph.losses import LOSSES
 from gradgraph.metrics import METRICS
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.rules.registry import RULES
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.verify.operator_status import operators
 
 ROOT = Path(__file__).parents[2]
-TABLES: tuple[dict[Any, Any], ...] = (LOSSES, METRICS, RECIPES, SCHEDULES, BACKENDS, KINDS, nn.LAYERS, RULES)
+TABLES: tuple[dict[Any, Any], ...] = (
+    LOSSES,
+    METRICS,
+    RECIPES,
+    SCHEDULES,
+    BACKENDS,
+    KINDS,
+    nn.LAYERS,
+    RULES,
+    COMPRESSIONS,
+)
 
 
 class Cubed(OpRun):
@@ -81,6 +92,11 @@ def parts() -> Iterator[None]:
         def forward(self, x: Any) -> Any:
             return x + x
 
+    @extend.compression
+    def whole_numbers(step: float = 0.25) -> extend.Compression:
+        """Multiples of ``step`` alone."""
+        return extend.Compression()
+
     extend.backend(extend.Backend("abacus", "runs wherever there are beads, and somebody who counts"))
     extend.adapter_kind("shift", extend.AdapterKind("the biases, once more", **{
         name: getattr(KINDS["bitfit"], name) for name in ("put", "parts", "rest", "axes", "layers")}))  # fmt: skip
@@ -122,6 +138,7 @@ def test_gg_build_knows_them() -> None:
 def test_the_command_line_and_recipes_know_them(cli: Cli, folder: Path) -> None:
     text = cli("build", "--help").out
     assert all(name in text for name in NAMES) and "shift" in cli("surgery", "--help").out
+    assert "whole_numbers" in cli("train", "--help").out
     words = ["build", "model.onnx", "--loss", "charbonnier", "--loss-option", "eps=0.1", "--metric", "within(bound=2)",
              "--optimizer", "sign_descent", "--schedule", "sawtooth(every=10)", "--backend", "abacus"]  # fmt: skip
     printed = cli(*words, "--print-config").out
@@ -138,9 +155,10 @@ def test_the_command_line_and_recipes_know_them(cli: Cli, folder: Path) -> None:
 
 def test_the_pages_know_them() -> None:
     tables = names_page.losses_page() + names_page.metrics_page() + names_page.optimizers_page() + backends_page()
-    for name in [*NAMES, "sawtooth"]:
+    tables += names_page.ranks_page()
+    for name in [*NAMES, "sawtooth", "whole_numbers(step=0.25)"]:
         assert f"`{name}" in tables
-    assert all(name in reference() for name in [*NAMES, "shift"])
+    assert all(name in reference() for name in [*NAMES, "shift", "whole_numbers"])
     assert any(row["operator"] == "test.everything.Cubed" and row["status"] == "rule" for row in operators())
     assert sys.modules[nn.Doubled.__module__] in families(nn, of_losses=False)
 
@@ -151,6 +169,10 @@ def a_loss(x: Any, target: Any, reduction: str = "mean") -> Any:
 
 def no_options(x: Any, target: Any) -> Any:
     return x
+
+
+def toy() -> None:
+    """Makes nothing."""
 
 
 @pytest.mark.parametrize(
@@ -172,6 +194,14 @@ def no_options(x: Any, target: Any) -> Any:
         (lambda: extend.layer(Cubed), ArgumentError, "should be a class of layers"),
         (lambda: extend.backend("web"), ArgumentError, "should be a gradgraph.extend.Backend"),
         (lambda: extend.backend(extend.Backend("web", "mine")), BuildError, "there is a backend 'web' already"),
+        (lambda: extend.compression(COMPRESSIONS["top_k"]), BuildError, "there is a compression 'top_k' already"),
+        (lambda: extend.compression(3), ArgumentError, "the compression is 3; it should be a function"),
+        (lambda: extend.compression(no_options), BuildError, "no_options should take"),
+        (
+            lambda: extend.compression(toy),
+            ArgumentError,
+            "what toy makes is None; it should be a gradgraph.extend.Comp",
+        ),
         (lambda: extend.adapter_kind("lora", KINDS["lora"]), BuildError, "there is a kind of adapter 'lora' already"),
         (lambda: extend.adapter_kind("mine", "lora"), ArgumentError, "should be a gradgraph.extend.AdapterKind"),
     ],

@@ -27,6 +27,7 @@ from gradgraph.metrics import METRICS
 from gradgraph.optim import Optimizer
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "schedule": SCHEDULES,
     "backend": BACKENDS,
     "kind of adapter": KINDS,
+    "compression": COMPRESSIONS,
 }
 # lists that say something else of names: what is public, finishes of metrics, what PEFT's files hold
 HOMES = {"gradgraph/optim/schedules.py", "gradgraph/step/finishes.py", "docs/how-to/adapters.md"}
@@ -135,6 +137,7 @@ HOMES = {"gradgraph/optim/schedules.py", "gradgraph/step/finishes.py", "docs/how
 ELSEWHERE = {
     "defaults, and examples in messages": "cross_entropy bce_with_logits adamw accuracy confusion_matrix mse "
     "cosine lora exact_match auto portable",
+    "types of numbers": "float16 bfloat16",
     "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce ece giou "
     "diou ciou retinanet detr fcos",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
@@ -23,6 +24,22 @@ from gradgraph.parallel.compressions import COMPRESSIONS  # noqa: E402
 SHAPES = {"weight": (12, 8), "kernel": (6, 2, 3), "bias": (12,)}
 STEPS = 4
 TRIED = ["float16", "bfloat16", "top_k(ratio=0.1)", "top_k(ratio=0.1, feedback=False)", "power_sgd(rank=1)"]
+
+
+OWN = "multiples(step=0.25)"  # a compression of the user's own
+
+
+def multiples(step: float = 0.25) -> gg.extend.Compression:
+    """Multiples of ``step``, in one byte."""
+
+    class Multiples(gg.extend.Compression):
+        def add_up(self, part: str, flat: Any, tensors: Any, team: gg.extend.Messages) -> None:
+            own = np.zeros((team.ranks, flat.size), np.int8)
+            own[team.rank] = np.round(flat / step)
+            team.all_gather(own.reshape(-1), [flat.size] * team.ranks)
+            flat[...] = own.sum(axis=0, dtype=np.float32) * step
+
+    return Multiples()
 
 
 def gradients(rank: int, step: int) -> dict[str, np.ndarray]:
@@ -81,7 +98,8 @@ def sums(folder: Path) -> None:
     parallel = gg.DataParallel()
     team = parallel.team()
     found = {}
-    for name in TRIED:
+    gg.extend.compression(multiples)
+    for name in [*TRIED, OWN]:
         compression = COMPRESSIONS.typed(name)
         for step in range(STEPS):
             array = flat(gradients(parallel.rank, step))
@@ -150,9 +168,16 @@ def power_sgd(rank: int, ranks: int) -> list[np.ndarray]:
     return found
 
 
+def of_multiples(step: float, ranks: int) -> list[np.ndarray]:
+    return [np.sum([np.round(flat(gradients(rank, i)) / step) * step for rank in range(ranks)], axis=0)
+            for i in range(STEPS)]  # fmt: skip
+
+
 def references(ranks: int) -> dict[str, list[np.ndarray]]:
-    return dict(zip(TRIED, [rounded(np.float16, ranks), rounded(ml_dtypes.bfloat16, ranks), top_k(0.1, True, ranks),
-                            top_k(0.1, False, ranks), power_sgd(1, ranks)], strict=True))  # fmt: skip
+    return dict(zip([*TRIED, OWN], [
+        rounded(np.float16, ranks), rounded(ml_dtypes.bfloat16, ranks), top_k(0.1, True, ranks),
+        top_k(0.1, False, ranks), power_sgd(1, ranks), of_multiples(0.25, ranks),
+    ], strict=True))  # fmt: skip
 
 
 if __name__ == "__main__":

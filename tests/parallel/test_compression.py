@@ -25,7 +25,7 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, folder / "sums.npz"
 
 
-@pytest.mark.parametrize("name", compressed.TRIED)
+@pytest.mark.parametrize("name", [*compressed.TRIED, compressed.OWN])
 def test_a_compression_is_that_of_its_paper(name: str, sums: tuple[int, Path]) -> None:
     ranks, path = sums
     found = np.load(path)
