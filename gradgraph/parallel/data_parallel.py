@@ -11,6 +11,8 @@ from gradgraph.parallel.compressions import COMPRESSIONS
 from gradgraph.parallel.mpi import world
 from gradgraph.runtime.execution.team import ALONE, Team
 
+__all__ = ["COMPRESSIONS", "DataParallel"]
+
 _POSITIVE = Kind("a number of seconds above zero", lambda value: NUMBER.fits(value) and value > 0)
 _COUNT = Kind("a whole number, 0 or above", lambda value: WHOLE.fits(value) and value >= 0)
 
