@@ -64,7 +64,7 @@ def _put_in_front(work: ir.Model, value: ir.Value, names: DataNames) -> None:
     op.finish(graph, graph[0])
     prune(work)  # of constants that others were made of
     images = {**names.images, name: {"layout": "NHWC"}}
-    data = DataNames(names.columns, names.classes, images, names.softmax)
+    data = DataNames(names.columns, names.classes, images, names.softmax, sigmoid=names.sigmoid)
     work.metadata_props.update(data.as_metadata())
 
 

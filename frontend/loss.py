@@ -60,17 +60,24 @@ class Target:
         words: what it is, for people.
         spec: what it is, for the outputs that the loss reads.
         is_labels: it holds class numbers.
+        is_sign: it holds −1 and 1.
     """
 
     name: str
     words: str
     spec: Callable[[Sequence[Var]], Spec]
     is_labels: bool = False
+    is_sign: bool = False
 
 
-def like(words: str = "as the prediction") -> Target:
+def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
     """A target of the shape and type of the first output that the loss reads."""
-    return Target("target", words, lambda outputs: over(outputs[0], range(outputs[0].rank), outputs[0].dtype))
+    return Target(
+        "target",
+        words,
+        lambda outputs: over(outputs[0], range(outputs[0].rank), outputs[0].dtype),
+        is_sign=is_sign,
+    )
 
 
 def over(output: Var, axes: Sequence[int], dtype: ir.DataType) -> Spec:

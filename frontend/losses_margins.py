@@ -104,7 +104,7 @@ def _check_power(arguments: Mapping[str, Any]) -> None:
         raise BuildError(f"multi_margin has p=1 and p=2, not {arguments['p']}")
 
 
-SIGNS = (like(words="−1 or 1, as the prediction"),)
+SIGNS = (like("−1 or 1, as the prediction", is_sign=True),)
 PADDED = (Target("target", "class numbers (int64), as the prediction, −1 behind the last", _padded_labels),)
 
 named("hinge", hinge_loss, "margin squared reduction", SIGNS, binary=True)

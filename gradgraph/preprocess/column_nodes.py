@@ -41,28 +41,47 @@ def put_before(model: ir.Model, plan: Plan) -> None:
             graph.inputs.remove(inputs[name])
 
 
-def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], bool, bool]]) -> None:
-    """Give ``model`` the outputs ``class``, text [rows], and ``probabilities``, float32 [rows, classes].
+def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], str]]) -> None:
+    """Give ``model`` the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], of the type of scores.
 
     Args:
-        model: with outputs [rows, classes].
-        scores: of each of these outputs, the names of its classes, and whether probabilities are its Softmax, or it
-            itself; of several, those that are made are called ``<output>.class`` and so on.
+        model: with outputs [rows, classes], or, of the second of two classes alone, [rows] or [rows, 1].
+        scores: of each of these outputs, the names of its classes, and the operator that makes probabilities of it
+            ("Identity" where it holds them); empty where it stands for none. Of several outputs, those that are made
+            are called ``<output>.class`` and so on.
     """
     graph = model.graph
     op = Builder(_names(graph), scope=SCOPE)
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
-    for name, (classes, is_softmax, is_probable) in scores.items():
+    for name, (classes, computed) in scores.items():
         value = next(v for v in graph.outputs if v.name == name)
+        shape = () if value.shape is None else tuple(value.shape)
         of = f"{name}." if len(scores) > 1 else ""
-        best = op.ArgMax(Var(op, value), axis=1, keepdims=0)
+        single = shape[1:] != (len(classes),)
+        best = _second(op, value, computed) if single else op.ArgMax(Var(op, value), axis=1, keepdims=0)
         called = op.emit("LabelEncoder", best, domain=ML, keys_int64s=list(range(len(classes))),
                          values_strings=list(classes), default_string="")  # fmt: skip
-        _give(op, graph, called, f"{of}{CLASS}", ir.DataType.STRING, value.shape and value.shape[:1])
-        if is_softmax or is_probable:
-            made = op.Softmax(Var(op, value), axis=1) if is_softmax else op.Identity(Var(op, value))
-            _give(op, graph, made, f"{of}{PROBABILITIES}", value.dtype, value.shape)
+        _give(op, graph, called, f"{of}{CLASS}", ir.DataType.STRING, ir.Shape(shape[:1]))
+        if computed:
+            made = _of_both(op, value, computed) if single else _computed(op, Var(op, value), computed)
+            _give(op, graph, made, f"{of}{PROBABILITIES}", value.dtype, ir.Shape([*shape[:1], len(classes)]))
     op.finish(graph)
+
+
+def _computed(op: Builder, x: Var, computed: str) -> Var:
+    return op.Softmax(x, axis=1) if computed == "Softmax" else op.emit(computed, x)
+
+
+def _second(op: Builder, value: ir.Value, computed: str) -> Var:
+    """Whether rows are called the second of two classes: int64 [rows]."""
+    middle = op.const(0.5 if computed == "Identity" else 0.0, value.dtype)
+    return op.Reshape(op.Cast(op.Greater(Var(op, value), middle), to=ir.DataType.INT64), [-1])
+
+
+def _of_both(op: Builder, value: ir.Value, computed: str) -> Var:
+    """The probabilities of both classes, [rows, 2], by the score of the second."""
+    yes = op.Reshape(_computed(op, Var(op, value), computed), [-1, 1])
+    return op.Concat(op.const(1.0, value.dtype) - yes, yes, axis=1)
 
 
 def cut_off(model: ir.Model, plan: Plan) -> None:
@@ -120,10 +139,10 @@ def _make_room(graph: ir.Graph, plan: Plan) -> None:
             value.name = op.fresh(value.name or "")
 
 
-def _give(op: Builder, graph: ir.Graph, made: Var, name: str, dtype: ir.DataType | None, shape: object) -> None:
+def _give(op: Builder, graph: ir.Graph, made: Var, name: str, dtype: ir.DataType | None, shape: ir.Shape) -> None:
     made.value.name = op.fresh(name)
     made.value.type = None if dtype is None else ir.TensorType(dtype)
-    made.value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape  # type: ignore[assignment]
+    made.value.shape = shape
     graph.outputs.append(made.value)
 
 

@@ -116,6 +116,7 @@ class DataNames:
             the tokenizer's file in place of its path.
         sounds: of an input, how sounds became its samples: arguments of ``gradgraph.sound.folder``.
         preprocess: what becomes of the columns of a table before the model reads them.
+        sigmoid: the targets of two classes whose second one has the Sigmoid of the model's only score for probability.
 
     Raises:
         ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
@@ -128,6 +129,7 @@ class DataNames:
     texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preprocess: Preprocessing | None = None
+    sigmoid: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("columns", "classes"):
@@ -136,7 +138,8 @@ class DataNames:
         for what in _READ:
             read = {name: _as_read(what, name, given) for name, given in _mapping(what, getattr(self, what)).items()}
             object.__setattr__(self, what, read)
-        object.__setattr__(self, "softmax", _names("softmax", self.softmax))
+        for name in ("softmax", "sigmoid"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
         if not isinstance(self.preprocess, Preprocessing | None):
             object.__setattr__(self, "preprocess", Preprocessing.from_data(self.preprocess))
 
@@ -153,6 +156,7 @@ class DataNames:
             {**self.texts, **other.texts},
             {**self.sounds, **other.sounds},
             other.preprocess or self.preprocess,
+            tuple(dict.fromkeys([*self.sigmoid, *other.sigmoid])),
         )
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
@@ -170,7 +174,11 @@ class DataNames:
         named = replace(self, columns=_fitting(self.columns, columns), classes=_fitting(held, classes))
         made = {} if self.preprocess is None else {n: len(own) for n, own in self.preprocess.features.items()}
         fits = all(columns.get(name) == count for name, count in made.items())
-        return replace(named, softmax=(), preprocess=self.preprocess if fits else None)
+        return replace(named.without_activations(), preprocess=self.preprocess if fits else None)
+
+    def without_activations(self) -> DataNames:
+        """These names without what a step's losses say of them."""
+        return replace(self, softmax=(), sigmoid=())
 
     # --- written and read -----------------------------------------------------------------------------------
 

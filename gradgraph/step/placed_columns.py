@@ -18,10 +18,16 @@ def compared(targets: Sequence[TargetSpec]) -> list[TargetSpec]:
     return [t for t in targets if t.name not in {SAMPLE_WEIGHT, MASK, *masks}]
 
 
+def is_one_number(target: TensorSpec) -> bool:
+    """Whether a target is a floating number for each sample: [samples], or [samples, 1]."""
+    return target.shape[1:] in ((), (1,)) and len(target.shape) > 0 and target.dtype.startswith(("float", "bfloat"))
+
+
 def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
     """The part of ``names``, another model's, that fits these inputs and targets; DataError as of ``placed``."""
     columns = {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)}
-    classes = {t.name: t.classes for t in targets if t.ignore_index is not None}
+    labels = {t.name: t.classes for t in targets if t.ignore_index is not None}
+    classes = labels or {t.name: 2 for t in compared(targets) if is_one_number(t)}  # no and yes
     return placed(names.fitting(columns, classes), inputs, targets)
 
 

@@ -87,14 +87,14 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
     Raises:
         DataError: the target has another form.
     """
-    if takes_labels(spec) or len(spec.shape) != 2 or spec.dtype.startswith(("int", "uint", "bool")):
+    if takes_labels(spec) or len(spec.shape) not in (1, 2) or spec.dtype.startswith(("int", "uint", "bool")):
         return numbers
-    width, dtype = spec.shape[1], numpy_dtype(spec.dtype)
-    if width == 1:
+    width, dtype = spec.shape[-1], numpy_dtype(spec.dtype)
+    if len(spec.shape) == 1 or width == 1:
         if classes is not None and classes > 2:
             raise DataError(f"{where} has {classes} classes, and '{shown(spec.name)}' takes one number for each image; "
                             "give two classes, or a model with an output for each class")  # fmt: skip
-        return numbers.astype(dtype)[:, None]
+        return numbers.astype(dtype).reshape((-1, 1)[: len(spec.shape)])
     if numbers.dtype.kind not in "iu" or (numbers.size and numbers.min() < 0):
         raise DataError(f"'{shown(spec.name)}' takes the share of each class, and {where} has {numbers.dtype} that are "
                         "no numbers of classes; give whole numbers from 0 on")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from gradgraph.errors import DataError, UnmatchedError, listed, shown
 from gradgraph.runtime.data.remedies import takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
+from gradgraph.step.placed_columns import is_one_number
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.loss import Loss
 
 log = logging.getLogger("gradgraph")
 
@@ -92,13 +96,25 @@ def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequen
     )
 
 
-def with_softmax(names: DataNames, manifest: Manifest) -> DataNames:
-    """``names``, with those targets of the step whose loss takes the model's scores for logits of a Softmax."""
-    return replace(names, softmax=[name for name in names.classes if is_of_softmax(name, manifest)])
+def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
+    """``names``, with those targets of the step whose loss takes the model's scores for logits of a Softmax, and those
+    of one number a sample whose loss takes it for that of a Sigmoid.
+    """
+    of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
+    single = {t.name for t in manifest.targets if is_one_number(t)}
+    return replace(
+        names,
+        softmax=[name for name, computed in of.items() if computed == "Softmax"],
+        sigmoid=[name for name, computed in of.items() if computed == "Sigmoid" and name in single],
+    )
 
 
-def is_of_softmax(target: str, manifest: Manifest) -> bool:
-    """Does the loss of a target take the model's scores for logits of a Softmax, or their logarithms?"""
+def _computed_by(loss: Loss | None) -> str:
+    return "" if loss is None else "Softmax" if loss.of_logs else loss.activation
+
+
+def loss_of(target: str, manifest: Manifest) -> Loss | None:
+    """The loss that compares a target; None where it is a function of the user's own."""
     from gradgraph.losses import LOSSES
 
     for part in manifest.parts.values():
@@ -107,9 +123,20 @@ def is_of_softmax(target: str, manifest: Manifest) -> bool:
             of_output = {f"{output}_target": call for output, call in call.get("arguments", {}).items()}
             call = of_output.get(target, {})
         if target in part.inputs and isinstance(call, Mapping) and call.get("name") in LOSSES:
-            loss = LOSSES.by_name(call["name"], **call["arguments"])
-            return loss.of_logs or loss.activation == "Softmax"
-    return False
+            return LOSSES.by_name(call["name"], **call["arguments"])
+    return None
+
+
+def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
+    """Raise DataError where classes have names, which are numbers from 0 on, and the loss takes −1 and 1."""
+    for target in names.classes:
+        loss = loss_of(target, manifest)
+        if loss is not None and any(one.is_sign for one in loss.targets):
+            raise DataError(
+                f"the classes of '{shown(target)}' are the numbers 0 and 1, and the loss {loss.name} takes −1 and 1",
+                remedy="build the step with loss='bce_with_logits', or give the numbers −1 and 1",
+                shell="add --loss bce_with_logits, or give the numbers −1 and 1",
+            )
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.matching import with_softmax
+from gradgraph.runtime.data.matching import with_activations
 from gradgraph.runtime.data.sources import Samples, Source, rows_at
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
-from gradgraph.runtime.execution.predictor import is_softmax
 from gradgraph.runtime.execution.scores import Scores, scores_in
 from gradgraph.runtime.saved.printed import Markup, html_table, image_markup
 from gradgraph.step.data_names import DataNames
@@ -132,10 +130,9 @@ class Judged:
 
 
 def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, Array, Array]:
-    if labels.ndim == 2:
-        labels = labels.argmax(1)
-    rows, called = np.arange(len(array)), array.argmax(1)
-    own = np.clip(labels, 0, array.shape[1] - 1)
+    labels = scores.labels(labels)
+    rows, called = np.arange(len(array)), scores.numbers(array)
+    own = np.clip(labels, 0, len(scores.classes) - 1)
     if not scores.has_probabilities:
         return labels, called, np.full(len(array), np.nan), array[rows, called] - array[rows, own]
     shares = scores.probabilities(array)
@@ -167,8 +164,6 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
 def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
     """Run the model on all samples, batch by batch."""
     bound, checker = executor.opened.prediction(averaged), executor.checker
-    outputs_of = ir.from_proto(executor.definition.eval).graph.outputs
-    probable = {output.name or "" for output in outputs_of if is_softmax(output)}
     found: list[Scores] = []
 
     def batches() -> Iterator[tuple[Array, Array]]:
@@ -179,7 +174,9 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
                 except DataError as error:
                     raise error.at(f"batch {i}") from None
                 outputs = bound.compute({name: feed for name, feed in feeds.items() if name in bound.inputs})
-                found[:] = found or [one for one in scores_in(names, outputs, probable) if one.target == target]
+                found[:] = found or [
+                    one for one in scores_in(names, outputs, executor.probable) if one.target == target
+                ]
                 if not found or feeds[target].ndim > 2:
                     raise DataError(f"no output has a score for each class of '{shown(target)}'; confusions are those "
                                     "of a classifier")  # fmt: skip
@@ -199,4 +196,4 @@ def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
     if spec is None:
         raise DataError("the step has no target of classes; confusions are those of a classifier")
     classes = names.classes.get(spec.name) or [str(i) for i in range(spec.classes or 0)]
-    return spec.name, with_softmax(replace(names, classes={spec.name: classes}), executor.manifest)
+    return spec.name, with_activations(replace(names, classes={spec.name: classes}), executor.manifest)

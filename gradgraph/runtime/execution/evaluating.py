@@ -90,7 +90,7 @@ class Evaluator:
             file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
             known, one = self._executor.names.updated(source.names), {n: a[0] for n, a in row.items()}
             picture = pictured(file, one, known.images)
-            names = names_of_classes(known, row, outputs)
+            names = names_of_classes(known, row, outputs, self._executor.probable)
             text = source.text_of(index, known) if isinstance(source, Samples) else ""
             found.append(WorstSample(index, value, one, alone, file, *names, picture, text))
         return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.arguments import described
@@ -39,7 +40,7 @@ from gradgraph.runtime.data.batch import (
     batch_specs,
     fixed_rows,
 )
-from gradgraph.runtime.data.matching import with_softmax
+from gradgraph.runtime.data.matching import check_numbers_mean, with_activations
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
@@ -47,6 +48,7 @@ from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.predictor import is_probable
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.session import STOCK, initial_value, to_ortvalue
 from gradgraph.runtime.execution.state import State
@@ -111,13 +113,18 @@ class Executor:
     @functools.cached_property
     def _names_of_model(self) -> DataNames:
         known = self.definition.manifest.data
-        return with_softmax(known, self.manifest) if known else known
+        return with_activations(known, self.manifest) if known else known
+
+    @functools.cached_property
+    def probable(self) -> set[str]:
+        """The outputs of the model that are probabilities."""
+        return {v.name or "" for v in ir.from_proto(self.definition.eval).graph.outputs if is_probable(v)}
 
     def learn(self, names: DataNames) -> None:
         """Match data by these names from now on, and by those that are known of other inputs and targets."""
         learnt = self.names.updated(names)
-        if names and replace(self.progress.names, softmax=()) != replace(learnt, softmax=()):
-            self.progress.names = with_softmax(learnt, self.manifest)
+        if names and self.progress.names.without_activations() != learnt.without_activations():
+            self.progress.names = with_activations(learnt, self.manifest)
 
     # --- data -----------------------------------------------------------------------------------------------
 
@@ -145,8 +152,11 @@ class Executor:
         """Data for some of several steps, matched by the names that are ``known``, or DataError."""
         known = self.names if known is None else known
         if steps is None:
-            return as_source(data, self.checker, order, known)
-        return as_source(self.read_by(steps, data), self.checker_of(steps), order, known)
+            source = as_source(data, self.checker, order, known)
+        else:
+            source = as_source(self.read_by(steps, data), self.checker_of(steps), order, known)
+        check_numbers_mean(source.names, self.manifest)
+        return source
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Likewise, to train on: a run that begins may take other names than its model knows, and says so."""

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.graph.shapes import as_dims
+from gradgraph.graph.shapes import as_dims, shape_of
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
@@ -30,7 +30,7 @@ class Predictor:
         outputs: the names of those computed.
         layouts: where they have their samples.
         names: of the data that the model was trained on.
-        probable: the outputs that are a Softmax.
+        probable: the outputs that are a Softmax, or the Sigmoid of one number a sample.
 
     Raises:
         UnknownNameError: the model has no such output.
@@ -46,7 +46,7 @@ class Predictor:
         self.outputs = list(dict.fromkeys(outputs)) or known
         self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
         self.names = DataNames.read_from(model.metadata_props)
-        self.probable = {o.name or "" for o in model.graph.outputs if is_softmax(o)}
+        self.probable = {o.name or "" for o in model.graph.outputs if is_probable(o)}
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
@@ -78,10 +78,15 @@ class Predictor:
             yield rows, found
 
 
-def is_softmax(value: ir.Value) -> bool:
-    """Is ``value`` a Softmax, over the second axis where one can see it?"""
+def is_probable(value: ir.Value) -> bool:
+    """Is ``value`` a Softmax, over the second axis where one can see it, or the Sigmoid of one number a sample?"""
     found = probabilities(value)
-    return found is not None and found.kind == "Softmax" and found.axis in (None, -1, 1)
+    if found is None:
+        return False
+    if found.kind == "Sigmoid":
+        shape = shape_of(value)
+        return shape is not None and len(shape) > 0 and shape[1:] in ((), (1,))
+    return found.axis in (None, -1, 1)
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.graph.shapes import shape_of
 from gradgraph.preprocess.column_nodes import call_classes, put_before
-from gradgraph.runtime.execution.scores import output_of
+from gradgraph.runtime.execution.scores import scores_of
 from gradgraph.step.data_names import DataNames
 
 
@@ -28,16 +28,8 @@ def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
         call_classes(model, _scores(model, names))
 
 
-def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], bool, bool]]:
-    """The outputs with a score for each class: the names of the classes, whether probabilities are the Softmax of the
-    scores, and whether the scores are probabilities.
-    """
-    found = {}
-    for target, classes in names.classes.items():
-        shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
-        output = output_of(target, [name for name, shape in shapes.items() if shape[1:] == (len(classes),)])
-        if output is not None:
-            value = next(v for v in model.graph.outputs if v.name == output)
-            is_softmax = probabilities(value) is not None
-            found[output] = (tuple(classes), target in names.softmax and not is_softmax, is_softmax)
-    return found
+def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], str]]:
+    """The outputs with scores for classes: the names of the classes, and what makes probabilities of the scores."""
+    shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
+    probable = [v.name or "" for v in model.graph.outputs if probabilities(v) is not None]
+    return {one.output: (one.classes, one.computed) for one in scores_of(names, shapes, probable)}
