@@ -105,7 +105,8 @@ def test_the_exported_file_calls_them(shape: str, end: str, loss: str, cli: Cli)
     assert ran.code == 0, ran.err
     session = ort.InferenceSession("run/trained.onnx")
     assert [o.name for o in session.get_outputs()] == ["y", "class", "probabilities"]
-    y, called, shares = session.run(None, {"a": X[:, 0].astype(np.float64), "b": X[:, 1].astype(np.float64)})
+    feeds = {"a": X[:, 0].astype(np.float64), "b": X[:, 1].astype(np.float64)}
+    y, called, shares = (np.asarray(found) for found in session.run(None, feeds))
     yes = probable(y, end)
     np.testing.assert_allclose(shares, np.stack([1 - yes, yes], 1), rtol=1e-5, atol=1e-6)
     assert called.tolist() == np.where(yes > 0.5, "yes", "no").tolist()
