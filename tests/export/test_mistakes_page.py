@@ -133,12 +133,50 @@ def test_the_page_shows_them_and_is_one_file(photos: Path, tmp_path: Path) -> No
     assert page.count('<th scope="row">') == 3
 
 
-def test_what_is_no_classifier_is_told() -> None:
+SEVERAL = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 0]], np.float32)
+TOKENS = np.array([[0, -100], [1, 2], [2, 0]])
+NAMED = gg.DataNames(classes={"target": ["a", "b", "c"]})
+NO_CLASSES: dict[str, tuple[str, str, np.ndarray, gg.DataNames | None]] = {
+    "numbers": ("rows", "mse", SEVERAL, None),
+    "several labels": ("rows", "bce_with_logits", SEVERAL, None),
+    "several labels with names": ("rows", "bce_with_logits", SEVERAL, NAMED),
+    "a row without a label": ("rows", "bce_with_logits", np.eye(3, dtype=np.float32) * [1, 0, 1], NAMED),
+    "tokens": ("tokens", "cross_entropy", TOKENS, None),
+    "tokens with names": ("tokens", "cross_entropy", TOKENS, NAMED),
+}
+
+
+@pytest.mark.parametrize("case", NO_CLASSES)
+def test_what_is_no_classifier_is_told(case: str, tmp_path: Path) -> None:
+    """And what the sentence says to do there works."""
+    kind, loss, target, names = NO_CLASSES[case]
     gg.frontend.manual_seed(0)
-    step = gg.build(gg.frontend.export(nn.Linear(2, 1), {"x": ("N", 2)}), loss="mse")
-    data = {"x": np.zeros((3, 2), np.float32), "target": np.zeros((3, 1), np.float32)}
-    with pytest.raises(gg.errors.DataError, match="confusions are those of a classifier"):
-        gg.Trainer(step, device="cpu").confusions(data)
+    sizes = ("N", 2) if kind == "rows" else ("N", "L", 2)
+    chosen: Any = gg.losses.cross_entropy(axis=-1) if kind == "tokens" else loss
+    trainer = gg.Trainer(gg.build(gg.frontend.export(nn.Linear(2, 3), {"x": sizes}), chosen), device="cpu")
+    if names is not None:
+        trainer.names = names
+    data = {"x": np.ones((3, 2) if kind == "rows" else (3, 2, 2), np.float32), "target": target.astype(
+        np.int64 if kind == "tokens" else np.float32)}  # fmt: skip
+    says = r"confusions are those of a classifier, and 'target' has no single class for each sample; look at the "
+    with pytest.raises(gg.errors.DataError, match=says + r"largest losses, with trainer\.worst"):
+        save_mistakes(trainer, data, tmp_path / "mistakes.html")
+    assert not (tmp_path / "mistakes.html").exists()
+    assert len(trainer.worst(data, 2)) == 2
+
+
+@pytest.mark.parametrize("width", [(), (1,)])
+def test_yes_or_no_without_names(width: tuple[int, ...]) -> None:
+    """One number a sample is of two classes, 0 and 1."""
+    gg.frontend.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(2, 1), *([] if width else [nn.Flatten(0)]))
+    trainer = gg.Trainer(gg.build(gg.frontend.export(layers, {"x": ("N", 2)}), "bce_with_logits"), device="cpu")
+    x = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    target = (np.arange(9) % 2).astype(np.float32)
+    table = trainer.confusions({"x": x, "target": target.reshape(9, *width)}).table
+    called = np.asarray(trainer.predict(x)).reshape(9) > 0
+    assert table.names == ("0", "1")
+    assert table.matrix.tolist() == [[np.sum((target == a) & (called == b)) for b in (0, 1)] for a in (0, 1)]
 
 
 def test_from_the_shell(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -101,12 +101,16 @@ def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
     of one number a sample whose loss takes it for that of a Sigmoid.
     """
     of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
-    single = {t.name for t in manifest.targets if is_one_number(t)}
     return replace(
         names,
         softmax=[name for name, computed in of.items() if computed == "Softmax"],
-        sigmoid=[name for name, computed in of.items() if computed == "Sigmoid" and name in single],
+        sigmoid=[t.name for t in manifest.targets if t.name in of and is_yes_or_no(t, manifest)],
     )
+
+
+def is_yes_or_no(target: TargetSpec, manifest: Manifest) -> bool:
+    """Whether a target is one number a sample, and its loss takes the model's for the logit of a Sigmoid."""
+    return is_one_number(target) and _computed_by(loss_of(target.name, manifest)) == "Sigmoid"
 
 
 def _computed_by(loss: Loss | None) -> str:

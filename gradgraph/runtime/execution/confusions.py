@@ -11,7 +11,7 @@ import numpy as np
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.matching import with_activations
+from gradgraph.runtime.data.matching import is_yes_or_no, with_activations
 from gradgraph.runtime.data.sources import Samples, Source, rows_at
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
@@ -177,9 +177,8 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
                 found[:] = found or [
                     one for one in scores_in(names, outputs, executor.probable) if one.target == target
                 ]
-                if not found or feeds[target].ndim > 2:
-                    raise DataError(f"no output has a score for each class of '{shown(target)}'; confusions are those "
-                                    "of a classifier")  # fmt: skip
+                if not found or feeds[target].ndim > 2 or _has_several(feeds[target], found[0]):
+                    raise _no_classifier(target)
                 yield feeds[target], np.array(outputs[found[0].output])
 
     parts = [_judged(labels, scores, found[0]) for labels, scores in batches()]
@@ -188,12 +187,28 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
     return Judged(found[0].classes, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+def _has_several(labels: Array, scores: Scores) -> bool:
+    """Whether a sample has more than one label, or none, in a row of numbers for the classes."""
+    if labels.ndim < 2 or scores.single:
+        return False
+    return bool(((labels > 0.5).sum(1) > 1).any() or (labels.max(1, initial=0) <= 0).any())
+
+
+def _no_classifier(target: str) -> DataError:
+    return DataError(
+        f"confusions are those of a classifier, and '{shown(target)}' has no single class for each sample",
+        remedy="look at the largest losses, with trainer.worst(data)",
+        shell="look at the largest losses, with gradgraph evaluate --worst 10",
+    )
+
+
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
     """The target whose classes are looked at, and their names: numbers, where they have none."""
     names, targets = executor.names.updated(source.names), executor.manifest.targets
     spec = next((spec for spec in targets if spec.name in names.classes), None)
     spec = spec or next((spec for spec in targets if spec.classes is not None), None)
+    spec = spec or next((spec for spec in targets if is_yes_or_no(spec, executor.manifest)), None)
     if spec is None:
-        raise DataError("the step has no target of classes; confusions are those of a classifier")
-    classes = names.classes.get(spec.name) or [str(i) for i in range(spec.classes or 0)]
+        raise _no_classifier(targets[0].name if targets else "target")
+    classes = names.classes.get(spec.name) or [str(i) for i in range(spec.classes or 2)]
     return spec.name, with_activations(replace(names, classes={spec.name: classes}), executor.manifest)
