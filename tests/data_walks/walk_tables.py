@@ -24,6 +24,7 @@ from data_walks.random_walk import (
     regression_scores,
     softmax,
 )
+from data_walks.run_laws import check_rates, check_runs
 from gradgraph.errors import GradgraphError
 from gradgraph.frontend import nn
 
@@ -579,3 +580,7 @@ def walk_tables(walk: Walk) -> None:
     _check_use(case, trainer, metrics)
     if walk.flag("renamed", 0.3):
         _check_renamed(case)
+    if walk.flag("find_lr", 0.4):
+        check_rates(walk, trainer, case.data(case.train, "rates"), case.batch)
+    if through_shell:
+        check_runs(walk, trainer)

@@ -59,7 +59,7 @@ def tar_of(photos: Path) -> Path:
     return photos.parent / "photos.tar"
 
 
-def arrays_of(photos: Path) -> dict[str, np.ndarray]:
+def arrays_of(photos: Path) -> dict[str, Any]:
     folder = gg.image_folder(photos, (8, 8), mean=MEAN, std=STD)
     return {"x": np.stack([folder[i][0] for i in range(len(folder))]), "target": folder.labels}
 
