@@ -50,9 +50,8 @@ MOST = 512 << 20  # bytes of all files: those that were not used for longest go 
 LARGEST = 64 << 20  # bytes of one model
 LEAST = 200  # nodes: smaller models open at once
 LEAST_APART = 1 << 10  # bytes of a constant from which it is taken from the step
-LARGEST_WRITTEN = (
-    64 << 20
-)  # bytes of weights beside a step that onnxruntime may write out: they lie in memory twice then
+# bytes of weights beside a step that onnxruntime may write out: they lie in memory twice then
+LARGEST_WRITTEN = 64 << 20
 _OF_THE_STEP = "gradgraph:step/"  # where such a constant is said to lie, with its name there
 _MARK = b"gradgraph opening 2\n"
 _DIGEST = hashlib.sha256().digest_size
