@@ -1,4 +1,4 @@
-"""What ``gradgraph train`` says and keeps where a run does not come to its end."""
+"""The last words of ``gradgraph train``, and what it keeps, where a run does not come to its end."""
 
 from __future__ import annotations
 
