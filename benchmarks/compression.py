@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import gradgraph as gg
-from benchmarks.sharded_memory import mpiexec
+from benchmarks.rank_jobs import told_by_ranks
 from gradgraph.frontend import nn
 
 ROOT = Path(__file__).parents[1]
@@ -40,13 +37,8 @@ def main() -> None:
     if given.job:
         work(given.names, given.epochs)
         return
-    command = [mpiexec(), "-n", str(given.ranks), sys.executable, "-m", "benchmarks.compression", "--job",
-               "--epochs", str(given.epochs), *given.names]  # fmt: skip
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        sys.exit(ran.stderr)
-    found: dict[str, dict[str, float]] = json.loads(ran.stdout)
+    words = ("--job", "--epochs", str(given.epochs), *given.names)
+    found: dict[str, dict[str, float]] = told_by_ranks(given.ranks, "benchmarks.compression", *words)
     rows = ["| compression | bytes a step a rank | loss | accuracy, held out |", "|---|---|---|---|"]
     rows += [f"| `{name}` | {row['bytes']:,.0f} | {row['loss']:.4f} | {row['accuracy']:.4f} |"
              for name, row in found.items()]  # fmt: skip

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import gradgraph as gg
+from benchmarks.rank_jobs import told_by_ranks
 from benchmarks.workloads import LEARNING_RATES, WORKLOADS
 
 ROOT = Path(__file__).parents[1]
@@ -78,14 +78,8 @@ def prepare(name: str) -> None:
 
 def job(name: str, ranks: int, steps: int, way: str) -> dict[str, float]:
     """The seconds of a step, and of its parts, on the first rank."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m",
-               "benchmarks.parallel", name, "--job", "--steps", str(steps), "--ways", way]  # fmt: skip
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        sys.exit(ran.stderr)
-    found: dict[str, float] = json.loads(ran.stdout)
+    words = (name, "--job", "--steps", str(steps), "--ways", way)
+    found: dict[str, float] = told_by_ranks(ranks, "benchmarks.parallel", *words)
     return found
 
 

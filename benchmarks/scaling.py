@@ -13,8 +13,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rank_jobs import told_by_ranks
 from benchmarks.scaling_model import REPEATS, Message
 
 ROOT = Path(__file__).parents[1]
@@ -62,13 +61,7 @@ def _bytes_of(name: str) -> int:
 
 
 def _messages(ranks: int) -> list[Message]:
-    beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m",
-               "benchmarks.scaling", "--job"]  # fmt: skip
-    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    if ran.returncode:
-        sys.exit(ran.stderr)
-    return [Message(**row) for row in json.loads(ran.stdout)]
+    return [Message(**row) for row in told_by_ranks(ranks, "benchmarks.scaling", "--job")]
 
 
 def _job() -> None:

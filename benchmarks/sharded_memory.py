@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gradgraph as gg
+from benchmarks.rank_jobs import told_by_ranks
 from gradgraph.frontend import nn
 
 ROOT = Path(__file__).parents[1]
@@ -51,19 +49,9 @@ def main() -> None:
             print(f"| {ranks} | {kind} | {slots:.1f} | {held:.1f} | {peak:.0f} | {apart:.1e} |", flush=True)
 
 
-def mpiexec() -> str:
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else "mpiexec"
-
-
 def job(ranks: int, kind: str, width: int, layers: int) -> dict[str, Any]:
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m",
-               "benchmarks.sharded_memory", "--job", kind, "--width", str(width), "--layers", str(layers)]  # fmt: skip
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        sys.exit(ran.stderr)
-    found: dict[str, Any] = json.loads(ran.stdout)
+    words = ("--job", kind, "--width", str(width), "--layers", str(layers))
+    found: dict[str, Any] = told_by_ranks(ranks, "benchmarks.sharded_memory", *words)
     return found
 
 
