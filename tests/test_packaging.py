@@ -1,5 +1,6 @@
 """A wheel holds what a checkout holds, and a file's name alone tells which file is meant."""
 
+import ast
 import re
 import sys
 from collections import Counter
@@ -63,3 +64,33 @@ def test_every_recipe_names_one_version_and_one_set_of_dependencies() -> None:
     assert listed is not None and run is not None
     wanted = dict(re.findall(r'"([\w-]+)(>=[\d.]+)', listed[1]))
     assert len(wanted) >= 8 and dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run[1])) == {"python": ">=3.10", **wanted}
+
+
+def defined(module: ast.Module) -> set[str]:
+    """All names that a module may have: what it assigns, defines or imports, wherever it does so."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def test_every_name_that_a_test_imports_of_another_is_there() -> None:
+    """Also where no test of this environment runs the import: it may stand in a function, or need other packages."""
+    tests = ROOT / "tests"
+    modules = {p: ast.parse(p.read_text()) for folder in ("tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")}
+    seen, missing = 0, []
+    for path, module in modules.items():
+        for node in (n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and n.module and not n.level):
+            place = node.module.replace(".", "/")
+            for other in (tests / place, tests.parent / place):
+                if (source := modules.get(other.with_suffix(".py"))) or (source := modules.get(other / "__init__.py")):
+                    names = defined(source) | {p.stem for p in other.glob("*")}
+                    seen += len(node.names)
+                    missing += [f"{path.name}: {node.module}.{a.name}" for a in node.names if a.name not in names]
+    assert seen > 500
+    assert missing == []

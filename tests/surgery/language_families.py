@@ -84,19 +84,24 @@ def network(family: str) -> Any:
     return made
 
 
-def write_network(family: str, folder: Path) -> Any:
-    """The module, and its files with a tokenizer of one token for each printable character in ``folder``."""
+def write_tokenizer(folder: Path) -> None:
+    """The files of a tokenizer of one token for each printable character."""
     import transformers
     from tokenizers import Tokenizer, decoders, models
 
-    made = network(family)
-    made.save_pretrained(folder)
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(ord(" ") + i): 3 + i for i in range(95)}}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     ).save_pretrained(folder)
+
+
+def write_network(family: str, folder: Path) -> Any:
+    """The module, and its files with a tokenizer in ``folder``."""
+    made = network(family)
+    made.save_pretrained(folder)
+    write_tokenizer(folder)
     return made
 
 

@@ -6,8 +6,6 @@ PEFT is in no extra, as it is large: ``make shipped-models`` runs these tests in
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
+from surgery import language_families as families
 from surgery.test_adapters import IMAGES, made, node
 
 import gradgraph as gg
@@ -246,14 +245,9 @@ def by_torch(network: Any, tokens: np.ndarray, _: Path) -> tuple[Any, dict[str, 
 def by_genai(network: Any, tokens: np.ndarray, folder: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """As onnxruntime-genai's builder writes it: GroupQueryAttention, which counts positions itself."""
     pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
-    from surgery.test_against_genai import letters_as_tokens
-
     network.save_pretrained(folder / "hf")
-    letters_as_tokens(folder / "hf")
-    words = ["-m", folder / "hf", "-i", folder / "hf", "-o", folder / "out", "-p", "fp32", "-e", "cpu"]
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *map(str, words)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return surgery.language_model(folder / "out" / "model.onnx"), {"input_ids": tokens}
+    families.write_tokenizer(folder / "hf")
+    return surgery.language_model(families.build(folder / "hf", folder / "out", "fp32", "cpu")), {"input_ids": tokens}
 
 
 PREFIXED = {"GPT-2 of PyTorch": (gpt2, by_torch), "Llama of PyTorch": (llama, by_torch),
