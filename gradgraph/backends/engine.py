@@ -8,6 +8,7 @@ at hand) become numbers first, and what follows from them is folded.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -177,6 +178,9 @@ def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
     work: ir.Model = ir.from_proto(model)
+    for value in work.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):  # the step knows its folder, and who lowers it does not
+            value.const_value.base_dir = os.devnull
     forget_functions(work)
     forget_apart(work)
     forget_detached(nodes_of(work))  # what runs is not differentiated again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,25 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import packed_products
 from gradgraph.backends.ort_cpu.cpu_lowering import packing
+from gradgraph.files import large_weights
+from gradgraph.step import folder as step_folder
 
 K, N = 128, 24
 
 
-def network(bits: int, block: int, points: bool, times: int = 1) -> onnx.ModelProto:
+def network(bits: int, block: int, points: bool, times: int = 1, rows: int = N) -> onnx.ModelProto:
     """A trained layer, and behind it products with one packed weight."""
     rng = np.random.default_rng(bits + block)
     blocks = K // block
     draw = lambda *sizes: rng.integers(0, 256, sizes, np.uint8)  # noqa: E731
     weights = {
         "w": rng.normal(size=(5, K)).astype(np.float32),
-        "packed": draw(N, blocks, block * bits // 8),
-        "scales": rng.uniform(0.01, 0.1, (N * blocks)).astype(np.float32),
-        **({"points": draw(N * -(-blocks * bits // 8))} if points else {}),
+        "packed": draw(rows, blocks, block * bits // 8),
+        "scales": rng.uniform(0.01, 0.1, (rows * blocks)).astype(np.float32),
+        **({"points": draw(rows * -(-blocks * bits // 8))} if points else {}),
     }
     names = ["packed", "scales", *(["points"] if points else [])]
-    sizes = {"K": K, "N": N, "bits": bits, "block_size": block}
+    sizes = {"K": K, "N": rows, "bits": bits, "block_size": block}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"])]
     nodes += [
         helper.make_node("MatMulNBits", ["h", *names], [f"y{i}"], domain="com.microsoft", **sizes) for i in range(times)
@@ -40,7 +43,7 @@ def network(bits: int, block: int, points: bool, times: int = 1) -> onnx.ModelPr
     nodes.append(helper.make_node("Sum", [f"y{i}" for i in range(times)], ["y"]))
     value = helper.make_tensor_value_info
     graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, ["rows", 5])],
-                              [value("y", TensorProto.FLOAT, ["rows", N])],
+                              [value("y", TensorProto.FLOAT, ["rows", rows])],
                               [numpy_helper.from_array(a, n) for n, a in weights.items()])  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -117,6 +120,32 @@ def test_a_few_rows_at_a_time_give_the_same(given: dict[str, Any], copied: bool,
     feeds = {**data, "w": w, "learning_rate": np.array(0.1, np.float32)}
     found = ort.InferenceSession(portable.SerializeToString()).run(["w.next"], feeds)[0]
     np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 16), (8, 64)])
+def test_zero_points_may_lie_beside_the_step(
+    bits: int, block: int, points: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a large table of words do. What lowers the step does not read them, wherever the process stands."""
+    for module in (step_folder, large_weights):
+        monkeypatch.setattr(module, "LEAST_BYTES", 1000)
+        monkeypatch.setattr(module, "LEAST_KEPT", 1000)
+    step = gg.build(network(bits, block, points, rows=600), "mse", gg.optim.sgd(0.1), train="w")
+    step.save(tmp_path / "step")
+    saved = gg.Step.load(tmp_path / "step").train
+    read = {name for node in saved.graph.node if node.op_type == "DequantizeLinear" for name in node.input}
+    assert all(t.data_location == TensorProto.EXTERNAL for t in saved.graph.initializer if t.name in read)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frozen.bin").write_bytes(bytes(1 << 16))
+    data = {
+        "x": np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32),
+        "target": np.zeros((3, 600), np.float32),
+    }
+    memory, disk = (gg.Trainer(s, device="cpu") for s in (step, tmp_path / "step"))
+    for _ in range(2):
+        assert disk.step(data)["loss"] == pytest.approx(memory.step(data)["loss"], rel=1e-5)
+    np.testing.assert_allclose(disk.predict(data["x"]), memory.predict(data["x"]), rtol=1e-4, atol=1e-4)
 
 
 def rows_made(model: onnx.ModelProto) -> list[int]:

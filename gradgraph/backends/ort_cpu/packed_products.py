@@ -140,7 +140,7 @@ class _Writer:
     def _by_matmul_nbits(self, product: _Product) -> Var | None:
         """The product by MatMulNBits; None where that does not take such a weight."""
         node, weight = product.node, product.weight
-        points = _zero_points(weight)
+        points = self._zero_points(weight)
         if points is None or weight.block not in _BLOCKS or weight.numbers.dtype not in _UNSIGNED:
             return None
         sizes = {"K": weight.columns, "N": weight.rows, "bits": weight.bits, "block_size": weight.block}
@@ -148,8 +148,23 @@ class _Writer:
         self.op.scope = node.name or ""
         x, numbers = self.editor.op.wrap(node.inputs[0]), self._seen_as(weight.numbers, ir.DataType.UINT8, packed)
         assert x is not None
-        inputs = [x, numbers, self.op.wrap(weight.scales), *([self.op.const(points)] if points.size else [])]
+        inputs = [x, numbers, self.op.wrap(weight.scales), *points]
         return kernel(self.op, "MatMulNBits", CONTRIB, inputs, (*(x.shape or ())[:-1], weight.rows), **sizes)
+
+    def _zero_points(self, weight: _Weight) -> list[Var] | None:
+        """The zero points as MatMulNBits takes them; none where they are what it assumes, None where it cannot."""
+        blocks = weight.columns // weight.block
+        size = weight.rows * math.ceil(blocks * weight.bits / 8)
+        if weight.points is None:
+            return [self.op.const(np.zeros(size, np.uint8))]
+        tensor, fits = weight.points.const_value, weight.bits == 8 or not blocks % 2
+        if isinstance(tensor, ir.ExternalTensor):  # nobody reads what lies beside a step before the runtime does
+            return [self._seen_as(weight.points, ir.DataType.UINT8, (size,))] if fits else None
+        if tensor is None:
+            return None
+        if (tensor.numpy().astype(np.uint8) == 2 ** (weight.bits - 1)).all():
+            return []
+        return [self.op.const(np.frombuffer(tensor.tobytes(), np.uint8))] if fits else None
 
     def _by_strips(self, product: _Product) -> Var:
         """``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` of the parts of x that meet the strips."""
@@ -207,16 +222,3 @@ class _Writer:
             self.op.constants.append(made)
             self._seen[key] = made
         return self.op.wrap(self._seen[key])
-
-
-def _zero_points(weight: _Weight) -> np.ndarray | None:
-    """The zero points as MatMulNBits takes them; empty where they are what it assumes, None where it cannot."""
-    blocks = weight.columns // weight.block
-    if weight.points is None:
-        return np.zeros(weight.rows * math.ceil(blocks * weight.bits / 8), np.uint8)
-    tensor = weight.points.const_value
-    if tensor is None:
-        return None
-    if (tensor.numpy().astype(np.uint8) == 2 ** (weight.bits - 1)).all():
-        return np.zeros(0, np.uint8)
-    return None if weight.bits == 4 and blocks % 2 else np.frombuffer(tensor.tobytes(), np.uint8)
