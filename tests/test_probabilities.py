@@ -55,9 +55,12 @@ ENDS |= WRITTEN_OUT | {
     "Softmax written out, cut": "e = Exp (z)\n t = ReduceSum (e, last)\n q = Div (e, t)\n p = Clip (q, least, most)",
     "Sigmoid written out, reshaped": "n = Neg (z)\n e = Exp (n)\n a = Add (e, most)\n q = Div (most, a)\n"
     "p = Reshape (q, shape)",
+    "Sigmoid, there and back": "s = Sigmoid (z)\n u = Unsqueeze (s, last)\n t = Transpose <perm = [2, 1, 0]> (u)\n"
+    "b = Transpose <perm = [2, 1, 0]> (t)\n i = Identity (b)\n p = Squeeze (i, last)",
     "Softmax, flattened": "s = Softmax <axis = 1> (z)\n p = Flatten (s)",
     "Softmax, squeezed": "u = Unsqueeze (z, last)\n s = Softmax <axis = 2> (u)\n p = Squeeze (s, last)",
 }
+MOVED = {"Sigmoid, reshaped", "Sigmoid written out, reshaped", "Sigmoid, there and back"}
 # what looks like one of them
 OTHER_ENDS = {
     "halves of two signs": "e = Exp (z)\n a = Add (e, most)\n q = Div (most, a)\n r = Div (e, a)\n"
@@ -126,7 +129,8 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert [o for o in step.eval.graph.output if o.name == "z"] == []
     assert words(gg.build(model, loss, output="p")), "also where it is named"
     read = "reads the logits behind it, 'z'" in words(step)
-    assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT))
+    assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT, *MOVED))
+    assert ("moved as it is" in words(step)) == (read and end in MOVED)
     if not read:
         return
     given = batch(step)

@@ -11,8 +11,8 @@ from gradgraph.autodiff.written_out import sigmoid_of, softmax_of
 from gradgraph.graph.nodes import is_standard, made_by
 
 SAME = frozenset({"Identity", "Cast"})  # what lies behind them lies in the same places
-MOVED = frozenset({"Clip", "Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose",
-                   "Unsqueeze"})  # fmt: skip
+MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+CUT = frozenset({"Clip", "Concat"})  # still probabilities; none of logits alone
 
 
 @dataclass(frozen=True)
@@ -22,25 +22,30 @@ class Probabilities:
     Attributes:
         kind: which of both.
         axis: of a Softmax that lies in the same places, from the front where its rank is known.
-        logits: what it was computed from; None if that lies in other places, or has another type.
+        logits: what it was computed from; None if that has another type, or nobody can see which places it lies in.
         negated: it was computed from the negative of ``logits``, as 1/(1 + exp(logits)) is.
+        moves: the nodes that brought a Sigmoid to its places, in order; they do to logits what they do to it.
     """
 
     kind: Literal["Softmax", "Sigmoid"]
     axis: int | None = None
     logits: ir.Value | None = None
     negated: bool = False
+    moves: tuple[ir.Node, ...] = ()
 
 
 def probabilities(value: ir.Value) -> Probabilities | None:
     """How ``value`` came to be probabilities; None where it is none, or nobody can see that it is."""
-    at, same = value, True
+    at, moves, cut = value, list[ir.Node](), False
     while (node := at.producer()) is not None and node.domain == "" and at is node.outputs[0]:
         if (found := _made_here(at)) is not None:
-            return _placed(value, found) if same else Probabilities(found.kind)
-        if node.op_type not in SAME | MOVED or not node.inputs:
+            together = cut or (moves and found.kind == "Softmax")  # logits elsewhere are not those of its axis
+            return Probabilities(found.kind) if together else _placed(value, replace(found, moves=tuple(moves)))
+        if node.op_type not in SAME | MOVES | CUT or not node.inputs:
             return None
-        same = same and node.op_type in SAME
+        cut = cut or node.op_type in CUT
+        if node.op_type in MOVES:
+            moves.insert(0, node)
         if node.op_type == "Concat":  # [1 − p, p], as of two classes
             parts = (probabilities(x) for x in node.inputs if x is not None)
             known = next((found for found in parts if found is not None), None)
@@ -65,7 +70,7 @@ def _made_here(value: ir.Value) -> Probabilities | None:
 
 
 def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
-    """``found`` for ``value``, which lies in the same places: its axis from the front, and logits that can be read."""
+    """``found`` for ``value``: its axis from the front, and logits that can be read."""
     axis, logits = found.axis, found.logits
     if axis is not None and value.shape is not None and len(value.shape):
         axis %= len(value.shape)

@@ -31,23 +31,30 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
             continue
         doubt = _doubt(term, name, found)
         logits = found.logits if found.kind == term.loss.activation and _over_classes(graph, term, found) else None
-        if logits is None or not logits.name or (named and found.negated):
+        if logits is None or not logits.name or (named and (found.negated or found.moves)):
             findings.append(doubt)
         elif named:
             findings.append(replace(doubt, remedy=f"name the logits behind it, '{shown(logits.name)}'"))
         else:
-            read = f"'{shown(logits.name)}'"
-            taken[name] = _negative(graph, logits) if found.negated else logits.name
-            of = f"the negative of {read}" if found.negated else read
-            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, {of}"))
+            read = f"{'the negative of ' * found.negated}'{shown(logits.name)}'{', moved as it is' * bool(found.moves)}"
+            taken[name] = _as_output(graph, logits, found)
+            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, {read}"))
     return taken, findings
 
 
-def _negative(graph: ir.Graph, value: ir.Value) -> str:
-    """The name of ``-value``, which is added to the graph."""
+def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
+    """The name of logits that lie as the probabilities do; where they do not, they are added to the graph."""
+    assert logits.name is not None
+    if not found.negated and not found.moves:
+        return logits.name
     op = Builder(value_names(graph))
-    negative = op.like(-op.wrap(value), op.wrap(value)).value
-    name = op.nodes[-1].name = negative.name = op.fresh(f"{value.name}.negative")
+    at = op.wrap(logits)
+    at = op.like(-at, at) if found.negated else at
+    for move in found.moves:
+        others = [op.wrap(x) for x in move.inputs[1:]]
+        at = op.emit(move.op_type, at, *others, **{a.name: a.value for a in move.attributes.values()})
+        at.value.shape = move.outputs[0].shape
+    name = op.nodes[-1].name = at.value.name = op.fresh(f"{logits.name}.{'moved' if found.moves else 'negative'}")
     op.finish(graph)
     return name
 
