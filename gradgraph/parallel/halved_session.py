@@ -14,8 +14,8 @@ from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.gathering import GatheringSession, gather
-from gradgraph.runtime.execution.session import create_session, to_ortvalue
+from gradgraph.runtime.execution.gathering import ROWS, GatheringSession
+from gradgraph.runtime.execution.session import to_ortvalue
 from gradgraph.step.finishes import finished
 from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 
@@ -86,12 +86,10 @@ class HalvedSession(BoundSession):
         reports = {n: o for n, o in ports.results.items() if o in manifest.reports}
         first = Ports({n: o for n, o in ports.results.items() if n not in reports},
                       constants={**ports.constants, **draws}, measures=ports.measures, memory=memory)  # fmt: skip
-        model = opened.lowered_half(halves["gradient"], sizes)
-        gathers = opened.gathered if gather(model, opened.gathered) else {}
-        session = create_session(model, opened.placement, opened.options, opened.weights)
+        session, _ = opened.half(halves["gradient"], sizes, {})
         gradient = (
-            GatheringSession(session, gathers, state, first, frozenset())
-            if gathers
+            GatheringSession(session, opened.gathered, state, first, frozenset())
+            if any(i.name == ROWS for i in session.get_inputs())
             else BoundSession(session, state, first)
         )
         counted = buckets.weight if spec.weight else buckets.counted
@@ -104,7 +102,7 @@ class HalvedSession(BoundSession):
             apply, moved, constants = shards.last, shards.moved(moved), {**constants, **shards.values}
         idle = {} if shards is None else shards.idle
         second = Ports(reports, {n: nexts[n] for n in moved}, constants, memory=idle)
-        session, safe = opened.in_place_session(opened.lowered_half(apply, {}), second.next_of)
+        session, safe = opened.half(apply, {}, second.next_of)
         made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards)
         made._due = ports.constants[UPDATE] if adds_up_here(opened.definition) else None
         made._keeps = opened.checks_loss

@@ -14,7 +14,7 @@ from gradgraph.parallel.compressions import Messages
 from gradgraph.parallel.update_parts import NOTHING, Shards
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.session import create_session, to_ortvalue
+from gradgraph.runtime.execution.session import to_ortvalue
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
@@ -62,7 +62,7 @@ class ShardedUpdate:
             if not outputs:
                 self._before.append(None)
                 continue
-            session = create_session(opened.lowered_half(model, {}), opened.placement, opened.options, opened.weights)
+            session, _ = opened.half(model, {}, {})
             ports = Ports(constants={**constants, **self.values}, memory=outputs)
             self._before.append(BoundSession(session, opened.state, ports))
 

@@ -39,7 +39,7 @@ def has_kernels(trainer: gg.Trainer) -> bool:
     """Whether the graph that it trains holds one."""
     inside = trainer._executor.opened
     (part,) = inside.parts.values()
-    model = inside.lowered(part, {"n": 8})
+    model = inside.lowered(part.model, {"n": 8})
     assert (native.DOMAIN in {node.domain for node in model.graph.node}) == (inside.options.native_kernels is True)
     return bool(inside.options.native_kernels)
 

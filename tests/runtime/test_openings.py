@@ -115,6 +115,34 @@ def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypat
     assert openings.kept()[0] == count
 
 
+@pytest.mark.parametrize("options", [{}, {"in_place": True}, {"in_place": False}], ids=str)
+def test_each_of_several_steps_is_kept(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one state: each is opened from its own, and the bits are those of opening them for the first time."""
+    parts = {
+        "first": gg.StepOptions("cross_entropy", gg.optim.adamw(1e-2), train="0.*"),
+        "last": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1, momentum=0.9), train="4.*", ema=0.9),
+        "all": gg.StepOptions("cross_entropy", gg.optim.sgd(0.01), accumulate=True),
+    }
+    step = gg.build(vectors(), steps=parts)
+    samples = data(step)
+
+    def trained_by_turns(order: list[str]) -> dict[str, Any]:
+        trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1, **options))
+        for name in order:
+            trainer.step(name, {n: a[:4] for n, a in samples.items()})
+        trainer.fit(samples, epochs=2, batch_size=4, steps=order, progress=False)
+        return trainer.state_dict()
+
+    order = ["last", "first", "all"]
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")
+    without = trained_by_turns(order)
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "")
+    assert same(without, trained_by_turns(order))
+    assert openings.kept()[0] >= len(parts)
+    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    assert same(without, trained_by_turns(order))
+
+
 def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = export(
         nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 512), nn.Linear(512, 5)), {"x": ("n", 8)}

@@ -120,7 +120,7 @@ def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None
 
 def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
     """The train graph as a session gets it, and the state tensors that it writes over where they lie."""
-    model = opened.lowered(part, dict(sizes))
+    model = opened.lowered(part.model, dict(sizes))
     if not may_overwrite(model, part.ports.next_of, opened.options):
         return model, frozenset()
     prepared(model, part.ports, opened.options, checks_loss=True)

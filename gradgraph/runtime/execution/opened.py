@@ -210,13 +210,14 @@ class OpenedStep:
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
-        model = self.lowered(part, sizes)
+        model = self.lowered(part.model, sizes)
         session = create_session(model, self.placement, self.options, self.weights, profile=profile)
         return BoundSession(session, self.state, part.ports)
 
-    def lowered(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
-        """The train graph in the forms that are best for these sizes, in the order that takes least memory."""
-        return self.lowered_half(part.model, sizes)
+    def lowered(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
+        """A train graph or part of one in the forms that are best for these sizes, in the order of least memory."""
+        choose = self._tuner(model, sizes) if self._tuner is not None else None
+        return self._in_order(for_machine(model, self._backend, sizes, choose))
 
     def _warn_of_precision(self, model: onnx.ModelProto) -> None:
         """Say once what the provider lacks for a step in mixed precision; ``model`` is a lowered train graph."""
@@ -228,11 +229,6 @@ class OpenedStep:
         for sentence in filter(None, (lacks(name, self.placement.backend.provider), strays)):
             log.warning("%s", sentence)
 
-    def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """One of the two halves of the step, likewise."""
-        choose = self._tuner(model, sizes) if self._tuner is not None else None
-        return self._in_order(for_machine(model, self._backend, sizes, choose))
-
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
         if (shared := self.team.session(self, part, sizes)) is not None:
             return shared
@@ -240,7 +236,7 @@ class OpenedStep:
         if state.on_cpu:
             self._warn_of_precision(part.model)
         if self.options.cuda_graph and not ports.measures:
-            model = self.lowered(part, sizes)
+            model = self.lowered(part.model, sizes)
             if can_capture(model, self.placement, self.options.cuda_graph):
                 self._warn_of_precision(model)
                 session = create_session(model, capturing(self.placement), self.options, self.weights)
@@ -248,23 +244,13 @@ class OpenedStep:
         in_place = state.on_cpu and may_overwrite(part.model, ports.next_of, self.options)
 
         def lowered() -> onnx.ModelProto:
-            model = self.lowered(part, sizes)
+            model = self.lowered(part.model, sizes)
             self._warn_of_precision(model)
             if state.on_cpu:
                 gather(model, self.gathered)
             return prepared(model, ports, self.options, self.checks_loss) if in_place else model
 
-        def key() -> str | None:
-            chosen = self._tuner and sorted(self._tuner.chosen.items())
-            further = (
-                sorted(sizes.items()),
-                sorted(self.gathered.items()),
-                sorted(ports.next_of.items()),
-                chosen,
-                self.checks_loss,
-            )
-            return self._key(part.model, self._backend, *further)
-
+        key = functools.partial(self._training_key, part.model, sizes, ports.next_of)
         session, executed = self._executing(part.model, key, lowered, tells=in_place)
         safe = self._shared(executed, ports.next_of)
         keeps = self.checks_loss if self.options.in_place == "auto" and state.shared else None
@@ -272,14 +258,27 @@ class OpenedStep:
             return GatheringSession(session, self.gathered, state, ports, safe, keeps)
         return BoundSession(session, state, ports, safe, keeps=keeps)
 
-    def in_place_session(
-        self, model: onnx.ModelProto, next_of: Mapping[str, str]
+    def half(
+        self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
-        """A session, and the state tensors that it may write over: those in ``next_of``, state tensor → output."""
-        if self.options.in_place is not True or not self.state.on_cpu:  # which has no loss to wait for
-            return self._session(model), frozenset()
-        session, executed = self._session_and_model(with_updates_last(model, next_of), tells=True)
-        return session, self._shared(executed, next_of)
+        """A session of a half of the step, or of a part of one, and the state tensors that it may write over.
+
+        Args:
+            model: that half or part, as the step has it.
+            sizes: of the batch.
+            next_of: state tensor → output, of those that it moves.
+        """
+        # it has no loss to wait for
+        in_place = bool(next_of) and self.options.in_place is True and self.state.on_cpu
+
+        def lowered() -> onnx.ModelProto:
+            made = self.lowered(model, sizes)
+            gather(made, self.gathered)
+            return with_updates_last(made, next_of) if in_place else made
+
+        key = functools.partial(self._training_key, model, sizes, next_of)
+        session, executed = self._executing(model, key, lowered, tells=in_place)
+        return session, self._shared(executed, next_of) if in_place else frozenset()
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
         """The state tensors that what is executed may write over; both sets of the state share them now.
@@ -341,6 +340,11 @@ class OpenedStep:
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
         return openings.key_of(model, backend, self.placement, self.options, names, *further)
+
+    def _training_key(self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]) -> str | None:
+        chosen = self._tuner and sorted(self._tuner.chosen.items())
+        further = sorted(sizes.items()), sorted(self.gathered.items()), sorted(next_of.items()), chosen
+        return self._key(model, self._backend, *further, self.checks_loss)
 
     def _to_compute(self, model: onnx.ModelProto) -> ort.InferenceSession:
         """A session of evaluation or prediction."""

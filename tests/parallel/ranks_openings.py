@@ -1,0 +1,60 @@
+"""Ranks open a step twice: ``python ranks_openings.py FOLDER``; what each rank has found goes to FOLDER/<rank>.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from parallel.ranks_cases import data, mlp
+
+import gradgraph as gg
+from gradgraph.runtime.execution import opened, openings
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "in place": ({}, {"in_place": True}),
+    "shared state": ({"shard_state": True}, {}),
+}
+
+
+def trained(kind: str) -> dict[str, str]:
+    """Digits of the state after a few steps of shuffled rows."""
+    ways, options = KINDS[kind]
+    step = gg.build(mlp(), optimizer=gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(0.01)))
+    chosen = gg.RuntimeOptions(threads=1, **options)
+    own = gg.Trainer(step, device="cpu", seed=3, options=chosen, parallel=gg.DataParallel(check_every=1, **ways))
+    own.fit(data(np.float32), 2, 10, progress=False)
+    return {name: np.asarray(value).tobytes().hex() for name, value in own.state_dict().items()}
+
+
+def main(folder: Path) -> None:
+    openings.LEAST = 0
+    usual = opened.for_machine
+    count = 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        return usual(*given)
+
+    opened.for_machine = counted
+    found = {}
+    for kind in KINDS:
+        os.environ["GRADGRAPH_OPENINGS"] = "off"
+        states, counts = [trained(kind)], []
+        os.environ["GRADGRAPH_OPENINGS"] = ""
+        for _ in range(2):
+            before = count
+            states.append(trained(kind))
+            counts.append(count - before)
+        found[kind] = {"same": states[0] == states[1] == states[2], "again": counts[1], "kept": openings.kept()[0]}
+    rank = gg.DataParallel().rank
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
