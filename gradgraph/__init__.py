@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gradgraph import (
         augment,
+        chat,
         errors,
         extend,
         frontend,
@@ -108,6 +109,7 @@ _HOMES = {
 __version__: str  # of the package; "0" in a checkout that is not installed
 _MODULES = (
     "augment",
+    "chat",
     "errors",
     "extend",
     "frontend",
@@ -137,6 +139,7 @@ __all__ = [
     "augment",
     "build",
     "calibrate",
+    "chat",
     "check_backend",
     "check_gradients",
     "distill",

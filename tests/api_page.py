@@ -12,7 +12,21 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
-from gradgraph import augment, errors, export, extend, frontend, losses, metrics, optim, sound, surgery, text, vision
+from gradgraph import (
+    augment,
+    chat,
+    errors,
+    export,
+    extend,
+    frontend,
+    losses,
+    metrics,
+    optim,
+    sound,
+    surgery,
+    text,
+    vision,
+)
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -67,6 +81,7 @@ PAGES: dict[str, tuple[str, list[ModuleType | Mapping[str, type]]]] = {
     "api-augment.md": ("Augmentations", [augment]),
     "api-surgery.md": ("Surgery", [surgery]),
     "api-text.md": ("Texts", [text]),
+    "api-chat.md": ("Chat", [chat]),
     "api-sound.md": ("Sounds", [sound]),
     "api-vision.md": ("Detectors and segmenters", [vision]),
     "api-frontend.md": ("Networks", [frontend, init]),

@@ -48,7 +48,7 @@ SUBJECTS = {
     "Optimizers and schedules": ("gradgraph/optim/",),
     "Options of a step": ("gradgraph/building/", "gradgraph/arguments.py", "gradgraph/passes/autocast",
                           "gradgraph/passes/mixed_precision"),
-    "Data": ("gradgraph/runtime/data/", "gradgraph/text/", "cli/data.py", "cli/predictions.py",
+    "Data": ("gradgraph/runtime/data/", "gradgraph/text/", "gradgraph/chat/", "cli/data.py", "cli/predictions.py",
              "gradgraph/preprocess/", "gradgraph/tables/", "gradgraph/sound/sounds",
              "gradgraph/vision/", "gradgraph/augment/"),
     "Training": ("gradgraph/runtime/",),

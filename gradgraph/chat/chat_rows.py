@@ -1,0 +1,321 @@
+"""Rows of chat data as people have them: lines of JSON, tables, data frames, datasets; each kind by its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradgraph.arguments import PATH, described
+from gradgraph.errors import DataError, listed, readable_bytes, shown, suggestion
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
+from gradgraph.text.frame_columns import FrameColumns, is_missing
+
+LARGEST = 1 << 30  # bytes of a file of lines: all rows are held in memory, several times as large
+LINES = (".jsonl", ".ndjson")
+Row = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+_SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of rows.
+
+    Attributes:
+        needs: the columns that tell it.
+        may: columns that are read besides.
+    """
+
+    needs: tuple[str, ...]
+    may: tuple[str, ...] = ()
+
+
+# the first whose columns are all there
+KINDS: dict[str, Kind] = {
+    "preference": Kind(("chosen", "rejected"), ("prompt", "tools")),
+    "unpaired": Kind(("prompt", "completion", "label"), ("tools",)),
+    "messages": Kind(("messages",), ("tools",)),
+    "prompt": Kind(("prompt", "completion"), ("tools",)),
+    "text": Kind(("text",)),
+}
+
+
+class Rows(Sequence[Row]):
+    """Rows of one kind, checked.
+
+    Attributes:
+        kind: a name of ``KINDS``.
+        where: what messages call the data.
+    """
+
+    def __init__(self, kind: str, rows: Sequence[Row], where: str, place: Callable[[int], str]) -> None:
+        self.kind, self.where, self.place = kind, where, place
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._rows[i]
+
+    def taken(self, numbers: Sequence[int]) -> Rows:
+        """The rows of these numbers, whose places stay those that they have here."""
+        return Rows(self.kind, [self._rows[i] for i in numbers], self.where, lambda i: self.place(numbers[i]))
+
+
+def read(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
+    """Read chat data, and check every row.
+
+    The columns say which kind they are: ``messages``; ``prompt`` and ``completion``; ``text``; ``chosen`` and
+    ``rejected`` (with a ``prompt`` or without); ``prompt``, ``completion`` and ``label``. Messages are lists of
+    ``{"role": …, "content": …}``; ``conversations`` of ``{"from": …, "value": …}`` are taken as such. ``prompt``,
+    ``completion``, ``chosen`` and ``rejected`` are texts or messages.
+
+    Args:
+        source: the path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet``; a data frame, an Arrow table, a
+            dataset of Hugging Face, a dict of lists, or a list of dicts.
+        columns: the names that your columns have, where they have others: ``{"prompt": "question"}``.
+
+    Raises:
+        DataError: it cannot be read, has no columns of such names, or a row is wrong; the message says which.
+    """
+    raw, where, place = _raw(source)
+    if not raw:
+        raise DataError(f"{where} has no rows; give at least one")
+    renamed = [_renamed(row, columns or {}, i, place) for i, row in enumerate(raw)]
+    kind = _kind_of(renamed[0], where)
+    faults = ((i, fault) for i, row in enumerate(renamed) if (fault := _fault(kind, row)))
+    first = next(faults, None)
+    if first is not None:
+        more = sum(1 for _ in faults)
+        also = f" (and {more} more row{'s are' if more > 1 else ' is'} wrong)" if more else ""
+        raise DataError(f"{place(first[0])}: {first[1]}{also}")
+    return Rows(kind, renamed, where, place)
+
+
+# --- where rows come from ----------------------------------------------------------------------------------------
+
+
+def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
+    """The rows, what messages call all of them, and one of them."""
+    if PATH.fits(source):
+        path = Path(source)
+        where = f"'{shown(path)}'"
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "is not there"
+            raise DataError(f"the data {where} {what}; give a .jsonl, .json, .csv, .tsv or .parquet")
+        if path.suffix.lower() in LINES:
+            lines: list[tuple[int, Row]] = list(_lines(path))
+            return list[Row](row for _, row in lines), where, lambda i: f"line {lines[i][0]} of {where}"
+        if path.suffix.lower() == ".json":
+            return _listed(_document(path), where), where, lambda i: f"row {i + 1} of {where}"
+    elif isinstance(source, list | tuple):
+        return _listed(list(source), "the data"), "the data", lambda i: f"row {i + 1} of the data"
+    frame = FrameColumns(source)
+    held = [[_plain(value) for value in frame[name]] for name in frame.names]
+    rows: list[Row] = [dict(zip(frame.names, values, strict=True)) for values in zip(*held, strict=True)]
+    return rows, frame.where, lambda i: f"row {i + 1} of {frame.where}"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """The number and the row of each line that is not empty."""
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise DataError(
+            f"'{shown(path)}' has {readable_bytes(size)}, and the rows are held in memory; split it into files of at "
+            f"most {readable_bytes(LARGEST)}"
+        )
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json_of(line)
+                except UnreadableError as error:
+                    raise DataError(
+                        f"line {number} of '{shown(path)}' is no JSON ({error}); write one object a line"
+                    ) from None
+                if not isinstance(row, dict):
+                    raise DataError(
+                        f"line {number} of '{shown(path)}' is {described(row)}, and a row is an object such as "
+                        '{"messages": […]}; write one a line'
+                    )
+                yield number, row
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the path") from None
+
+
+def _document(path: Path) -> Any:
+    try:
+        return json_of(regular_bytes(path))
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); write a list of rows, or a .jsonl") from None
+
+
+def _listed(rows: Any, where: str) -> list[Row]:
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise DataError(f'{where} should be a list of rows such as {{"messages": […]}}')
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """A value of a library of tables, as JSON has it: arrays as lists, what is missing as None."""
+    if isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if not is_missing(item)}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if is_missing(value) else value
+
+
+# --- what a row holds --------------------------------------------------------------------------------------------
+
+
+def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int], str]) -> Row:
+    """The row with the names of ``KINDS``, and its messages as lists."""
+    found = dict(row)
+    for name, own in columns.items():
+        if own not in row:
+            raise DataError(f"{place(i)} has no column '{shown(own)}'{suggestion(own, list(row))}")
+        found[name] = found.pop(own)
+    if "messages" not in found and "conversations" in found:
+        found["messages"] = found.pop("conversations")
+    for name in ("messages", "prompt", "completion", "chosen", "rejected", "tools"):
+        if name in found:
+            found[name] = _messages(_from_text(found[name], name))
+    if isinstance(label := found.get("label"), str):  # of a table of texts
+        found["label"] = _LABELS.get(label.strip().lower(), label)
+    return found
+
+
+def _from_text(value: Any, name: str) -> Any:
+    """A list that stands in a table as the text of its JSON."""
+    if not isinstance(value, str) or not (name in ("messages", "tools") or value.startswith("[{")):
+        return value
+    try:
+        return json_of(value)
+    except UnreadableError:
+        return value
+
+
+def _messages(value: Any) -> Any:
+    """Messages with ``role`` and ``content``, also where they are called ``from`` and ``value``."""
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and "from" in m and "value" in m for m in value):
+        return value
+    return [{"role": _SHAREGPT.get(m["from"], m["from"]), "content": m["value"]} for m in value]
+
+
+def _kind_of(row: Row, where: str) -> str:
+    found = next((name for name, kind in KINDS.items() if all(row.get(n) is not None for n in kind.needs)), None)
+    if found is None:
+        ways = "; or ".join(" and ".join(f"'{n}'" for n in kind.needs) for kind in KINDS.values())
+        raise DataError(
+            f"{where} has the columns {listed(row)}, and chat data have {ways}",
+            remedy="say what yours are called: columns={'prompt': 'question', 'completion': 'answer'}",
+            shell="say what yours are called: --column prompt=question --column completion=answer",
+        )
+    return found
+
+
+def _fault(kind: str, row: Row) -> str | None:
+    """A sentence on what is wrong with a row; None if nothing is."""
+    missing = next((n for n in KINDS[kind].needs if row.get(n) is None), None)
+    if missing is not None:
+        return f"'{missing}' is missing, which the rows before have; give it, or leave the row out"
+    match kind:
+        case "messages":
+            return fault_of_messages(row["messages"])
+        case "text":
+            return _fault_of_text("text", row["text"])
+        case "preference":
+            before = row.get("prompt")
+            return _fault_of_answer("chosen", before, row["chosen"]) or _fault_of_answer(
+                "rejected", before, row["rejected"]
+            )
+        case "unpaired" if not isinstance(row["label"], bool) and row["label"] not in (0, 1):
+            return f"'label' is {described(row['label'])}; it should be true for a good answer and false for a bad one"
+    return _fault_of_answer("completion", row["prompt"], row["completion"])
+
+
+def _fault_of_answer(name: str, prompt: Any, answer: Any) -> str | None:
+    if isinstance(answer, str):
+        if prompt is not None and not isinstance(prompt, str):
+            return f"'prompt' is {described(prompt)} and '{name}' a text; give texts in both, or messages in both"
+        return None if answer.strip() else f"'{name}' is empty; write an answer, or leave the row out"
+    whole = answer if prompt is None else [*prompt, *answer] if _are_lists(prompt, answer) else None
+    if whole is None:
+        return f"'{name}' is {described(answer)}; give texts in it and in 'prompt', or messages in both"
+    fault = fault_of_messages(whole)
+    return fault and f"in '{name}', {fault}"
+
+
+def _are_lists(*values: Any) -> bool:
+    return all(isinstance(value, list) for value in values)
+
+
+def _fault_of_text(name: str, value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"'{name}' is {described(value)}, and should be a text"
+    return None if value.strip() else f"'{name}' is empty; write one, or leave the row out"
+
+
+def fault_of_messages(messages: Any) -> str | None:
+    """A sentence on what is wrong with messages that end with an answer; None if nothing is.
+
+    A conversation begins with the system's message, if there is one; user and assistant take turns, with results of
+    tools between; each answer says something, and the last message is one.
+    """
+    if not isinstance(messages, list) or not messages:
+        return f"the messages are {described(messages)}; give a list of {{'role': …, 'content': …}}"
+    before = ""
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return f"message {i} has no role; each is {{'role': …, 'content': …}}"
+        role = message["role"]
+        if role not in ROLES:
+            return f"message {i} has the role '{shown(role)}'{suggestion(role, ROLES)}"
+        if role not in _AFTER[before]:
+            expected = " or ".join(f"'{r}'" for r in _AFTER[before] if r != "developer")
+            follows = f"follows '{before}'" if before else "is the first"
+            return f"message {i} of the role '{role}' {follows}, where {expected} is expected; put them in order"
+        if fault := _fault_of_content(i, message):
+            return fault
+        before = role
+    if before != "assistant":
+        return f"the last message is of the role '{before}', and the assistant's answer is what is learnt; add one"
+    return None
+
+
+_AFTER = {
+    "": ("system", "developer", "user"),
+    "system": ("user",),
+    "developer": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool", "user"),
+}
+
+
+def _fault_of_content(i: int, message: Row) -> str | None:
+    content = message.get("content")
+    if message["role"] == "assistant" and message.get("tool_calls"):
+        return None
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+            return f"message {i} holds something else than text; leave the row out"
+        content = "".join(map(str, texts))
+    if not isinstance(content, str):
+        return f"message {i} has the content {described(content)}, and should have a text"
+    if message["role"] == "assistant" and not content.strip():
+        return f"message {i} is an empty answer; write one, or leave the row out"
+    return None

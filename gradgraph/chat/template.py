@@ -1,0 +1,317 @@
+"""Chat templates: a conversation as one text, and which parts of it the assistant says.
+
+A model's folder brings its template, in Jinja (``chat_template.jinja``, or ``chat_template`` of
+``tokenizer_config.json``). Anybody may have written it, so that it runs in Jinja's sandbox, with the filters and
+functions that Hugging Face's ``apply_chat_template`` gives it, and gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+
+FILE, CONFIG, MAP = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+LARGEST = 1 << 20  # bytes of a template
+TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_BEGIN, _END = "\ufdd0", "\ufdd1"  # around what the assistant says: no characters of Unicode, so in no text
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text.
+
+    Attributes:
+        text: of the whole conversation.
+        answers: the first character of each answer, and the one behind its end.
+    """
+
+    text: str
+    answers: tuple[Span, ...] = ()
+
+
+class ChatTemplate:
+    """A chat template, which makes one text of messages.
+
+    Args:
+        source: in Jinja.
+        tokens: the special tokens that it may name, such as ``{"eos_token": "</s>"}``.
+        where: what messages call it.
+
+    Raises:
+        DataError: it is no Jinja, or the package jinja2 is not installed.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str] | None = None, where: str = "the chat template") -> None:
+        self.source, self.tokens, self.where = source, dict(tokens or {}), where
+        self._template = _compiled(source, where)
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> ChatTemplate:
+        """The template of a folder, or of another file with the special tokens of the folder.
+
+        Raises:
+            DataError: there is none, or it cannot be read.
+        """
+        config = _config(Path(folder))
+        tokens = special_tokens(Path(folder))
+        own = Path(folder) / FILE if file is None else Path(file)
+        if file is not None or own.is_file():
+            return cls(_text(own), tokens, f"the chat template '{shown(own)}'")
+        source = config.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            named = {str(t.get("name")): t.get("template") for t in source if isinstance(t, Mapping)}
+            source = named.get("default")
+            if source is None:
+                raise DataError(
+                    f"'{shown(Path(folder) / CONFIG)}' has the chat templates {listed(named)}, and none is the "
+                    "'default'",
+                    remedy="write the one you mean to a file, and give template=FILE",
+                    shell="write the one you mean to a file, and give --template FILE",
+                )
+        if not isinstance(source, str):
+            raise DataError(
+                f"the folder '{shown(folder)}' has no chat template: neither {FILE} nor 'chat_template' in {CONFIG}",
+                remedy="give template=FILE, or template='none' for prompt, completion and text as they stand",
+                shell="give --template FILE, or --template none for prompt, completion and text as they stand",
+            )
+        return cls(source, tokens, f"the chat template of '{shown(folder)}'")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **more: Any,
+    ) -> str:
+        """The text of messages, as ``apply_chat_template(messages, tokenize=False)`` of Hugging Face gives it.
+
+        Args:
+            messages: ``{"role": …, "content": …}`` each.
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end where the assistant is to speak.
+            more: other variables of the template, such as ``enable_thinking=False``.
+
+        Raises:
+            DataError: the template refuses the messages, or fails.
+        """
+        return _without_marks(self._rendered(messages, tools, add_generation_prompt, more))[0]
+
+    def with_answers(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **more: Any
+    ) -> Rendered:
+        """The text of messages, and where in it the assistant speaks.
+
+        A template says that by ``{% generation %}``. Of one that does not, the text up to an answer and the text up to
+        its end are rendered, and must be beginnings of the whole.
+
+        Raises:
+            DataError: the template refuses the messages; or the text up to an answer is no beginning of the whole.
+        """
+        text, answers = _without_marks(self._rendered(messages, tools, False, more))
+        if not self.marks_answers:
+            answers = [
+                self._span(messages, i, text, tools, more) for i, m in enumerate(messages) if m["role"] == "assistant"
+            ]
+        return Rendered(text, tuple(answers))
+
+    @cached_property
+    def marks_answers(self) -> bool:
+        """Whether it says by ``{% generation %}`` what the assistant speaks."""
+        return bool(_GENERATION.search(self.source))
+
+    def _span(self, messages: Sequence[Message], i: int, text: str, tools: Any, more: Mapping[str, Any]) -> Span:
+        """Where the answer that is message ``i`` stands in the text of all messages."""
+        before = self._rendered(messages[:i], tools, True, more)
+        behind = text if i + 1 == len(messages) else self._rendered(messages[: i + 1], tools, False, more)
+        if not text.startswith(behind):  # some end every text with a token that says so
+            behind = behind.removesuffix(self.tokens.get("eos_token") or "")
+        if not (behind.startswith(before) and text.startswith(behind)):
+            raise DataError(
+                f"{self.where} changes what stands before the answer in message {i + 1} once more follows, so that it "
+                "cannot be said where answers begin and end",
+                remedy="mark them by {% generation %} and {% endgeneration %} in a template of your own, "
+                "template=FILE, or make rows of one answer each",
+                shell="mark them by {% generation %} and {% endgeneration %} in a template of your own, "
+                "--template FILE, or make rows of one answer each",
+            )
+        return len(before), len(behind)
+
+    def _rendered(self, messages: Sequence[Message], tools: Any, prompt: bool, more: Mapping[str, Any]) -> str:
+        """The text that the template writes, with marks around what it calls generation."""
+        import jinja2
+
+        plain = [_with_reasoning(_plain(message)) for message in messages]
+        written = json.dumps(plain, ensure_ascii=False)
+        if _BEGIN in written or _END in written:
+            raise DataError("the messages hold U+FDD0 or U+FDD1, which are no characters; remove them")
+        variables = {**self.tokens, "documents": None, **_plain(more)}
+        try:
+            return str(
+                self._template.render(messages=plain, tools=_plain(tools), add_generation_prompt=prompt, **variables)
+            )
+        except RecursionError:
+            raise DataError(f"{self.where} calls itself without end; give another one") from None
+        except jinja2.exceptions.SecurityError as error:
+            raise DataError(
+                f"{self.where} does what Jinja's sandbox forbids ({reason_of(error)}); give another one"
+            ) from None
+        except Exception as error:  # of any class: it is a program that somebody wrote
+            raise DataError(
+                f"{self.where} refuses the messages ({reason_of(error)}); write them as it expects"
+            ) from None
+
+
+# --- what a template may use -------------------------------------------------------------------------------------
+
+
+def _compiled(source: str, where: str) -> Any:
+    try:
+        import jinja2
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        install = "pip install 'onnx-gradgraph[llm]'"
+        raise DataError(
+            "chat templates are read by the package jinja2, which is not installed", remedy=install, shell=install
+        ) from None
+
+    class Generation(Extension):  # type: ignore[misc]
+        """``{% generation %}`` … ``{% endgeneration %}``, with marks around what stands between."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the class of jinja2 has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Callable[[], str]) -> str:
+            return f"{_BEGIN}{caller()}{_END}"
+
+    def refuse(message: str) -> NoReturn:
+        raise jinja2.exceptions.TemplateError(message)
+
+    class Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
+        """Without names that begin with an underscore, by which a template could reach Python."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            given = dict(*args[1:], **kwargs)
+            for name in given:
+                _check_name(name)
+            jinja2.utils.Namespace.__init__(args[0], given)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check_name(name)
+            super().__setitem__(name, value)
+
+    def _check_name(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": Namespace,
+        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+    }
+    try:
+        return made.from_string(source)
+    except jinja2.exceptions.TemplateError as error:
+        raise DataError(f"{where} is no Jinja template ({reason_of(error)}); give another one") from None
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+             sort_keys: bool = False) -> str:  # fmt: skip
+    """As Hugging Face has it: Jinja's own writes < and > as numbers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _plain(value: Any) -> Any:
+    """A value as a template sees it: plain JSON, so that it finds no methods on it."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"
+
+
+def _with_reasoning(message: Any) -> Any:
+    """A message whose reasoning has every name that templates read it by, as Hugging Face gives it."""
+    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _without_marks(marked: str) -> tuple[str, list[Span]]:
+    """The text, and the spans that stand between marks."""
+    parts, answers, at = [], list[Span](), 0
+    for piece in re.split(f"({_BEGIN}[^{_END}]*{_END})", marked):
+        is_answer = piece.startswith(_BEGIN)
+        text = piece.replace(_BEGIN, "").replace(_END, "")
+        if is_answer and text:
+            answers.append((at, at + len(text)))
+        parts.append(text)
+        at += len(text)
+    return "".join(parts), answers
+
+
+# --- files of a folder -------------------------------------------------------------------------------------------
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that a folder names, such as ``{"eos_token": "</s>"}``; empty where it names none."""
+    found = dict[str, str]()
+    for source in (_config(folder), _json(folder / MAP)):
+        for name in TOKENS:
+            value = source.get(name)
+            value = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(value, str):
+                found.setdefault(name, value)
+    return found
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    return _json(folder / CONFIG)
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """A file of JSON; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json_of(regular_bytes(path))
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); take it from where the model comes from") from None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return regular_bytes(path, LARGEST).decode("utf-8")
+    except UnreadableError as error:
+        raise DataError(f"the chat template '{shown(path)}' cannot be read ({error}); check the path") from None
+    except UnicodeDecodeError:
+        raise DataError(f"the chat template '{shown(path)}' is no text in UTF-8; save it as such") from None

@@ -1,0 +1,99 @@
+"""Chat templates give the text that transformers gives, and say where the assistant speaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradgraph.chat import ChatTemplate
+from gradgraph.errors import DataError
+
+pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
+
+from tests.chat.recorded import CASES, RECORD, TEMPLATES, TOKENS, by_transformers
+
+RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), TOKENS[name])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_text_is_that_of_transformers(name: str, case: str) -> None:
+    recorded, made = RECORDED[name][case], template(name)
+    if "refused" in recorded:
+        with pytest.raises(DataError) as caught:
+            made.render(**CASES[case])
+        assert recorded["refused"] in str(caught.value)
+        return
+    assert made.render(**CASES[case]) == recorded["text"]
+    if made.marks_answers and not CASES[case].get("add_generation_prompt"):
+        found = made.with_answers(**CASES[case])
+        assert [list(span) for span in found.answers] == recorded["answers"] and found.text == recorded["text"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: make shipped-models")
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_record_is_what_transformers_gives(name: str) -> None:
+    assert {case: by_transformers(name, given) for case, given in CASES.items()} == RECORDED[name]
+
+
+@pytest.mark.parametrize(
+    "name, answers",
+    [
+        ("llama3", ["True, naïve 😀<|eot_id|>", "Tokyo<|eot_id|>"]),
+        ("qwen2", ["  True, naïve 😀  <|im_end|>\n", "Tokyo<|im_end|>\n"]),
+        ("phi3", ["  True, naïve 😀  <|end|>\n", "Tokyo<|end|>\n<|endoftext|>"]),
+        ("mistral", ["  True, naïve 😀  </s>", "Tokyo</s>"]),
+        ("gemma", ["True, naïve 😀<end_of_turn>\n", "Tokyo<end_of_turn>\n"]),
+    ],
+)
+def test_answers_are_found_by_beginnings(name: str, answers: list[str]) -> None:
+    found = template(name).with_answers(CASES["two turns"]["messages"])
+    assert [found.text[begin:end] for begin, end in found.answers] == answers
+
+
+def test_marks_and_beginnings_find_the_same() -> None:
+    messages = CASES["system"]["messages"]
+    assert template("llama3").with_answers(messages) == template("llama3_training").with_answers(messages)
+
+
+CHANGING = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
+REFUSED: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("{% for m in messages %}", "is no Jinja template", []),
+    ("{{ ''.__class__.__mro__ }}", "sandbox forbids", []),
+    ("{{ namespace(__class__=1) }}", "sandbox forbids", []),
+    ("{{ messages.append(1) }}", "sandbox forbids", []),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end", []),
+    ("{{ messages[0].content + 1 }}", "refuses the messages", CASES["one turn"]["messages"]),
+    ("{{ messages }}", "are no characters", [{"role": "user", "content": "\ufdd0"}]),
+    (CHANGING, "changes what stands before the answer in message 2", CASES["two turns"]["messages"]),
+]
+
+
+@pytest.mark.parametrize("source, words, messages", REFUSED)
+def test_what_a_template_must_not_do(source: str, words: str, messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(DataError) as caught:
+        ChatTemplate(source).with_answers(messages)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_template_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no chat template"):
+        ChatTemplate.of(tmp_path)
+    config = {"chat_template": "{{ eos_token }}1", "eos_token": {"content": "</s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert ChatTemplate.of(tmp_path).render([]) == "</s>1"
+    config["chat_template"] = [{"name": "tool_use", "template": "2"}, {"name": "default", "template": "3"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert ChatTemplate.of(tmp_path).render([]) == "3"
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}4")
+    assert ChatTemplate.of(tmp_path).render([]) == "</s>4"
+    (tmp_path / "own.jinja").write_text("5{{ eos_token }}")
+    assert ChatTemplate.of(tmp_path, tmp_path / "own.jinja").render([]) == "5</s>"
