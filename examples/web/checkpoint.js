@@ -1,27 +1,10 @@
 // Checkpoints as gradgraph writes and reads them in Python: safetensors, with a record and a digest in the metadata.
 
 import { joined } from "./onnx-file.js";
+import { byName, bytesOf, decodeTensors, encodeTensors } from "./safetensors.js";
 
-const DTYPES = {
-  float64: ["F64", 8],
-  float32: ["F32", 4],
-  float16: ["F16", 2],
-  bfloat16: ["BF16", 2],
-  int64: ["I64", 8],
-  int32: ["I32", 4],
-  int16: ["I16", 2],
-  int8: ["I8", 1],
-  uint64: ["U64", 8],
-  uint32: ["U32", 4],
-  uint16: ["U16", 2],
-  uint8: ["U8", 1],
-  bool: ["BOOL", 1],
-};
-const NAMES = Object.fromEntries(Object.entries(DTYPES).map(([name, [code]]) => [code, name]));
 const BLOCK = 1 << 20;
 const encode = (text) => new TextEncoder().encode(text);
-const bytesOf = (data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-const byName = (state) => Object.entries(state).sort(([a], [b]) => (a < b ? -1 : 1));
 
 /** The bytes of a checkpoint: `state` (name -> {dtype, dims, data}), and how many steps were done, in all and each. */
 export function encodeCheckpoint(state, { steps, counts, seed }) {
@@ -44,36 +27,15 @@ export function encodeCheckpoint(state, { steps, counts, seed }) {
     ...(Object.keys(counts).length && { counts }),
   };
   const body = pythonJson(record);
-  const header = { __metadata__: { gradgraph: pythonJson({ ...record, digest: digest(body, state) }) } };
-  // larger elements first, so that each tensor begins where its elements may
-  const tensors = byName(state).sort(([, a], [, b]) => DTYPES[b.dtype][1] - DTYPES[a.dtype][1]);
-  let end = 0;
-  for (const [name, { dtype, dims, data }] of tensors)
-    header[name] = { dtype: DTYPES[dtype][0], shape: [...dims], data_offsets: [end, (end += data.byteLength)] };
-  let text = encode(JSON.stringify(header));
-  text = joined([text, encode(" ".repeat((8 - (text.length % 8)) % 8))]);
-  const size = new Uint8Array(8);
-  new DataView(size.buffer).setBigUint64(0, BigInt(text.length), true);
-  return joined([size, text, ...tensors.map(([, { data }]) => bytesOf(data))]);
+  return encodeTensors(state, { gradgraph: pythonJson({ ...record, digest: digest(body, state) }) });
 }
 
-/** What a checkpoint holds, checked against its digest: {state: name -> {dtype, dims, bytes}, steps, counts, seed}. */
+/** What a checkpoint holds, checked against its digest: {state: name -> {dtype, dims, data}, steps, counts, seed}. */
 export function decodeCheckpoint(bytes) {
-  const size = bytes.length < 8 ? Infinity : Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  if (size > bytes.length - 8) throw new Error("this is no checkpoint; give the bytes of one that training has saved");
-  const { __metadata__: metadata, ...tensors } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
+  const what = "checkpoint; give the bytes of one that training has saved";
+  const { metadata, tensors: state } = decodeTensors(bytes, what);
   if (!metadata?.gradgraph)
     throw new Error("this file holds tensors but is no checkpoint; give one that training has saved");
-  const state = {};
-  for (const [
-    name,
-    {
-      dtype,
-      shape,
-      data_offsets: [start, end],
-    },
-  ] of Object.entries(tensors))
-    state[name] = { dtype: NAMES[dtype], dims: shape, data: bytes.slice(8 + size + start, 8 + size + end) };
   const [, body, written] = /^(.*), "digest": "([^"]*)"\}$/s.exec(metadata.gradgraph) ?? [];
   if (digest(`${body}}`, state) !== written) throw new Error("the checkpoint is damaged; use an older one");
   const { steps, counts = {}, seed } = JSON.parse(metadata.gradgraph);

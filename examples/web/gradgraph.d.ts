@@ -124,6 +124,15 @@ export class Trainer {
   /** Take the weights of an .onnx file by their names; gives the names. What the optimizer remembers stays. */
   loadWeights(model: Bytes): Promise<string[]>;
 
+  /**
+   * The trained adapters without their model, as `gradgraph.surgery.save_adapter` saves them: the two files of PEFT's
+   * folder by their names, or one of onnxruntime's adapter format. `name` says which, where the step trains several.
+   */
+  exportAdapter(options?: Averaged & { format?: "peft"; name?: string }): Promise<Record<string, Uint8Array>>;
+  exportAdapter(options: Averaged & { format: "onnx_adapter"; name?: string }): Promise<Uint8Array>;
+  /** Take an adapter of either form, also one of PEFT with the names of the model. What the optimizer remembers stays. */
+  loadAdapter(adapter: Bytes | Readonly<Record<string, Bytes>>, options?: { name?: string }): Promise<void>;
+
   /** The state as init.onnx gives it. */
   reset(): Promise<void>;
 

@@ -8,12 +8,13 @@
 //
 // Types and what each function does: gradgraph.d.ts.
 
+import { adapterFile, adapterFrom, adaptersOf, chosen, peftFiles } from "./adapters.js";
 import { decodeCheckpoint, encodeCheckpoint } from "./checkpoint.js";
 import { DivergedError, GradgraphError } from "./errors.js";
 import { finished } from "./measures.js";
 import { inferenceModel, storedTensors } from "./onnx-file.js";
 import { StepFiles, asBytes } from "./step-files.js";
-import { ARRAYS, asTensor, checkLabels, checkSizes, checkedValue, copied, discard, isBatch } from "./values.js";
+import { asTensor, checkLabels, checkSizes, checkedValue, copied, discard, isBatch } from "./values.js";
 
 export { DivergedError, GradgraphError };
 
@@ -174,10 +175,6 @@ export class Trainer {
       const { state, steps, counts, seed } = told("the checkpoint cannot be used", () =>
         decodeCheckpoint(asBytes("checkpoint", bytes)),
       );
-      for (const tensor of Object.values(state)) {
-        const Typed = tensor.dtype === "float16" ? Uint16Array : ARRAYS[tensor.dtype];
-        tensor.data = Typed ? new Typed(tensor.data.buffer) : tensor.data;
-      }
       this.#take(state);
       [this.steps, this.counts, this.#seed] = [steps, counts, seed];
     });
@@ -193,11 +190,29 @@ export class Trainer {
         throw new GradgraphError(
           `the model has no weight of this step (${quoted(weights.map((s) => s.name).slice(0, 3))}, …)`,
         );
-      const values = Object.fromEntries(taken.map((s) => [s.name, checkedValue(s, stored[s.name])]));
-      for (const [name, average] of Object.entries(this.manifest.averages ?? {}))
-        if (values[name]) values[average] = { ...values[name], data: values[name].data.slice() };
-      this.#replace(this.#tensors(values));
+      this.#give(Object.fromEntries(taken.map((s) => [s.name, checkedValue(s, stored[s.name])])));
       return taken.map((s) => s.name);
+    });
+  }
+
+  /** The trained adapters: {name of a file: bytes} as PEFT has them, or the bytes of an .onnx_adapter. */
+  exportAdapter({ format = "peft", name, averaged = true } = {}) {
+    return this.#inTurn(async () => {
+      const formats = { peft: peftFiles, onnx_adapter: adapterFile };
+      if (!(format in formats))
+        throw new GradgraphError(`adapters have no format '${format}'; there are ${quoted(Object.keys(formats))}`);
+      const adapters = await this.#adapters(name);
+      const names = adapters.flatMap((a) => a.weights);
+      const values = await this.#copies(names, averaged ? (this.manifest.averages ?? {}) : {});
+      return told("the adapter cannot be saved", () => formats[format](adapters, values));
+    });
+  }
+
+  /** Take an adapter that exportAdapter, gradgraph in Python or PEFT has saved. The optimizer's state stays. */
+  loadAdapter(given, { name } = {}) {
+    return this.#inTurn(async () => {
+      const adapters = await this.#adapters(name);
+      this.#give(told("the adapter cannot be used", () => adapterFrom(adapters, this.specs, given)));
     });
   }
 
@@ -284,6 +299,19 @@ export class Trainer {
     const averages = averaged ? (this.manifest.averages ?? {}) : {};
     const read = session.inputNames.filter((name) => name in this.specs);
     return Object.fromEntries(read.map((name) => [name, this.#state.get(averages[name] ?? name)]));
+  }
+
+  async #adapters(name) {
+    const all = adaptersOf(await this.files.kept("eval.onnx"));
+    const trained = all.filter((a) => a.weights.every((weight) => weight in this.specs));
+    return chosen(trained, name);
+  }
+
+  /** Take these weights; averages of them begin there. */
+  #give(values) {
+    for (const [name, average] of Object.entries(this.manifest.averages ?? {}))
+      if (values[name]) values[average] = { ...values[name], data: values[name].data.slice() };
+    this.#replace(this.#tensors(values));
   }
 
   #replace(values) {

@@ -12,7 +12,7 @@ const VALUE = { name: 1 };
 const EXTERNAL = 1;
 
 /** Element types by their numbers, with the array that holds them. */
-const TYPES = {
+export const TYPES = {
   1: ["float32", Float32Array],
   2: ["uint8", Uint8Array],
   3: ["int8", Int8Array],
@@ -27,7 +27,7 @@ const TYPES = {
   13: ["uint64", BigUint64Array],
   16: ["bfloat16", Uint16Array],
 };
-const TYPE_NUMBERS = Object.fromEntries(Object.entries(TYPES).map(([number, [name]]) => [name, Number(number)]));
+export const TYPE_NUMBERS = Object.fromEntries(Object.entries(TYPES).map(([number, [name]]) => [name, Number(number)]));
 
 // --- protocol buffers -----------------------------------------------------------------------------------------------
 
@@ -198,6 +198,10 @@ export function inferenceModel(evalModel, manifest, { outputs, weights = {}, out
     ...called(all(evalModel, MODEL.functions), nodes).map((f) => field(MODEL.functions, f)),
   ]);
 }
+
+/** The metadata of a model: {key: text}. */
+export const metadataOf = (model) =>
+  Object.fromEntries(all(model, MODEL.metadata).map((e) => [text(first(e, ENTRY.key)), text(first(e, ENTRY.value))]));
 
 // --- tensors --------------------------------------------------------------------------------------------------------
 

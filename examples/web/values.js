@@ -16,6 +16,12 @@ export const ARRAYS = {
   uint8: Uint8Array,
   bool: Uint8Array,
 };
+/** The numbers of a type in these bytes; those that this JavaScript has no array for stay bytes. */
+export function typedBytes(dtype, bytes) {
+  const Typed = dtype === "float16" ? Uint16Array : ARRAYS[dtype];
+  return Typed ? new Typed(bytes.buffer) : bytes;
+}
+
 const isTensor = (value) => typeof value?.type === "string" && Array.isArray(value.dims);
 export const isBatch = (value) =>
   typeof value === "object" &&

@@ -3,9 +3,10 @@
 //     node drive.mjs LIBRARY ONNXRUNTIME job.json
 //
 // job.json: {"folder": ..., "options": {...}, "calls": [[method, argument, ...], ...]}; an argument {"file": path} is
-// the bytes of a file. Prints a JSON line for each call: {"result": ...}, {"bytes": path} or {"error", "message"}.
+// the bytes of a file, {"folder": path} those of all files in it, by their names. Prints a JSON line for each call:
+// {"result": ...}, {"bytes": path of a file, or of a folder of files} or {"error", "message"}.
 
-import { readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const [library, onnxruntime, job] = process.argv.slice(2);
@@ -19,7 +20,23 @@ const plain = (key, value) =>
     : typeof value === "number" && !Number.isFinite(value)
       ? String(value)
       : value;
-const given = (value) => (typeof value?.file === "string" ? new Uint8Array(readFileSync(value.file)) : value);
+const read = (path) => new Uint8Array(readFileSync(path));
+const given = (value) =>
+  typeof value?.file === "string"
+    ? read(value.file)
+    : typeof value?.folder === "string"
+      ? Object.fromEntries(readdirSync(value.folder).map((name) => [name, read(`${value.folder}/${name}`)]))
+      : value;
+const areFiles = (result) => result && Object.values(result).every((value) => value instanceof Uint8Array);
+
+function kept(path, result) {
+  if (result instanceof Uint8Array) writeFileSync(path, result);
+  else {
+    mkdirSync(path);
+    Object.entries(result).forEach(([name, bytes]) => writeFileSync(`${path}/${name}`, bytes));
+  }
+  return { bytes: path };
+}
 
 let trainer, saved;
 for (const [number, [method, ...args]] of calls.entries()) {
@@ -38,8 +55,8 @@ for (const [number, [method, ...args]] of calls.entries()) {
       line = { result: await trainer.setState(saved) };
     } else {
       const result = await trainer[method](...args.map(given));
-      if (result instanceof Uint8Array) writeFileSync(`${job}.${number}`, result);
-      line = result instanceof Uint8Array ? { bytes: `${job}.${number}` } : { result: result ?? null };
+      const isBytes = result instanceof Uint8Array || areFiles(result);
+      line = isBytes ? kept(`${job}.${number}`, result) : { result: result ?? null };
     }
   } catch (error) {
     line = { error: error.name, message: error.message };

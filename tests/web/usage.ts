@@ -18,6 +18,9 @@ async function train(trainer: Trainer, batches: Batch[]): Promise<Uint8Array> {
   await trainer.setState(state);
   await trainer.restore(await trainer.checkpoint());
   const names: string[] = await trainer.loadWeights(await trainer.exportModel({ outputs: ["logits"] }));
+  const files: Record<string, Uint8Array> = await trainer.exportAdapter();
+  await trainer.loadAdapter(files);
+  await trainer.loadAdapter(await trainer.exportAdapter({ format: "onnx_adapter", name: "french" }));
   const { logits } = await trainer.predict({ x: [[1, 2, 3, weight[0]]] });
   console.log(names, logits.data);
   return trainer.exportModel();
@@ -38,6 +41,8 @@ export async function main(): Promise<void> {
   await trainer.step({}, { learning_rate: "high" });
   // @ts-expect-error: it cannot be set
   trainer.steps = 3;
+  // @ts-expect-error: there is no such format
+  await trainer.exportAdapter({ format: "gguf" });
   // @ts-expect-error: there is no such method
   await trainer.fit();
   await trainer.dispose();

@@ -1,0 +1,246 @@
+// Adapters without their model, as PEFT has them (adapter_config.json and adapter_model.safetensors) and in
+// onnxruntime's format (.onnx_adapter). A step says in the metadata of eval.onnx which adapters it has. Names, layouts
+// and settings are those of gradgraph.surgery.save_adapter in Python.
+
+import { decodeAdapterFile, encodeAdapterFile, isAdapterFile } from "./adapter-format.js";
+import { GradgraphError } from "./errors.js";
+import { metadataOf } from "./onnx-file.js";
+import { decodeTensors, encodeTensors } from "./safetensors.js";
+import { checkedValue } from "./values.js";
+
+const [CONFIG, WEIGHTS] = ["adapter_config.json", "adapter_model.safetensors"];
+const PREFIX = "base_model.model.";
+const FACTORS = ["lora_A.weight", "lora_B.weight"];
+const LOW_RANK = { peft: "LORA", parts: FACTORS, spread: (rank) => rank };
+
+/** What the tensors of each kind are called in a file; `spread` is what alpha is divided by. */
+const KINDS = {
+  lora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"] },
+  rslora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"], spread: Math.sqrt },
+  dora: { ...LOW_RANK, parts: [...FACTORS, "lora_magnitude_vector"] },
+  ia3: { peft: "IA3", parts: ["ia3_l"] },
+  bitfit: { parts: ["bias"] },
+  bottleneck: { parts: ["down.weight", "down.bias", "up.weight", "up.bias"] },
+};
+const isLowRank = (adapter) => KINDS[adapter.kind].peft === "LORA";
+const quoted = (names) => names.map((name) => `'${name}'`).join(", ");
+
+/** The adapters that a model has, as its metadata say. */
+export const adaptersOf = (model) => JSON.parse(metadataOf(model)["gradgraph.adapters"] ?? "[]");
+
+/** The adapters of a name; without one, all there are. */
+export function chosen(adapters, name) {
+  const names = [...new Set(adapters.map((a) => a.name))];
+  const refuse = (why) => {
+    throw new GradgraphError(`the step ${why}`);
+  };
+  if (!names.length) refuse("trains no adapters; put some into the model by gg.lora before the step is built");
+  if (name === undefined && names.length > 1)
+    refuse(`has adapters of the names ${quoted(names)}; say which: { name: "${names[0]}" }`);
+  if (name !== undefined && !names.includes(name))
+    refuse(`has no adapters '${name}'; there are ${quoted(names)}`);
+  const found = adapters.filter((a) => name === undefined || a.name === name);
+  const strange = found.find((a) => !(a.kind in KINDS));
+  if (strange) refuse(`has adapters of kind ${strange.kind}; save and load those with gradgraph in Python`);
+  return found;
+}
+
+// --- PEFT -----------------------------------------------------------------------------------------------------------
+
+/** The two files of PEFT, by name. `values`: weight -> {dtype, dims, data}. */
+export function peftFiles(adapters, values) {
+  const tensors = {};
+  const ranks = {};
+  for (const adapter of adapters) {
+    const held = adapter.weights.map((name) => values[name]);
+    storedNames(adapter).forEach((name, place) => (tensors[name] = turned(adapter, place, held)));
+    if (isLowRank(adapter)) ranks[adapter.module] = held[0].dims[adapter.operator === "Conv" ? 0 : 1];
+  }
+  const config = `${JSON.stringify(settings(adapters, ranks), null, 2)}\n`;
+  return { [CONFIG]: new TextEncoder().encode(config), [WEIGHTS]: encodeTensors(tensors, { format: "pt" }) };
+}
+
+function storedNames(adapter) {
+  const { parts, ofEmbeddings } = KINDS[adapter.kind];
+  const names = adapter.operator === "Gather" && ofEmbeddings ? ofEmbeddings : parts;
+  return names.map((part) => `${PREFIX}${adapter.module}.${part}`);
+}
+
+/** A tensor as PEFT lays it out: matrices lie the other way round there. */
+function turned(adapter, place, held) {
+  const [tensor, first] = [held[place], held[0].dims];
+  const isConv = adapter.operator === "Conv";
+  const count = tensor.data.length;
+  const shaped = (dims) => ({ ...tensor, dims });
+  if (adapter.kind === "ia3" && isConv) return shaped([1, ...tensor.dims]);
+  if (adapter.kind === "ia3") return shaped(adapter.side === "in" ? [1, count] : [count, 1]);
+  if (!isLowRank(adapter)) return tensor;
+  if (place === 2) return shaped(isConv ? [1, count, ...first.slice(2).map(() => 1)] : [count]);
+  if (!isConv) return transposed(tensor);
+  checkOneGroup(adapter, first, held[1].dims);
+  return tensor;
+}
+
+function checkOneGroup(adapter, first, second) {
+  if (first[0] !== second[1])
+    throw new Error(`'${adapter.module}' is a Conv in groups; save and load its adapter with gradgraph in Python`);
+}
+
+function transposed({ dtype, dims: [rows, columns], data }) {
+  const turn = data.slice();
+  for (let row = 0; row < rows; row++)
+    for (let column = 0; column < columns; column++) turn[column * rows + row] = data[row * columns + column];
+  return { dtype, dims: [columns, rows], data: turn };
+}
+
+/** The content of adapter_config.json; `ranks` are those of the tensors of each module. */
+function settings(adapters, ranks) {
+  const [first] = adapters;
+  const { peft, spread } = KINDS[first.kind];
+  const modules = [...new Set(adapters.map((a) => a.module))].sort();
+  const common = { base_model_name_or_path: null, task_type: null, bias: "none", inference_mode: true };
+  if (first.kind === "ia3") {
+    const inward = adapters.filter((a) => a.side === "in").map((a) => a.module);
+    return { peft_type: peft, target_modules: modules, feedforward_modules: inward.sort(), ...common };
+  }
+  if (!peft) {
+    const own = { r: first.rank, lora_alpha: first.alpha, lora_dropout: first.dropout };
+    return { peft_type: first.kind.toUpperCase(), ...own, target_modules: modules, ...common };
+  }
+  const alphas = Object.fromEntries(
+    adapters.map((a) => [a.module, ranks[a.module] === a.rank ? a.alpha : a.scale * spread(ranks[a.module])]),
+  );
+  const [usual] = mostCommon(Object.values(ranks));
+  const alpha = alphas[Object.keys(ranks).find((module) => ranks[module] === usual)];
+  const others = (table, value) => Object.fromEntries(Object.entries(table).filter(([, own]) => own !== value));
+  return {
+    peft_type: peft,
+    r: usual,
+    lora_alpha: alpha,
+    lora_dropout: first.dropout,
+    use_rslora: first.kind === "rslora",
+    use_dora: first.kind === "dora",
+    rank_pattern: others(ranks, usual),
+    alpha_pattern: others(alphas, alpha),
+    target_modules: modules,
+    ...common,
+  };
+}
+
+function mostCommon(numbers) {
+  const counts = new Map();
+  for (const number of numbers) counts.set(number, (counts.get(number) ?? 0) + 1);
+  return [...counts].reduce((best, entry) => (entry[1] > best[1] ? entry : best));
+}
+
+// --- onnxruntime ----------------------------------------------------------------------------------------------------
+
+/** The bytes of an .onnx_adapter; the scale of low-rank adapters is in their second factor. */
+export function adapterFile(adapters, values) {
+  const tensors = {};
+  for (const adapter of adapters)
+    adapter.weights.forEach((name, place) => {
+      const isScaled = isLowRank(adapter) && place === 1;
+      tensors[plain(adapter, name)] = isScaled ? scaled(values[name], adapter.scale * adapter.weight) : values[name];
+    });
+  return encodeAdapterFile(tensors);
+}
+
+/** Without the name of the adapters, so that those of all names fit one base. */
+function plain(adapter, weight) {
+  const suffix = `.${adapter.name}`;
+  const own = adapter.name === "default" || adapter.kind === "bitfit";
+  return own || !weight.endsWith(suffix) ? weight : weight.slice(0, -suffix.length);
+}
+
+function scaled(tensor, factor) {
+  if (factor === 1) return tensor;
+  if (tensor.dtype !== "float32")
+    throw new Error(`the adapter is ${tensor.dtype}, and only float32 is scaled here; use gradgraph in Python`);
+  const rounded = Math.fround(factor);
+  return { ...tensor, data: tensor.data.map((value) => value * rounded) };
+}
+
+// --- reading --------------------------------------------------------------------------------------------------------
+
+/** The weights that a file has for `adapters`: name -> {dtype, dims, data}. */
+export function adapterFrom(adapters, specs, given) {
+  if (given instanceof ArrayBuffer) given = new Uint8Array(given);
+  if (!(given instanceof Uint8Array)) return fromPeft(adapters, specs, given);
+  if (!isAdapterFile(given)) throw new Error(`it is no .onnx_adapter; of PEFT give { "${CONFIG}", "${WEIGHTS}" }`);
+  const tensors = decodeAdapterFile(given);
+  const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [plain(a, name), name, a, place]));
+  checkNames(wanted, tensors);
+  return Object.fromEntries(
+    wanted.map(([key, name, adapter, place]) => {
+      const tensor = checkedValue({ ...specs[name], name: key }, tensors[key]);
+      const isScaled = isLowRank(adapter) && place === 1;
+      return [name, isScaled ? scaled(tensor, 1 / (adapter.scale * adapter.weight)) : tensor];
+    }),
+  );
+}
+
+function fromPeft(adapters, specs, files) {
+  for (const name of [CONFIG, WEIGHTS])
+    if (!files?.[name]) throw new Error(`there is no ${name}; give the bytes of both files by their names`);
+  const config = JSON.parse(new TextDecoder().decode(files[CONFIG]));
+  checkKind(adapters[0], config);
+  const { tensors } = decodeTensors(new Uint8Array(files[WEIGHTS]), "file of safetensors; give that of the adapter");
+  const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [storedNames(a)[place], name, a, place]));
+  checkNames(wanted, tensors);
+  return Object.fromEntries(
+    wanted.map(([key, name, adapter, place]) => {
+      const shapes = adapter.weights.map((weight) => specs[weight]);
+      const tensor = turnedBack(adapter, place, tensors[key], shapes);
+      const value = checkedValue({ ...specs[name], name: key }, tensor);
+      const isScaled = isLowRank(adapter) && place === 1;
+      return [name, isScaled ? scaled(value, scaleIn(config, adapter) / adapter.scale) : value];
+    }),
+  );
+}
+
+function turnedBack(adapter, place, tensor, shapes) {
+  if (isLowRank(adapter) && adapter.operator === "Conv") checkOneGroup(adapter, shapes[0].shape, shapes[1].shape);
+  if (isLowRank(adapter) && place < 2 && adapter.operator !== "Conv")
+    return tensor.dims.length === 2 ? transposed(tensor) : tensor;
+  const sizes = shapes[place].shape;
+  const fits = KINDS[adapter.kind].peft && sizes.reduce((a, b) => a * b, 1) === tensor.data.length;
+  return fits && (place === 2 || adapter.kind === "ia3") ? { ...tensor, dims: sizes } : tensor;
+}
+
+function checkKind({ kind }, config) {
+  const type = KINDS[kind].peft ?? kind.toUpperCase();
+  const isSame = config.peft_type === type && !!config.use_dora === (kind === "dora");
+  const unknown = ["lora_bias", "layer_replication", "trainable_token_indices", "alora_invocation_tokens"];
+  const strange = unknown.find((key) => config[key]) ?? (config.bias && config.bias !== "none" ? "bias" : undefined);
+  if (strange) throw new Error(`it has '${strange}', which is not supported`);
+  if (!isSame)
+    throw new Error(
+      `it is of the type ${config.peft_type}${config.use_dora ? " with use_dora" : ""}, and the step trains ` +
+        `adapters of kind ${kind}; give one of this kind, or build a step for that one`,
+    );
+}
+
+function checkNames(wanted, tensors) {
+  const names = new Set(wanted.map(([key]) => key));
+  const missing = [...names].filter((key) => !(key in tensors));
+  const spare = Object.keys(tensors).filter((key) => !names.has(key));
+  if (missing.length || spare.length) {
+    const [says, keys] = missing.length ? ["lacks", missing] : ["also has", spare];
+    throw new Error(
+      `it ${says} ${quoted(keys.slice(0, 3))}, so that it does not fit the adapters of this step; ` +
+        "where only names differ, gradgraph.surgery.load_adapter and save_adapter in Python write those of the model",
+    );
+  }
+}
+
+/** The number by which PEFT multiplies the product of a module's factors. */
+function scaleIn(config, { module, kind }) {
+  const own = (patterns, usual) => {
+    const key = Object.keys(patterns ?? {}).find((p) => module === p || module.endsWith(`.${p}`));
+    return key === undefined ? usual : patterns[key];
+  };
+  const rank = own(config.rank_pattern, config.r ?? 8);
+  const { spread } = KINDS[config.use_rslora ? "rslora" : kind === "rslora" ? "lora" : kind];
+  return own(config.alpha_pattern, config.lora_alpha ?? 8) / spread(rank);
+}

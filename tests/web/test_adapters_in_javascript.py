@@ -1,0 +1,206 @@
+"""Adapters that examples/web saves and loads are those of ``surgery.save_adapter`` and ``load_adapter``."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from web.test_javascript import ROOT, drive, pytestmark
+
+import gradgraph as gg
+from gradgraph import frontend, surgery
+from gradgraph.frontend import nn
+from gradgraph.step.step import Step
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+
+__all__ = ["drive", "pytestmark"]
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NOT_IN_JAVASCRIPT = {"prefix"}
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(7, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.words(x).mean(1))
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 16, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.conv(x).relu().reshape(-1, 64))
+
+
+@functools.cache
+def base(name: str) -> Any:
+    if name == "llama":
+        return surgery.language_model(ROOT / "examples" / "tiny_llama_int4.onnx")
+    frontend.manual_seed(0)
+    if name == "words":
+        return frontend.export(Words(), {"x": frontend.Input(("batch", 5), "int64")})
+    return frontend.export(Images(), {"x": ("batch", 2, 4, 4)})
+
+
+def batches(name: str) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(2)
+    if name == "llama":
+        tokens = rng.integers(1, 98, (3, 2, 9))
+        return [{"input_ids": t[:, :-1], "target": t[:, 1:]} for t in tokens]
+    made = [rng.integers(0, 7, (4, 5)) if name == "words" else rng.normal(size=(4, 2, 4, 4)).astype(np.float32)
+            for _ in range(3)]  # fmt: skip
+    return [{"x": x, "target": rng.integers(0, 3, 4)} for x in made]
+
+
+def as_json(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {n: {"dims": a.shape, "data": a.ravel().tolist()} for n, a in batch.items()}
+
+
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "lora": ("llama", ["*attn*", "lm_head"], {"rank": 4, "alpha": 6}),
+    "lora of several ranks": ("images", "*", {"rank": 3, "dropout": 0.25}),
+    "lora with a name": ("words", "*", {"rank": 2, "name": "french"}),
+    "rslora": ("words", "*", {"rank": 3, "alpha": 5}),
+    "dora": ("images", "*", {"rank": 2}),
+    "ia3": ("images", "*", {"feedforward": "last"}),
+    "bitfit": ("images", "*", {}),
+    "bottleneck": ("words", "last", {"rank": 4}),
+}
+
+
+@functools.cache
+def adapted(case: str) -> Any:
+    name, target, options = CASES[case]
+    return gg.lora(base(name), target, kind=case.split()[0], **options)
+
+
+@functools.cache
+def built(case: str) -> Step:
+    loss = gg.losses.cross_entropy(axis=-1)
+    return gg.build(adapted(case), loss, gg.optim.sgd(0.5), backend="web", seed=0)
+
+
+def test_every_kind_is_tried() -> None:
+    assert {case.split()[0] for case in CASES} | NOT_IN_JAVASCRIPT == set(KINDS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_javascript_saves_python_saves_and_reads(case: str, drive: Any, tmp_path: Path) -> None:
+    """Of the same numbers, to the byte; the model with it computes what the trainer computes in JavaScript."""
+    data = batches(CASES[case][0])
+    inputs = {n: a for n, a in data[0].items() if n != "target"}
+    *steps, folder, file, checkpoint, predicted = drive(
+        built(case),
+        *(["step", as_json(batch)] for batch in data),
+        ["exportAdapter"],
+        ["exportAdapter", {"format": "onnx_adapter"}],
+        ["checkpoint"],
+        ["predict", as_json(inputs)],
+    )
+    assert all("message" not in row for row in (*steps, folder, file))
+    trainer = gg.Trainer.resume(built(case), checkpoint["bytes"], device="cpu")
+    state = trainer.state_dict()
+    surgery.save_adapter(adapted(case), tmp_path / "python", state)
+    theirs, ours = Path(folder["bytes"]), tmp_path / "python"
+    assert (theirs / WEIGHTS).read_bytes() == (ours / WEIGHTS).read_bytes()
+    assert json.loads((theirs / CONFIG).read_text()) == json.loads((ours / CONFIG).read_text())
+
+    surgery.save_adapter(adapted(case), tmp_path / "python.onnx_adapter", state)
+    both = [ort.AdapterFormat.read_adapter(str(path)) for path in (file["bytes"], tmp_path / "python.onnx_adapter")]
+    tensors = [{n: value.numpy() for n, value in one.get_parameters().items()} for one in both]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, array in tensors[0].items():
+        np.testing.assert_array_equal(array, tensors[1][name], err_msg=name)
+    ort.LoraAdapter().Load(file["bytes"])  # which checks the file
+
+    again = surgery.load_adapter(base(CASES[case][0]), theirs)
+    step = gg.build(again, gg.losses.cross_entropy(axis=-1), gg.optim.sgd(0.5), seed=0)
+    found = gg.Trainer(step, device="cpu").predict(inputs)
+    [output] = predicted["result"].values()
+    np.testing.assert_allclose(found, np.reshape(output["data"], output["dims"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["peft", "onnx_adapter"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_python_saves_javascript_loads(case: str, form: str, drive: Any, tmp_path: Path) -> None:
+    data = batches(CASES[case][0])
+    trainer = gg.Trainer(built(case), device="cpu")
+    for batch in data:
+        trainer.step(batch)
+    state = trainer.state_dict()
+    path = tmp_path / ("saved.onnx_adapter" if form == "onnx_adapter" else "saved")
+    surgery.save_adapter(adapted(case), path, state)
+    loaded, kept = drive(built(case), ["loadAdapter", {"file" if path.is_file() else "folder": str(path)}], ["keep"])
+    assert "message" not in loaded, loaded
+    for name in built(case).manifest.trainable:
+        value = kept["result"][name]
+        np.testing.assert_allclose(np.reshape(value["data"], value["dims"]), state[name], rtol=1e-6, err_msg=name)
+
+
+def test_another_alpha_goes_into_the_second_factor(drive: Any, tmp_path: Path) -> None:
+    """A step's scale is fixed when it is built, so that an adapter of another one is brought to it."""
+    other = gg.lora(base("words"), "*", rank=3, alpha=7)
+    rng = np.random.default_rng(0)
+    shapes = {"words.lora_A": (7, 3), "words.lora_B": (3, 8), "last.lora_A": (8, 3), "last.lora_B": (3, 3)}
+    given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    surgery.save_adapter(other, tmp_path / "saved", given)
+    data = {n: a for n, a in batches("words")[0].items() if n != "target"}
+    _, predicted = drive(
+        gg.build(gg.lora(base("words"), "*", rank=3, alpha=2), "cross_entropy", "sgd", backend="web"),
+        ["loadAdapter", {"folder": str(tmp_path / "saved")}],
+        ["predict", as_json(data)],
+    )
+    step = gg.build(surgery.load_adapter(base("words"), tmp_path / "saved"), "cross_entropy", "sgd")
+    [output] = predicted["result"].values()
+    expected = gg.Trainer(step, device="cpu").predict(data)
+    np.testing.assert_allclose(np.reshape(output["data"], output["dims"]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_said_in_one_sentence(drive: Any, tmp_path: Path) -> None:
+    wrong = {
+        "kind": gg.lora(base("words"), "last", kind="ia3"),
+        "layers": gg.lora(base("words"), "last", kind="rslora", rank=3),
+        "rank": gg.lora(base("words"), "*", kind="rslora", rank=2),
+    }
+    for name, model in wrong.items():
+        surgery.save_adapter(model, tmp_path / name)
+    (tmp_path / "text.onnx_adapter").write_text("no adapter")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / CONFIG).write_text("{}")
+    calls = [{"folder": str(tmp_path / name)} for name in (*wrong, "half")]
+    rows = drive(
+        built("rslora"),
+        ["keep"],
+        *(["loadAdapter", call] for call in [*calls, {"file": str(tmp_path / "text.onnx_adapter")}]),
+        ["exportAdapter", {"format": "gguf"}],
+        ["exportAdapter", {"name": "german"}],
+        ["keep"],
+    )
+    cannot = "the adapter cannot be used: "
+    assert [row["message"] for row in rows[1:-1]] == [
+        f"{cannot}it is of the type IA3, and the step trains adapters of kind rslora; give one of this kind, or build "
+        "a step for that one",
+        f"{cannot}it lacks 'base_model.model.words.lora_embedding_A', 'base_model.model.words.lora_embedding_B', so "
+        "that it does not fit the adapters of this step; where only names differ, gradgraph.surgery.load_adapter and "
+        "save_adapter in Python write those of the model",
+        f"{cannot}'base_model.model.words.lora_embedding_A' is float32[7,2], but float32[7,3] in this step",
+        f"{cannot}there is no {WEIGHTS}; give the bytes of both files by their names",
+        f'{cannot}it is no .onnx_adapter; of PEFT give {{ "{CONFIG}", "{WEIGHTS}" }}',
+        "adapters have no format 'gguf'; there are 'peft', 'onnx_adapter'",
+        "the step has no adapters 'german'; there are 'default'",
+    ]
+    assert rows[0] == rows[-1]  # the state stays
+
+
+def test_a_step_without_adapters_says_so(drive: Any) -> None:
+    [said] = drive(gg.build(base("words"), "cross_entropy", "sgd"), ["exportAdapter"])
+    assert said["message"] == "the step trains no adapters; put some into the model by gg.lora before the step is built"
