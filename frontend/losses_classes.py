@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     *,
     axis: int = 1,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """``−Σ w[t]·log softmax(x)[t] / Σ w[t]`` over labels other than ``ignore_index`` (``F.cross_entropy``).
 
@@ -76,12 +78,26 @@ def cross_entropy(
         reduction: "mean", "sum", or "none" for the loss of each label.
         label_smoothing: the share of a label that is spread evenly over all classes.
         axis: where the classes lie.
+        z_loss: of labels that are class indices, the factor of ``(log Σ exp x)²``, which keeps scores near 0 (PaLM,
+            Chowdhery et al., 2022, section 5, has 1e-4).
     """
     x, target = real(logits), tensor(target)
     if target.is_floating_point():
+        if z_loss:
+            raise BuildError("z_loss goes with class numbers, and the targets are probabilities; leave it out")
         return soft_cross_entropy(x, target, weight, reduction, label_smoothing, axis=axis)
     log_p = op.LogSoftmax(x, axis=classes_at(x, axis))
-    return _likelihood(log_p, target, axis, ignore_index, weight, reduction, label_smoothing)
+    loss = _likelihood(log_p, target, axis, ignore_index, weight, reduction, label_smoothing)
+    if not z_loss:
+        return loss
+    share = label_shares(x, target, ignore_index=ignore_index, weight=weight, axis=axis)
+    squares = op.ReduceLogSumExp(x, [classes_at(x, axis)], keepdims=0) ** 2 * share
+    if reduction != "none":
+        squares = _sum(squares)
+    if reduction == "mean":
+        below = _sum(share)
+        squares = squares / op.Where(below == 0.0, 1.0, below)
+    return loss + cast(z_loss * squares, loss.dtype)
 
 
 def nll_loss(
@@ -182,6 +198,8 @@ def soft_cross_entropy(
 def _check_smoothing(arguments: Mapping[str, Any]) -> None:
     if not 0.0 <= arguments["label_smoothing"] <= 1.0:
         raise BuildError(f"label_smoothing must lie in [0, 1], but is {arguments['label_smoothing']}")
+    if not 0.0 <= arguments.get("z_loss", 0.0) < math.inf:
+        raise BuildError(f"z_loss must be finite and not negative, but is {arguments['z_loss']}")
 
 
 def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
@@ -189,7 +207,7 @@ def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
     return (labels(arguments["axis"], arguments.get("ignore_index")),)
 
 
-named("cross_entropy", cross_entropy, "weight ignore_index reduction label_smoothing axis", by_class,
+named("cross_entropy", cross_entropy, "weight ignore_index reduction label_smoothing axis z_loss", by_class,
       shares=label_shares, activation="Softmax", check=_check_smoothing)  # fmt: skip
 named("soft_cross_entropy", soft_cross_entropy, "weight reduction label_smoothing axis", activation="Softmax",
       soft=True, check=_check_smoothing)  # fmt: skip

@@ -126,6 +126,14 @@ L = losses
 
 # name -> ours; theirs, of outputs and then targets; the outputs; the targets
 ROWS: dict[str, Row] = {
+    "cross_entropy-z": (
+        L.cross_entropy(ignore_index=2, label_smoothing=0.1, z_loss=0.3),
+        lambda x, t: F.cross_entropy(x, t, ignore_index=2, label_smoothing=0.1)
+        + 0.3 * (torch.logsumexp(x, 1) ** 2)[t != 2].mean(), [X], [labels(N)]),
+    "cross_entropy-z-weight": (
+        L.cross_entropy(W, reduction="sum", axis=-1, z_loss=0.3),
+        lambda x, t: F.cross_entropy(x, t, WT, reduction="sum")
+        + 0.3 * (WT[t] * torch.logsumexp(x, 1) ** 2).sum(), [X], [labels(N)]),
     "soft_cross_entropy": (L.soft_cross_entropy(), F.cross_entropy, [X], [unit(N, C)]),
     "soft_cross_entropy-options": (
         L.soft_cross_entropy(W, "sum", 0.2),

@@ -6,13 +6,18 @@ do their work.
 
 from __future__ import annotations
 
+from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.template import ChatTemplate, Rendered
+from gradgraph.chat.tokens import Encoder, Tokens
 
 __all__ = [
+    "ChatBatches",
     "ChatTemplate",
+    "Encoder",
     "Rendered",
     "Rows",
+    "Tokens",
     "read",
 ]
 

@@ -7,19 +7,20 @@ of the past, a mask, positions. In training a whole text comes at once, with not
 2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
    other token look, and the loss does not (:func:`next_tokens`);
 3. a mask that is kept hides what it says, wherever that stands: GroupQueryAttention, which reads of a mask how many
-   tokens it has, gets it as a bias, and positions count the tokens that are seen;
+   tokens it has, gets it as a bias, and positions count the tokens that are seen; of several texts in one row none
+   sees another, by such a bias, too;
 4. outputs that continue the past are left out, and hidden states beside scores;
 5. float16 and bfloat16 numbers are computed as float32 (:func:`in_float32`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked, matching
+from gradgraph.arguments import FLAG, NAMES, PATH, Kind, as_names, checked, matching
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Builder, Var
@@ -29,19 +30,22 @@ from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.operated import Path, Result, closed, opened
 
 IGNORED = -100  # the label that no loss counts
-MASK = "attention_mask"
+MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
 _PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "MultiHeadAttention"): (6, 7),
            ("", "Attention"): (4, 5)}  # where an attention reads the past; it may be left out  # fmt: skip
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
+# what a bias of GroupQueryAttention does not keep apart: other attentions, and a choice by how long a row is
+_APART = frozenset({"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If", "CausalConvWithState"})
 _HIDDEN = -1e30  # finite: a row of padding alone sees something, and nobody reads it
 
 
-@checked(keep=NAMES, outputs=NAMES.or_none(), out=PATH.or_none())
+@checked(keep=NAMES, packed=FLAG, outputs=NAMES.or_none(), out=PATH.or_none())
 def language_model(
     model: Source,
     *,
     keep: str | Sequence[str] = (),
+    packed: bool = False,
     outputs: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
@@ -53,12 +57,16 @@ def language_model(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"`` for rows that are padded anywhere.
+        packed: let a row hold several texts: the new input ``segments``, int64 [batch, length], says to which each
+            token belongs, and none sees a token of another. ``position_ids``, where the model has them, stay an input,
+            as they begin anew with each text.
         outputs: what the model gives; by default scores, and all that neither continues the past nor stands beside
             them as hidden states.
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no past, mask or positions to be rid of, or keeps another state than keys and values.
+        BuildError: the model has no past, mask or positions to be rid of, or keeps another state than keys and values;
+            or with ``packed`` it has another attention than GroupQueryAttention.
         UnknownNameError: there is no input or output of a name.
         OutputError: ``out`` cannot be written.
     """
@@ -66,6 +74,9 @@ def language_model(
     graph = work.graph
     _choose_outputs(graph, outputs)
     kept = set(_matched(as_names(keep), graph.inputs, "input"))
+    if packed:
+        _check_packs(work, kept)
+        kept |= {POSITIONS}
     given = {v.name or "": v for v in graph.inputs if not v.is_initializer() and v.name not in kept}
     past = [given.pop(name) for name in _like(_PAST, list(given))]
     tokens = next((v for v in given.values() if _is_whole(v) and v.name not in _COUNTED), None) or next(
@@ -88,8 +99,11 @@ def language_model(
     gone = {*past, *counted}
     graph.inputs[:] = [v for v in graph.inputs if v not in gone]
     compute_in_float32(work)
-    if mask is not None:
-        _hide_padding(work, editor, mask, tokens)
+    if packed:
+        _hide_others(work, editor, tokens)
+    elif mask is not None:
+        op = editor.op
+        _hide(work, editor, op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2]), tokens)
     return closed(work, model, out)
 
 
@@ -172,19 +186,30 @@ def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Val
     _replace(editor, positions, op.cast(count, positions.dtype or ir.DataType.INT64))
 
 
-def _hide_padding(work: ir.Model, editor: Editor, mask: ir.Value, tokens: ir.Value) -> None:
-    """Let each GroupQueryAttention hide the keys that the mask hides; by itself it reads how many there are.
+def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
+    """Let each token see those of its own text alone."""
+    op = editor.op
+    name, shape = SEGMENTS, ir.Shape(list(shape_of(tokens) or (None, None))[:2])
+    segments = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))
+    work.graph.inputs.append(segments)
+    own = op.wrap(segments)
+    editor.place(editor.root[0])
+    _hide(work, editor, op.Equal(op.Unsqueeze(own, [1, 3]), op.Unsqueeze(own, [1, 2])), tokens)
 
-    Turned queries and keys need no other positions: only their distances count.
+
+def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
+    """Let each GroupQueryAttention see the keys that are ``seen`` ([batch, 1, length or 1, length]) alone.
+
+    By itself it reads of a mask how many keys there are. Turned queries and keys need no other positions: only their
+    distances count.
     """
-    nodes = [n for n in nodes_of(work) if n.op_type == "GroupQueryAttention" and n.domain == "com.microsoft"]
+    nodes = _attentions(work)
     if not nodes:
         return
     op = editor.op
     sizes = _sizes(op, Var(op, tokens))
     batch, length = op.Slice(sizes, [0], [1], [0]), op.Slice(sizes, [1], [2], [0])
-    shown_keys = op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2])
-    bias = op.Where(shown_keys, op.const(0.0, ir.DataType.FLOAT), op.const(_HIDDEN, ir.DataType.FLOAT))
+    bias = op.Where(seen, op.const(0.0, ir.DataType.FLOAT), op.const(_HIDDEN, ir.DataType.FLOAT))
     bias = op.Expand(bias, op.Concat(batch, [1], length, length, axis=0))
     last = op.Expand(op.cast(length - 1, ir.DataType.INT32), batch)
     editor.place(editor.root[0])
@@ -197,7 +222,24 @@ def _hide_padding(work: ir.Model, editor: Editor, mask: ir.Value, tokens: ir.Val
         node.replace_input_with(_BIAS, total.value)
 
 
-_COUNTED = {MASK: _ones, "position_ids": _counted, "cache_position": _counted}
+def _attentions(work: ir.Model) -> list[ir.Node]:
+    return [n for n in nodes_of(work) if n.op_type == "GroupQueryAttention" and n.domain == "com.microsoft"]
+
+
+def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
+    """Raise BuildError where a row cannot hold several texts."""
+    if MASK in kept:
+        raise BuildError("a row of several texts has segments in place of a mask; leave one of both out")
+    others = {n.op_type for n in nodes_of(work) if n.op_type in _APART}
+    if not _attentions(work) or others:
+        why = f"has {listed(sorted(others))}" if others else "has none"
+        raise BuildError(
+            "several texts in one row are kept apart by the attention bias of GroupQueryAttention, and the model "
+            f"{why}; train rows of one text each",
+        )
+
+
+_COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:

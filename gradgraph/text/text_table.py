@@ -15,7 +15,7 @@ from gradgraph.errors import DataError, UnmatchedError, listed, shown
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.remedies import takes_labels
-from gradgraph.runtime.data.shuffling import permutation
+from gradgraph.runtime.data.shuffling import by_length, permutation
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.text.frame_columns import FrameColumns
@@ -26,7 +26,6 @@ from gradgraph.text.tokenizer import LONGEST, Encoded, Tokenizer
 log = logging.getLogger("gradgraph")
 
 TAGS = ("tags", "ner_tags")  # what others call the labels of words
-POOL = 50  # batches among which texts of similar lengths are found
 LISTS = (list, tuple, np.ndarray)
 
 
@@ -143,13 +142,7 @@ class TextTable(Loadable):
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:
             return shuffled
-        full = len(shuffled) // batch_size * batch_size
-        size = max(1, min(POOL, full // batch_size // 4)) * batch_size
-        pools = (shuffled[first : min(first + size, full)] for first in range(0, full, size))
-        sorted_ = [pool[np.argsort(self._lengths[pool], kind="stable")] for pool in pools]
-        grouped = np.concatenate([*sorted_, shuffled[:0]]).reshape(-1, batch_size)
-        order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])
-        return order
+        return by_length(shuffled, self._lengths, seed, epoch, batch_size)
 
     @property
     def longest(self) -> tuple[int, int]:

@@ -109,6 +109,39 @@ class Tokenizer:
         ids, types, numbers = (np.concatenate([part[i] for part in parts]) for i in range(3))
         return Encoded(ids, types, numbers, np.concatenate([[0], np.cumsum(lengths)]), sum(part[4] for part in parts))
 
+    @property
+    def size(self) -> int:
+        """How many tokens there are: one more than the largest number."""
+        return max(self._runner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def number_of(self, token: str) -> int | None:
+        """The number of a token; None if there is none of this name."""
+        number: int | None = self._runner.token_to_id(token)
+        return number
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones among them."""
+        return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=False))
+
+    def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """The tokens of each whole text, and the characters [first, behind the last) that each is made of.
+
+        Args:
+            special: whether to add the tokens that the model expects around a text, which are made of no characters.
+
+        Raises:
+            DataError: the tokenizer fails.
+        """
+        try:
+            self._runner.no_truncation()
+            for first in range(0, len(texts), CHUNK):
+                for one in self._runner.encode_batch(list(texts[first : first + CHUNK]), add_special_tokens=special):
+                    yield one.ids, one.offsets
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            raise DataError(f"the tokenizer failed ({reason_of(error)}); give texts that it takes") from None
+
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
         try:
             self._runner.enable_truncation(max_length=length)

@@ -9,6 +9,8 @@ import numpy as np
 
 from gradgraph.runtime.data.batch import Array
 
+_POOL = 50  # batches among which samples of similar lengths are found
+
 
 def permutation(seed: int, epoch: int, n: int) -> Array:
     """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
@@ -21,6 +23,21 @@ def displaced(seed: int, epoch: int, n: int, most: int) -> Array:
     """A permutation of range(n) in which each comes less than ``most`` places early or late."""
     places = np.arange(n) + (_hashes(seed, epoch, n) >> np.uint64(11)) * (most / (1 << 53))
     order: Array = np.argsort(places, kind="stable")
+    return order
+
+
+def by_length(shuffled: Array, lengths: Array, seed: int, epoch: int, batch_size: int) -> Array:
+    """Samples in a new order, in which those of similar ``lengths`` are in one batch.
+
+    They are found among up to 50 batches (a quarter of all at most) of the order that they come in; whole batches are
+    shuffled then, and a last, smaller one stays the last.
+    """
+    full = len(shuffled) // batch_size * batch_size
+    size = max(1, min(_POOL, full // batch_size // 4)) * batch_size
+    pools = (shuffled[first : min(first + size, full)] for first in range(0, full, size))
+    sorted_ = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
+    grouped = np.concatenate([*sorted_, shuffled[:0]]).reshape(-1, batch_size)
+    order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])
     return order
 
 

@@ -1,0 +1,134 @@
+"""Batches of tokens: rows of similar lengths, filled up at their ends; or rows that hold several texts."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from gradgraph.chat.tokens import Tokens
+from gradgraph.errors import DataError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.shuffling import by_length, permutation
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
+
+MULTIPLE = 16  # of which the tokens of a row are: a session is made for every width
+
+
+class ChatBatches(Loadable):
+    """Texts as tokens, for a step on what ``surgery.language_model`` gives; labels are those of learnt tokens.
+
+    Rows of one text each are filled up at their ends, which no token before them sees, and which no loss counts. Those
+    of similar lengths are in one batch. Packed rows hold several texts, for a step with the input ``segments``.
+
+    Args:
+        samples: the texts.
+        length: the tokens that a row may have; packed rows have as many.
+        packed: put several texts into a row.
+        pad: the token that rows are filled up with.
+
+    Raises:
+        DataError: a text is longer.
+    """
+
+    def __init__(self, samples: Sequence[Tokens], length: int, packed: bool = False, pad: int = 0) -> None:
+        self.samples, self.length, self.packed, self.pad = samples, length, packed, pad
+        sizes = [len(tokens) for tokens in samples]
+        if sizes and max(sizes) > length:
+            raise DataError(f"a text has {max(sizes)} tokens, and a row {length}; give longer rows, or leave it out")
+        self.rows = packed_rows(sizes, length) if packed else [[i] for i in range(len(sizes))]
+        self._lengths = np.array([sum(sizes[i] for i in row) for row in self.rows], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> list[Tokens]:
+        """The texts of a row."""
+        return [self.samples[k] for k in self.rows[i]]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all texts."""
+        return int(self._lengths.sum())
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """No names; raises DataError where the step takes something else."""
+        self._inputs(specs)
+        return NO_NAMES
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
+        """Rows of similar lengths are in one batch, as they are drawn anew each epoch."""
+        shuffled = permutation(seed, epoch, len(self))
+        return shuffled if self.packed else by_length(shuffled, self._lengths, seed, epoch, batch_size)
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
+        ids, target = self._inputs(specs)
+        for numbers in batches:
+            arrays = self._arrays([self.rows[i] for i in numbers])
+            named = {ids.name: arrays["ids"], SEGMENTS: arrays["segments"], POSITIONS: arrays["positions"]}
+            if target is not None:
+                named[target.name] = arrays["labels"]
+            yield {name: named[name].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
+
+    def _arrays(self, rows: Sequence[Sequence[int]]) -> dict[str, Array]:
+        longest = max(sum(len(self.samples[i]) for i in row) for row in rows)
+        width = self.length if self.packed else min(-(-longest // MULTIPLE) * MULTIPLE, self.length)
+        shape = len(rows), width
+        ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
+        segments, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for r, row in enumerate(rows):
+            first = 0
+            for number, i in enumerate(row, 1):
+                tokens = self.samples[i]
+                last = first + len(tokens)
+                ids[r, first:last], segments[r, first:last] = tokens.ids, number
+                positions[r, first:last] = np.arange(len(tokens))
+                labels[r, first : last - 1] = np.where(tokens.learnt[1:], tokens.ids[1:], IGNORED)
+                first = last
+        return {"ids": ids, "labels": labels, "segments": segments, "positions": positions}
+
+    def _inputs(self, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TargetSpec | None]:
+        """The input of tokens, and the target."""
+        targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
+        others = [s for s in specs.values() if s not in targets and s.name not in (SEGMENTS, POSITIONS)]
+        fits = len(others) == 1 and len(others[0].shape) == 2 and numpy_dtype(others[0].dtype).kind in "iu"
+        if not fits or len(targets) > 1 or self.packed != (SEGMENTS in specs):
+            takes = ", ".join(map(str, specs.values()))
+            packed = ", packed=True" if self.packed else ""
+            raise DataError(
+                f"chat data give tokens{' and their segments' if self.packed else ''}, and the step takes {takes}; "
+                f"build it on gg.surgery.language_model(model{packed})"
+            )
+        return others[0], targets[0] if targets else None
+
+
+def packed_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """The texts of each row, so that few rows hold all: the longest first, each where least is left (best fit).
+
+    Args:
+        sizes: the tokens of each text, at most ``length``.
+        length: of a row.
+    """
+    rows: list[list[int]] = []
+    space: list[tuple[int, int]] = []  # that rows have left, in order
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        at = bisect.bisect_left(space, (sizes[i], -1))
+        if at == len(space):
+            left, row = length, len(rows)
+            rows.append([])
+        else:
+            left, row = space.pop(at)
+        rows[row].append(i)
+        bisect.insort(space, (left - sizes[i], row))
+    return rows
