@@ -33,7 +33,8 @@ import onnxruntime as ort
 
 import gradgraph as gg
 from gradgraph.runtime.execution.binding import BoundSession, result_buffer
-from gradgraph.runtime.execution.session import RuntimeOptions, to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 nn = gg.frontend.nn
 Array = np.ndarray[Any, Any]

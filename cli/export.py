@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,11 +214,11 @@ def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProt
 
 
 def _onnx(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import export_report, inference_model, save_inference
+    from gradgraph.export import export_report, inference_model
     from gradgraph.files.models import save_model
 
-    if export.store == "float32" and not export.quantize and not export.calibrate:
-        model, facts = _model(export, partial(save_inference, path=export.out))
+    if export.store == "float32" and not (export.quantize or export.calibrate or export.size):
+        facts = _streamed(export)
     else:
         model, facts = _model(export, inference_model)
         save_model(model, export.out)
@@ -232,6 +231,19 @@ def _onnx(export: _Export) -> dict[str, Any]:
         save_model(model, export.out)
         facts |= _shape_of(model)
     return facts
+
+
+def _streamed(export: _Export) -> dict[str, Any]:
+    """Write the model as it is; its weights go from file to file."""
+    from gradgraph.export.artifacts import opened_trainer
+    from gradgraph.files.models import load_model
+
+    trainer = opened_trainer(export.step, export.checkpoint, export.other_weights())
+    trainer.export_file(export.out, outputs=export.outputs or None, averaged=not export.not_averaged,
+                        mixed=export.mixed)  # fmt: skip
+    graph = load_model(export.out).graph
+    names = {"inputs": [i.name for i in graph.inputs], "outputs": [o.name for o in graph.outputs]}
+    return {"file": str(export.out), "nodes": len(graph), **names}
 
 
 def _ort(export: _Export) -> dict[str, Any]:

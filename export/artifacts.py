@@ -19,6 +19,7 @@ from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.fixed import SIZES, Sizes, fix_sizes
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 
@@ -130,9 +131,14 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
     return to_proto(write_at(folded, opset if opset in IR_VERSIONS else OPSET))
 
 
-def opened_trainer(step: Step | Path, checkpoint: Path | None, weights: Weights | None = None) -> Trainer:
+def opened_trainer(
+    step: Step | Path,
+    checkpoint: Path | None,
+    weights: Weights | None = None,
+    options: RuntimeOptions | None = None,
+) -> Trainer:
     """A trainer with the state of ``checkpoint``, if one is given, and then these ``weights``."""
-    trainer = Trainer(step, device="cpu")
+    trainer = Trainer(step, device="cpu", options=options)
     if checkpoint is not None:
         trainer.load(checkpoint)
     if weights is not None:

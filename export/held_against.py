@@ -18,6 +18,7 @@ from gradgraph.export.artifacts import Path, Weights, opened_trainer
 from gradgraph.files.models import Source, load_model, to_proto
 from gradgraph.graph.shapes import OPSET
 from gradgraph.runtime.execution.predictor import Predictor
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step.step import Step
 from gradgraph.verify.feeds import Feeds, candidates
 
@@ -110,9 +111,9 @@ def export_report(
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
     """
-    trainer = opened_trainer(step, checkpoint, weights)
+    trainer = opened_trainer(step, checkpoint, weights, RuntimeOptions(pack_weights=False))  # for a glance at each
     exported = load_model(model)
-    after = Predictor(exported, device="cpu")
+    after = Predictor(exported, device="cpu", packs=False)
     names = [o.name for o in trainer.definition.eval.graph.output]
 
     plan = after.names.preprocess

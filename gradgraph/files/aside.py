@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import OutputError
-from gradgraph.files.external import bytes_of, store_outside
+from gradgraph.files.external import DataFile, bytes_of, store_outside
+from gradgraph.files.mapped import Array, pieces
 
 _NAME = "weights.data"
 
@@ -68,3 +72,18 @@ def write_aside(model: ir.Model, least: int, limit: int) -> Folder | None:
             shell="let TMPDIR name a folder with more room",
         ) from None
     return folder
+
+
+def mapped_aside(arrays: Sequence[Array]) -> tuple[list[Array], Folder]:
+    """The bytes of ``arrays`` in a temporary file, mapped, each at the start of a page; and what keeps that file.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder = Folder()
+    data = DataFile(_NAME)
+    offsets = [data.place(array.nbytes, functools.partial(pieces, array)) for array in arrays]
+    with (folder.path / _NAME).open("wb") as file:
+        file.writelines(data.chunks())
+    whole = np.memmap(folder.path / _NAME, np.uint8, "r")
+    return [whole[at : at + array.nbytes] for at, array in zip(offsets, arrays, strict=True)], folder

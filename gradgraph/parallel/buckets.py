@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 from gradgraph.step.step import Step

@@ -15,7 +15,7 @@ from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.step.finishes import finished
 from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 

@@ -14,7 +14,7 @@ from gradgraph.parallel.compressions import Messages
 from gradgraph.parallel.update_parts import NOTHING, Shards
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep

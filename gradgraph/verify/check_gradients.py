@@ -36,7 +36,8 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import forget_detached, is_detached
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
-from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights, results
+from gradgraph.runtime.execution.frozen_weights import proto_and_weights
+from gradgraph.runtime.execution.session import Placement, create_session, explained, results
 from gradgraph.transforms import vjp
 from gradgraph.verify.directions import Direction
 from gradgraph.verify.discarded_lanes import discarded_lanes

@@ -31,7 +31,8 @@ from gradgraph.errors import DivergedError, GradgraphError
 from gradgraph.graph.shapes import sizes_or
 from gradgraph.optim.transform import Optimizer
 from gradgraph.passes.normal import normalise
-from gradgraph.runtime.execution.session import Placement, create_session, proto_and_weights, results
+from gradgraph.runtime.execution.frozen_weights import proto_and_weights
+from gradgraph.runtime.execution.session import Placement, create_session, results
 from gradgraph.verify.check_gradients import check_gradients
 from gradgraph.verify.feeds import Feeds, candidates, given
 

@@ -17,7 +17,8 @@ import onnxruntime as ort
 from gradgraph.graph.shapes import sizes_or
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.after_loss import Keeping
-from gradgraph.runtime.execution.session import explanation, is_of_numpy, to_ortvalue
+from gradgraph.runtime.execution.ort_values import is_of_numpy, to_ortvalue
+from gradgraph.runtime.execution.session import explanation, weights_pass_through
 from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.step.finishes import as_row, finished
 from gradgraph.step.manifest import MeasureSpec, column
@@ -311,9 +312,12 @@ def result_buffer(output: Any) -> Array:
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Let go of all batches afterwards, those that are bound and the last one that was checked."""
+    """Runs over many batches, in which mapped weights pass through memory; all batches are let go of afterwards, those
+    that are bound and the last one that was checked.
+    """
     try:
-        yield
+        with weights_pass_through(bound.session):
+            yield
     finally:
         bound.release()
         checker.forget()

@@ -22,7 +22,8 @@ from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports, result_buffer
-from gradgraph.runtime.execution.session import Placement, fill, on_device
+from gradgraph.runtime.execution.ort_values import fill, on_device
+from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.execution.state import State
 
 log = logging.getLogger("gradgraph")

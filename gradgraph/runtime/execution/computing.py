@@ -10,7 +10,8 @@ import onnxruntime as ort
 
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.session import explained, to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
+from gradgraph.runtime.execution.session import explained
 from gradgraph.runtime.execution.state import State, aligned_empty
 
 

@@ -45,12 +45,14 @@ from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
 from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.frozen_weights import initial_value
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.predictor import is_probable
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
-from gradgraph.runtime.execution.session import STOCK, initial_value, to_ortvalue
+from gradgraph.runtime.execution.session import STOCK
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.turns import Turns

@@ -18,7 +18,7 @@ from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -28,24 +28,17 @@ from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.computing import ComputingSession
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights, external_weights
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
+from gradgraph.runtime.execution.ort_values import fetched, to_ortvalue
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.session import (
-    FrozenWeights,
-    Placement,
-    RuntimeOptions,
-    create_session,
-    explained,
-    external_weights,
-    fetched,
-    to_ortvalue,
-)
+from gradgraph.runtime.execution.session import LEAST_PASSED, Placement, RuntimeOptions, create_session, explained
 from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
@@ -200,7 +193,17 @@ class OpenedStep:
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self._to_compute(fixed(self.definition.eval))
+        return self._to_compute(fixed(self.definition.eval), packs=self._packs_twice)
+
+    @property
+    def _packs_twice(self) -> bool:
+        """Whether sessions beside that which trains may keep a copy of frozen weights of their own.
+
+        One of BERT-base is 0.4 GB, and evaluates batches of 4 to 64 rows 1.3 to 2.7 times as fast, of 128 to 512 rows
+        1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). It goes by the size alone, so that a step gives the
+        same bits whenever it evaluates.
+        """
+        return self.options.pack_weights is True or self.weights.size < LEAST_PASSED
 
     @functools.cached_property
     def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
@@ -296,20 +299,21 @@ class OpenedStep:
         key: Callable[[], str | None],
         lowered: Callable[[], onnx.ModelProto],
         tells: bool = False,
+        packs: bool = True,
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
         """A session of ``source``, of what was kept for it if there is something; and what it executes, if it tells."""
         found = openings.read(key(), source)
         if found is not None and found.executed:
             options = replace(self.options, optimization="none")
-            session = create_session(found.model, self.placement, options, self.weights)
+            session = create_session(found.model, self.placement, options, self.weights, packs=packs)
             return session, found.model if tells else None
         model = lowered() if found is None else found.model
         name = key() if found is None and openings.is_worth_it(model) else None
         has_all = not any(map(is_external, model.graph.initializer))
-        if tells or (name is not None and (has_all or self._writes_few_weights)):
-            session, executed = self._session_and_model(model, tells)
+        if tells or (name is not None and (has_all or not packs or self._writes_few_weights)):
+            session, executed = self._session_and_model(model, tells, packs)
         else:
-            session, executed = self._session(model), None
+            session, executed = self._session(model, packs=packs), None
         if name is not None:
             if executed is not None and not has_all and not openings.lies_beside(executed, model, self.weights.holds):
                 whole = None
@@ -324,18 +328,18 @@ class OpenedStep:
         return not self.options.packs(self.weights.size) or self.weights.size <= openings.LARGEST_WRITTEN
 
     def _session_and_model(
-        self, model: onnx.ModelProto, tells: bool
+        self, model: onnx.ModelProto, tells: bool, packs: bool = True
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
         """A session and what it executes; that must be told, or else may be None where it cannot be written."""
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "executed.onnx"
-                session = self._session(model, path)
+                session = self._session(model, path, packs)
                 return session, onnx.load(path, load_external_data=False)
         except (GradgraphError, OSError):
             if tells and self.options.in_place is True:
                 raise
-            return self._session(model), None
+            return self._session(model, packs=packs), None
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
@@ -346,10 +350,11 @@ class OpenedStep:
         further = sorted(sizes.items()), sorted(self.gathered.items()), sorted(next_of.items()), chosen
         return self._key(model, self._backend, *further, self.checks_loss)
 
-    def _to_compute(self, model: onnx.ModelProto) -> ort.InferenceSession:
+    def _to_compute(self, model: onnx.ModelProto, packs: bool = True) -> ort.InferenceSession:
         """A session of evaluation or prediction."""
         backend = self.placement.computes_for(self.options)
-        return self._executing(model, lambda: self._key(model, backend), lambda: self._lowered(model))[0]
+        key = functools.partial(self._key, model, backend)
+        return self._executing(model, key, lambda: self._lowered(model), packs=packs)[0]
 
     def _lowered(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
@@ -358,8 +363,10 @@ class OpenedStep:
         m = self.manifest
         return in_good_order(model, [spec.name for spec in batch_specs(m)], [s.next for s in m.state])
 
-    def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
-        return create_session(model, self.placement, self.options, self.weights, optimized)
+    def _session(
+        self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True
+    ) -> ort.InferenceSession:
+        return create_session(model, self.placement, self.options, self.weights, optimized, packs=packs)
 
     @functools.cached_property
     def weights(self) -> FrozenWeights:

@@ -11,8 +11,16 @@ from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, sug
 from gradgraph.graph.shapes import as_dims, shape_of
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
+from gradgraph.runtime.execution.frozen_weights import proto_and_weights
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
-from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights, results
+from gradgraph.runtime.execution.session import (
+    Device,
+    Placement,
+    create_session,
+    explained,
+    results,
+    weights_pass_through,
+)
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TensorSpec, dtype_name
 
@@ -24,6 +32,7 @@ class Predictor:
         model: with all its weights inside, or beside it.
         outputs: those to compute, in this order; all by default.
         device: where to run.
+        packs: whether onnxruntime may copy large weights into the order in which products read them.
 
     Attributes:
         specs: the inputs.
@@ -38,7 +47,9 @@ class Predictor:
         RuntimeUnavailableError: the device is not available.
     """
 
-    def __init__(self, model: ir.Model, outputs: Sequence[str] = (), device: Device = "auto") -> None:
+    def __init__(
+        self, model: ir.Model, outputs: Sequence[str] = (), device: Device = "auto", packs: bool = True
+    ) -> None:
         known = [o.name or "" for o in model.graph.outputs]
         for name in outputs:
             if name not in known:
@@ -50,7 +61,7 @@ class Predictor:
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
-        self._session = create_session(proto, Placement.choose(device), weights=weights)
+        self._session = create_session(proto, Placement.choose(device), weights=weights, packs=packs)
 
     @property
     def fixed_rows(self) -> int | None:
@@ -60,7 +71,7 @@ class Predictor:
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs for a batch, by name; raises DataError if it does not fit, ModelError if onnxruntime fails."""
         feeds = self._checker(batch)
-        with explained("running the model failed"):
+        with explained("running the model failed"), weights_pass_through(self._session):
             return results(self._session, self.outputs, feeds)
 
     def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from gradgraph.arguments import NUMBER, meant
 from gradgraph.errors import DataError, UnknownNameError, shown
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 
 LARGEST = float(np.finfo(np.float32).max)
 

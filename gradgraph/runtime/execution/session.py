@@ -7,8 +7,7 @@ import logging
 import math
 import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,7 +15,6 @@ from typing import Any, Literal, cast
 import numpy as np
 import onnx
 import onnx.parser
-import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.arguments import TEXT
@@ -30,16 +28,10 @@ from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.files.external import external_entry, is_external, is_packed, lie_in
-from gradgraph.files.mapped import passing_through
-from gradgraph.files.models import to_proto
-from gradgraph.files.protos import reads
 from gradgraph.machine import custom_ops
 from gradgraph.runtime.execution import denormals
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.idle import idle_optimizers
-from gradgraph.step.bases import bases_of, to_proto_beside
-from gradgraph.step.step import Step
-from gradgraph.step.weight_files import MappedFile
 
 log = logging.getLogger("gradgraph")
 
@@ -48,6 +40,7 @@ Provider = str | tuple[str, dict[str, Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 STOCK = "stock"  # onnxruntime's kernels alone
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
+LEAST_PASSED = 1 << 26  # bytes of frozen weights: of fewer, a second copy is less than what onnxruntime takes
 LARGEST_FILLED = 1 << 20  # bytes of a constant that is computed in advance, and not of weights
 
 
@@ -139,6 +132,7 @@ class RuntimeOptions:
 
 
 _FLOAT32 = "1"
+_FEW_BITS = "MatMulNBits"
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -279,6 +273,7 @@ def create_session(
     weights: FrozenWeights | None = None,
     optimized: Path | None = None,
     profile: Path | None = None,
+    packs: bool = True,
 ) -> ort.InferenceSession:
     """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
 
@@ -286,6 +281,7 @@ def create_session(
         weights: values for initializers whose data lie outside ``model``.
         optimized: where to write the model as it will be executed.
         profile: what the name of the file begins with that onnxruntime writes about each node that runs.
+        packs: whether it may keep a copy of ``weights``, where the options let sessions do so.
 
     Raises:
         RuntimeUnavailableError: onnxruntime has the provider, but could not start it.
@@ -304,7 +300,8 @@ def create_session(
     )
     copied = False
     if weights is not None:
-        copied = placement.providers[0] != CPU or options.packs(weights.size)
+        packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # whose kernel is slow without
+        copied = placement.providers[0] != CPU or (packs and options.packs(weights.size))
         model = weights.given_to(settings, model, copied)
     try:
         content = model.SerializeToString()
@@ -322,7 +319,9 @@ def create_session(
             enable_fallback=0,
             disabled_optimizers=idle_optimizers(model),
         )
-    cast("Any", session).gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
+    told = cast("Any", session)
+    told.gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
+    told.gradgraph_passed = weights if weights is not None and not copied and weights.size >= LEAST_PASSED else None
     obtained = session.get_providers()
     missing = [_name(p) for p in placement.providers if _name(p) not in obtained]
     if missing:
@@ -351,167 +350,10 @@ def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mappin
     return dict(zip(outputs, arrays, strict=True))
 
 
-_AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file
-
-
-class FrozenWeights:
-    """Initializers whose data lie in files beside the models.
-
-    Args:
-        read: gives the bytes of one, in the memory that its file is mapped to.
-        file_of: the file that it lies in.
-        tensors: all of them.
-
-    Attributes:
-        size: their bytes.
-
-    Raises:
-        ModelError: a file is not what was saved, or was cut.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[onnx.TensorProto], np.ndarray[Any, Any]],
-        file_of: Callable[[onnx.TensorProto], Path],
-        tensors: Iterable[onnx.TensorProto],
-    ) -> None:
-        self._read, self._file_of = read, file_of
-        self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
-        self._raw: list[np.ndarray[Any, Any]] = []
-        for tensor in tensors:
-            self._value(tensor)
-        self.size = sum({place[:3]: place[2] for place in self._values}.values())
-
-    def _value(self, tensor: onnx.TensorProto) -> ort.OrtValue:
-        """An OrtValue over the memory of a tensor's file; lowered models may see the same bytes in another way."""
-        key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
-        if key not in self._values:
-            raw = self._read(tensor)
-            self._raw.append(raw)
-            if is_packed(tensor):
-                # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
-                dims = tuple(tensor.dims)
-                strides = tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
-                seen = np.lib.stride_tricks.as_strided(raw, dims, strides, writeable=False)
-                value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(seen, tensor.data_type)
-            else:
-                value = to_ortvalue(_array(tensor, raw))
-            self._values[key] = value
-        return self._values[key]
-
-    def passing_through(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which a session copies the weights, and their files do not fill memory beside its copy."""
-        return passing_through(self._raw)
-
-    def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
-        """Whether the file of ``tensor`` has these bytes for it."""
-        return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
-
-    def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the weights of ``model`` to the settings of its session; returns the model to make that of.
-
-        Args:
-            copied: what products read, into the session's own memory, in the order in which they do. Else it stays
-                where it is and all sessions share it, as they do what only ``_AS_THEY_LIE`` read.
-        """
-        used = {t.name: t for t in model.graph.initializer if is_external(t)}
-        if not used:
-            return model
-        packed = {x for n in model.graph.node if n.op_type not in _AS_THEY_LIE for x in reads(n)} if copied else set()
-        files = {name: self._file_of(tensor) for name, tensor in used.items()}
-        folders = Counter(files[name].parent for name in used if name not in packed)
-        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime knows one
-        far = [name for name in used if name in packed or files[name].parent != folder]
-        if far:
-            settings.add_external_initializers(far, [self._value(used[name]) for name in far])
-        if folder is None:
-            return model
-        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        if not copied:
-            settings.add_session_config_entry("session.disable_prepacking", "1")
-        slim = onnx.ModelProto()
-        slim.CopyFrom(model)
-        for tensor in slim.graph.initializer:
-            if tensor.name in used and tensor.name not in far:
-                settings.add_initializer(tensor.name, self._value(used[tensor.name]))
-                lie_in(tensor, files[tensor.name].name)
-        return slim
-
-
-def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights | None]:
-    """``model`` as protobuf; large weights of its external data stay in their files, and are given to its sessions."""
-    bases = bases_of(model)
-    if not bases:
-        return to_proto(model), None
-    proto = to_proto_beside(model, bases)
-    files = {location: base.held or MappedFile(base.path, None) for location, base in bases.items()}
-
-    def read(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-        entry = external_entry(tensor)
-        return files[entry.location].part(entry.offset, entry.length)
-
-    def file_of(tensor: onnx.TensorProto) -> Path:
-        return bases[external_entry(tensor).location].path.resolve()
-
-    return proto, FrozenWeights(read, file_of, filter(is_external, proto.graph.initializer))
-
-
-def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
-    """The large initializers of models of a step, mapped from their files and not read into memory, or ModelError."""
-    tensors = (t for model in models for t in model.graph.initializer if is_external(t))
-    return FrozenWeights(step.external, step.file_of, tensors)
-
-
-def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """An initializer of one of a step's models; one that lies beside them is mapped; raises ModelError."""
-    if is_external(tensor) and not is_packed(tensor):
-        return _array(tensor, step.external(tensor))
-    if is_external(tensor):
-        inside = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-        inside.raw_data = step.external(tensor).tobytes()
-        tensor = inside
-    return np.asarray(onnx.numpy_helper.to_array(tensor), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-
-
-def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The numbers of ``tensor``, whose bytes are ``raw``."""
-    mapped = raw.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
-    return np.require(mapped, requirements="A")  # files of others may have it begin at any byte
-
-
-def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy itself has this type, and not ml_dtypes; one that was pickled is not the same object any more."""
-    return dtype.isbuiltin != 2
-
-
-def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
-    """An OrtValue over the memory of a C-contiguous array: on the CPU nothing is copied."""
-    if is_of_numpy(array.dtype):
-        return ort.OrtValue.ortvalue_from_numpy(array)
-    # the small floats of ml_dtypes travel as bits
-    bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-
-
-def on_device(shape: Sequence[int], dtype: np.dtype[Any], device: str, device_id: int) -> ort.OrtValue:
-    """New memory, uninitialised."""
-    element = dtype if is_of_numpy(dtype) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
-    return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
-
-
-def fill(value: ort.OrtValue, array: np.ndarray[Any, Any]) -> None:
-    """Copy ``array`` into the memory of ``value``."""
-    array = np.asarray(array, order="C")
-    value.update_inplace(array if is_of_numpy(array.dtype) else to_ortvalue(array))
-
-
-def fetched(value: ort.OrtValue, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A copy of ``value`` in host memory."""
-    if is_of_numpy(dtype):
-        return np.array(value.numpy())
-    array = np.empty(value.shape(), dtype)
-    to_ortvalue(array).update_inplace(value)
-    return array
+def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractContextManager[None]:
+    """A block of runs in which what ``session`` reads of mapped weights does not stay in memory."""
+    weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
+    return contextlib.nullcontext() if weights is None else weights.passing_through()
 
 
 # --- errors ------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import onnxruntime as ort
 
 from gradgraph.errors import ModelError
 from gradgraph.runtime.data.batch import to_array
-from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device, to_ortvalue
+from gradgraph.runtime.execution.ort_values import fetched, fill, on_device, to_ortvalue
+from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.saved.checkpoint import check_values
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 

@@ -12,7 +12,7 @@ from gradgraph.arguments import FLAG, PATH, checked
 from gradgraph.compat.onnxruntime_training.api.held import Array, Held, TrainingState
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import Property, read_checkpoint, write_checkpoint
 from gradgraph.errors import shown
-from gradgraph.runtime.execution.session import fetched
+from gradgraph.runtime.execution.ort_values import fetched
 
 _WIDEST = 2**63
 

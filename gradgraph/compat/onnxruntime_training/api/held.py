@@ -11,7 +11,8 @@ import onnxruntime as ort
 
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import Checkpoint, OptimizerGroup, Property
 from gradgraph.errors import CompatibilityError, shown
-from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device
+from gradgraph.runtime.execution.ort_values import fetched, fill, on_device
+from gradgraph.runtime.execution.session import Placement
 
 Array = np.ndarray[Any, Any]
 CPU = Placement(("CPUExecutionProvider",))

@@ -22,7 +22,7 @@ from gradgraph.compat.onnxruntime_training.graphs.optimizer_graph import (
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import GROUP, OptimizerGroup
 from gradgraph.errors import CheckpointError, shown
 from gradgraph.files.models import load_model, to_proto
-from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.ort_values import to_ortvalue
 
 if TYPE_CHECKING:
     from gradgraph.compat.onnxruntime_training.api.trained_module import Module
