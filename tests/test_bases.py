@@ -22,6 +22,7 @@ from benchmarks.large_models import backbone, language_model
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
 from gradgraph.files import aside, large_weights
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
 
@@ -105,6 +106,27 @@ def test_all_kinds_of_folders_and_sessions_train_alike(
         other, results = trained(found, MAPPED)
         np.testing.assert_allclose(results, expected, rtol=1e-5)
         _same_weights(other.export(), known.export())
+
+
+@pytest.mark.parametrize("pack", ["auto", True])
+def test_what_evaluates_beside_training_packs_no_second_copy(
+    pack: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = built(model)
+    expected = trained(step, PACKED)[1]
+    for module in ("session", "opened"):
+        monkeypatch.setattr(f"gradgraph.runtime.execution.{module}.LEAST_PASSED", 1)
+    trainer, found = trained(step, RuntimeOptions(pack_weights=pack))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    read, passing_through = [], FrozenWeights.passing_through
+
+    def counted(weights: FrozenWeights) -> Any:
+        read.append(weights)
+        return passing_through(weights)
+
+    monkeypatch.setattr(FrozenWeights, "passing_through", counted)
+    assert trainer.evaluate(batch(step))["loss"] == found[3]
+    assert len(read) == (pack == "auto")
 
 
 def _same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -27,6 +28,7 @@ from gradgraph.files.held_files import CAN_HOLD, own_file
 from gradgraph.files.models import load_model, save_model, to_proto
 from gradgraph.files.streamed import model_pieces
 from gradgraph.files.untrusted import messages
+from gradgraph.runtime.execution.predictor import Predictor
 
 pytestmark = pytest.mark.skipif(not CAN_HOLD, reason="Windows lets nobody replace a file that is open")
 
@@ -223,6 +225,37 @@ def test_a_step_outlives_the_file_that_it_was_built_from(inline: Path, tmp_path:
     assert trained(copy) == pytest.approx(expected, rel=1e-6)
     step.save(tmp_path / "after")
     assert (tmp_path / "after" / "frozen.bin").read_bytes() == (tmp_path / "before" / "frozen.bin").read_bytes()
+
+
+@pytest.mark.parametrize("shift", range(4))
+@pytest.mark.parametrize("room", [True, False], ids=["room", "no room"])
+def test_weights_that_begin_between_two_numbers_are_read_right(
+    shift: int, room: bool, inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are packed from a temporary file, and from memory where there is no room for one."""
+    model = load_model(inline)
+    x = np.random.default_rng(0).standard_normal((4, 16, 520), np.float32)
+    expected = Predictor(ir.from_proto(to_proto(model)), device="cpu")({"x": x})
+    model.doc_string = "d" * shift
+    save_model(model, tmp_path / "shifted.onnx")
+    aside = tmp_path / "aside"
+    monkeypatch.setattr("tempfile.tempdir", str(aside))
+    monkeypatch.setattr("gradgraph.runtime.execution.frozen_weights.LEAST_KEPT", 1)
+    if room:
+        aside.mkdir()
+    predictor = Predictor(load_model(tmp_path / "shifted.onnx"), device="cpu")
+    for name, array in predictor({"x": x}).items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5)
+    if room:
+        assert any(aside.iterdir()) == _between(tmp_path / "shifted.onnx")
+        del predictor
+        gc.collect()
+        assert not any(aside.iterdir())
+
+
+def _between(path: Path) -> bool:
+    """Does a large weight begin at another byte than a multiple of four?"""
+    return any(t.offset % 4 for t in large_weights.large_outside(load_model(path)))
 
 
 def test_a_step_is_taken_apart_while_its_file_is_the_same(inline: Path) -> None:
