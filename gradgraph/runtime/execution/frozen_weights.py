@@ -119,7 +119,7 @@ class FrozenWeights:
 def _at_whole_addresses(
     weights: Sequence[tuple[onnx.TensorProto, Array]],
 ) -> tuple[dict[Entry, Array], Folder | None]:
-    """Those of ``weights`` that begin between two numbers, as they do inside a .onnx, in a temporary file, mapped.
+    """Weights that begin between two numbers, as they do inside a .onnx, in a temporary file, mapped; and what keeps it.
 
     So a session that packs them does so from there, and no copy of them stays in memory. Few of them are left to
     ``_array``, and so are all where the file cannot be written.

@@ -79,8 +79,8 @@ class RuntimeOptions:
         pack_weights: let each session keep a copy of large frozen weights in the order in which its products read them
             (on the CPU). That takes their size again for each session; without it, products of 4 to 32 rows take twice
             as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all, and of those
-            of 4 or 8 bits in blocks up to 256 MiB; beyond, they are read from their file, where it is mapped. The session
-            of ``Trainer.evaluate`` copies no more than 64 MiB then, as that which trains has a copy.
+            of 4 or 8 bits in blocks up to 256 MiB; beyond, they are read from their file, where it is mapped. The
+            session of ``Trainer.evaluate`` copies less than 64 MiB then, as that which trains has a copy.
     """
 
     threads: int | None = None
