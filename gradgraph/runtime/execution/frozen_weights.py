@@ -119,7 +119,7 @@ class FrozenWeights:
 def _at_whole_addresses(
     weights: Sequence[tuple[onnx.TensorProto, Array]],
 ) -> tuple[dict[Entry, Array], Folder | None]:
-    """Weights that begin between two numbers, as they do inside a .onnx, in a temporary file, mapped; and what keeps it.
+    """Weights that begin between two numbers, as they do inside a .onnx, in a temporary file, mapped; and that file.
 
     So a session that packs them does so from there, and no copy of them stays in memory. Few of them are left to
     ``_array``, and so are all where the file cannot be written.
