@@ -22,16 +22,21 @@ class Probabilities:
     Attributes:
         kind: which of both.
         axis: of a Softmax that lies in the same places, from the front where its rank is known.
-        logits: what it was computed from; None if that has another type, or nobody can see which places it lies in.
-        negated: it was computed from the negative of ``logits``, as 1/(1 + exp(logits)) is.
-        moves: the nodes that brought a Sigmoid to its places, in order; they do to logits what they do to it.
+        source: what it was computed from; None if that has another type, or nobody can see which places it lies in.
+        negated: it was computed from the negative of ``source``, as 1/(1 + exp(source)) is.
+        moves: the nodes that brought a Sigmoid to its places, in order; they do to ``source`` what they do to it.
     """
 
     kind: Literal["Softmax", "Sigmoid"]
     axis: int | None = None
-    logits: ir.Value | None = None
+    source: ir.Value | None = None
     negated: bool = False
     moves: tuple[ir.Node, ...] = ()
+
+    @property
+    def logits(self) -> ir.Value | None:
+        """``source`` where it can be read in place of the probabilities as it stands."""
+        return None if self.negated or self.moves else self.source
 
 
 def probabilities(value: ir.Value) -> Probabilities | None:
@@ -71,9 +76,9 @@ def _made_here(value: ir.Value) -> Probabilities | None:
 
 def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
     """``found`` for ``value``: its axis from the front, and logits that can be read."""
-    axis, logits = found.axis, found.logits
+    axis, source = found.axis, found.source
     if axis is not None and value.shape is not None and len(value.shape):
         axis %= len(value.shape)
-    if logits is None or not logits.name or logits.dtype != value.dtype or logits.producer() is None:
-        logits = None
-    return replace(found, axis=axis, logits=logits)
+    if source is None or not source.name or source.dtype != value.dtype or source.producer() is None:
+        source = None
+    return replace(found, axis=axis, source=source)

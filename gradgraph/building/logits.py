@@ -30,8 +30,8 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
         if found is None:
             continue
         doubt = _doubt(term, name, found)
-        logits = found.logits if found.kind == term.loss.activation and _over_classes(graph, term, found) else None
-        if logits is None or not logits.name or (named and (found.negated or found.moves)):
+        logits = found.source if found.kind == term.loss.activation and _over_classes(graph, term, found) else None
+        if logits is None or not logits.name or (named and found.logits is None):
             findings.append(doubt)
         elif named:
             findings.append(replace(doubt, remedy=f"name the logits behind it, '{shown(logits.name)}'"))
@@ -45,7 +45,7 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
 def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
     """The name of logits that lie as the probabilities do; where they do not, they are added to the graph."""
     assert logits.name is not None
-    if not found.negated and not found.moves:
+    if found.logits is not None:
         return logits.name
     op = Builder(value_names(graph))
     at = op.wrap(logits)

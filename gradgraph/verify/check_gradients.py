@@ -194,7 +194,7 @@ def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
     for value in outputs:
         found = probabilities(value)
         if found is not None:
-            name = found.logits.name if found.logits and not (found.negated or found.moves) else None
+            name = None if found.logits is None else found.logits.name
             read = f"'{shown(name)}' holds the logits" if name else "cut the model before it for such a loss"
             yield Finding(f"output '{shown(value.name)}'", f"ends in a {found.kind}",
                           "losses of logits compute one themselves", read, "warning")  # fmt: skip
