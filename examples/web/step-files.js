@@ -52,7 +52,7 @@ export class StepFiles {
 }
 
 /** How the files of a folder are read: from addresses, a path in Node.js, bytes by name, or a function. */
-function reader(folder) {
+export function reader(folder) {
   if (typeof folder === "function") return async (name) => asBytes(name, await folder(name));
   if (typeof folder === "string" || folder instanceof URL) {
     const base = String(folder).replace(/\/*$/, "/");

@@ -3,14 +3,15 @@
 //     node drive.mjs LIBRARY ONNXRUNTIME job.json
 //
 // job.json: {"folder": ..., "options": {...}, "calls": [[method, argument, ...], ...]}; an argument {"file": path} is
-// the bytes of a file, {"folder": path} those of all files in it, by their names. Prints a JSON line for each call:
-// {"result": ...}, {"bytes": path of a file, or of a folder of files} or {"error", "message"}.
+// the bytes of a file, {"folder": path} those of all files in it, by their names. The method
+// "generate" is that of chat.js. Prints a JSON line for each call: {"result": ...}, {"bytes": path of a file, or of a folder of files} or {"error", "message"}.
 
 import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const [library, onnxruntime, job] = process.argv.slice(2);
 const { load } = await import(pathToFileURL(library));
+const { generate } = await import(new URL("chat.js", pathToFileURL(library)));
 const { default: ort } = await import(pathToFileURL(onnxruntime));
 const { folder, options, calls } = JSON.parse(readFileSync(job, "utf8"));
 
@@ -51,6 +52,8 @@ for (const [number, [method, ...args]] of calls.entries()) {
     } else if (method === "keep") {
       saved = await trainer.state();
       line = { result: saved };
+    } else if (method === "generate") {
+      line = { result: await generate(trainer, ...args) };
     } else if (method === "goBack") {
       line = { result: await trainer.setState(saved) };
     } else {

@@ -146,6 +146,25 @@ def test_what_python_saves_javascript_loads(case: str, form: str, drive: Any, tm
         np.testing.assert_allclose(np.reshape(value["data"], value["dims"]), state[name], rtol=1e-6, err_msg=name)
 
 
+def test_it_writes_what_the_likeliest_tokens_are(drive: Any) -> None:
+    """Token by token on the growing text, as predict scores it; drawn ones are the same of the same seed."""
+    trainer = gg.Trainer(built("lora"), device="cpu")
+    known = [1, 30, 31]
+    while len(known) < 12:
+        known.append(int(trainer.predict({"input_ids": np.array([known])})[0, -1].argmax()))
+    drawn = {"maxTokens": 6, "temperature": 1, "topK": 5, "seed": 3}
+    plain, stopped, *others = drive(
+        built("lora"),
+        ["generate", known[:3], {"maxTokens": 9}],
+        ["generate", known[:3], {"stop": [known[5]]}],
+        *(["generate", known[:3], {**drawn, **changed}] for changed in ({}, {}, {"seed": 4}, {"topK": 1})),
+    )
+    assert plain["result"] == known
+    assert stopped["result"] == known[: known.index(known[5], 3)]
+    first, again, other, likeliest = (row["result"] for row in others)
+    assert first == again != other and likeliest == known[:9]
+
+
 def test_another_alpha_goes_into_the_second_factor(drive: Any, tmp_path: Path) -> None:
     """A step's scale is fixed when it is built, so that an adapter of another one is brought to it."""
     other = gg.lora(base("words"), "*", rank=3, alpha=7)

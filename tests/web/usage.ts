@@ -1,7 +1,20 @@
 // Compiled by a test, never run: the types of gradgraph.js accept what works, and nothing else.
 
 import * as ort from "onnxruntime-web";
+import { Template } from "@huggingface/jinja";
+import { Tokenizer } from "@huggingface/tokenizers";
+import { batchesOf, openChat, rowsOf } from "gradgraph/chat";
 import { DivergedError, bestProvider, load, type Batch, type Trainer } from "gradgraph";
+
+async function chat(trainer: Trainer, text: string): Promise<string> {
+  const opened = await openChat("llm/", { Tokenizer, Template });
+  const samples = opened.encode(rowsOf(text));
+  for (const batch of batchesOf(samples, trainer.manifest, { batchSize: 2, pad: opened.pad, seed: 1 }))
+    await trainer.step(batch);
+  // @ts-expect-error: a temperature is a number
+  await opened.answer(trainer, "Who?", { temperature: "high" });
+  return opened.answer(trainer, [{ role: "user", content: "Who?" }], { maxTokens: 9, onToken: (id) => id.toFixed() });
+}
 
 async function train(trainer: Trainer, batches: Batch[]): Promise<Uint8Array> {
   try {
@@ -45,5 +58,6 @@ export async function main(): Promise<void> {
   await trainer.exportAdapter({ format: "gguf" });
   // @ts-expect-error: there is no such method
   await trainer.fit();
+  console.log(await chat(trainer, '{"text": "a"}'));
   await trainer.dispose();
 }

@@ -1,0 +1,59 @@
+// Chat data as people have them: lines of JSON with messages, with a prompt and its completion, or with a text.
+
+import { GradgraphError } from "./errors.js";
+
+/** The kinds of rows, each by the columns that tell it; the first whose columns are all there. */
+const KINDS = { messages: ["messages"], prompt: ["prompt", "completion"], text: ["text"] };
+const ROLES = ["system", "developer", "user", "assistant", "tool"];
+
+/** The rows of a text: one JSON object a line, or a list of them. Each is checked, and knows its `kind` and `place`. */
+export function rowsOf(text) {
+  const lines = text.split(/\r?\n/).map((line, i) => [line.trim(), `line ${i + 1}`]);
+  const whole = text.trim();
+  const given = whole.startsWith("[")
+    ? parsed(whole, "the text").map((row, i) => [row, `row ${i + 1}`])
+    : lines.filter(([line]) => line).map(([line, place]) => [parsed(line, place), place]);
+  if (!given.length)
+    throw new GradgraphError('there are no rows; write one a line, such as {"prompt": …, "completion": …}');
+  return given.map(([row, place]) => {
+    const kind = Object.keys(KINDS).find((name) => KINDS[name].every((column) => row?.[column] != null));
+    const fault = kind ? FAULTS[kind](row) : `it has neither ${Object.values(KINDS).map(both).join(", nor ")}`;
+    if (fault) throw new GradgraphError(`${place}: ${fault}`);
+    return { ...row, kind, place };
+  });
+}
+
+const both = (columns) => columns.map((name) => `'${name}'`).join(" and ");
+
+function parsed(line, place) {
+  try {
+    return JSON.parse(line);
+  } catch (error) {
+    throw new GradgraphError(`${place} is no JSON (${error.message}); write one object a line`);
+  }
+}
+
+const FAULTS = {
+  messages: ({ messages }) => faultOfMessages(messages),
+  prompt: ({ prompt, completion }) => {
+    if (Array.isArray(prompt) && Array.isArray(completion)) return faultOfMessages([...prompt, ...completion]);
+    if (typeof prompt !== "string" || typeof completion !== "string")
+      return "'prompt' and 'completion' should both be texts, or both be messages";
+    return completion.trim() ? undefined : "'completion' is empty; write an answer, or leave the row out";
+  },
+  text: ({ text }) =>
+    typeof text === "string" && text.trim() ? undefined : "'text' is no text, or empty; write one, or leave it out",
+};
+
+/** What is wrong with messages that end with an answer; undefined if nothing is. */
+function faultOfMessages(messages) {
+  if (!Array.isArray(messages) || !messages.length) return "the messages should be a list of {role, content}";
+  for (const [i, { role, content, tool_calls: calls } = {}] of messages.entries()) {
+    if (!ROLES.includes(role)) return `message ${i + 1} has the role '${role}'; there are ${ROLES.join(", ")}`;
+    if (role === "assistant" && calls) continue;
+    if (typeof content !== "string") return `message ${i + 1} has no text in 'content'`;
+    if (role === "assistant" && !content.trim()) return `message ${i + 1} is an answer without text; write one`;
+  }
+  const last = messages.at(-1).role;
+  if (last !== "assistant") return `the last message is of the role '${last}', and answers are learnt; add one`;
+}
