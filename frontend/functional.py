@@ -15,6 +15,7 @@ from gradgraph.frontend import (
     losses_detection,
     losses_embeddings,
     losses_margins,
+    losses_preferences,
     losses_regions,
     losses_sequences,
     losses_values,
@@ -38,6 +39,7 @@ from gradgraph.frontend.losses_classes import *
 from gradgraph.frontend.losses_detection import *
 from gradgraph.frontend.losses_embeddings import *
 from gradgraph.frontend.losses_margins import *
+from gradgraph.frontend.losses_preferences import *
 from gradgraph.frontend.losses_regions import *
 from gradgraph.frontend.losses_sequences import *
 from gradgraph.frontend.losses_values import *
@@ -62,6 +64,7 @@ __all__ += losses_classes.__all__
 __all__ += losses_detection.__all__
 __all__ += losses_embeddings.__all__
 __all__ += losses_margins.__all__
+__all__ += losses_preferences.__all__
 __all__ += losses_regions.__all__
 __all__ += losses_sequences.__all__
 __all__ += losses_values.__all__

@@ -16,6 +16,7 @@ from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
+from gradgraph.frontend.losses_preferences import preference_margin
 from gradgraph.frontend.losses_values import binary_cross_entropy, binary_cross_entropy_with_logits, pair
 from gradgraph.frontend.pointwise import cast, logical_and, logical_not, logical_or, real, where
 from gradgraph.frontend.reductions import topk
@@ -194,6 +195,13 @@ def token_accuracy(
 ) -> Share:
     """The share of tokens that are hit, over those that are no padding (``ignore_index``); classes on the last axis."""
     return accuracy(x, target, mask, ignore_index, axis)
+
+
+@metric(reads="numbers", better="max")
+def reward_accuracy(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Share:
+    """The share of pairs whose chosen answer has gained more log-probability on the reference than the rejected one."""
+    won = preference_margin(real(x), target) > 0.0
+    return Share(won, ones_like(cast(won, "float32")) if mask is None else mask)
 
 
 @metric("k" + _LABELS, reads="scores", better="max", column="top_{k}")

@@ -91,6 +91,28 @@ def clip(x: Any, y: Any, scale: float = 1 / 0.07) -> Any:
     return (info_nce(x, y, 1 / scale) + info_nce(y, x, 1 / scale)) / 2
 
 
+def gap(x: Any) -> Any:
+    return x[:, 0] - x[:, 1]
+
+
+def dpo(p: Any, r: Any, beta: float = 0.1, smoothing: float = 0.0) -> Any:
+    """As TRL has its sigmoid, with the smoothing of its CPO trainer."""
+    x = beta * (gap(p) - gap(r))
+    return (-F.logsigmoid(x) * (1 - smoothing) - F.logsigmoid(-x) * smoothing).mean()
+
+
+def orpo(p: Any, n: Any, beta: float = 0.1) -> Any:
+    a = p / n
+    odds = gap(a) - gap(torch.log(-torch.expm1(a)))
+    return -(a[:, 0] + beta * F.logsigmoid(odds)).mean()
+
+
+def kto(p: Any, r: Any, y: Any, beta: float = 0.1, good: float = 1.0, bad: float = 1.0) -> Any:
+    ratio, kl = (p - r)[:, 0], (p - r)[:, 1].mean().detach().clamp(min=0)
+    chosen, rejected = (1 - torch.sigmoid(beta * s * (ratio - kl)) for s in (1, -1))
+    return torch.cat([good * chosen[y > 0], bad * rejected[y == 0]]).mean()
+
+
 X, Y, IMAGES = real(N, C), real(N, C), real(4, 3, 2, C)
 MULTI = np.array(
     [[3, 0, -1, 1, 2], [1, 2, 3, -1, -1], [-1, 0, 1, 2, 3], [4, 3, 2, 1, 0], [0, -1, -1, -1, -1], [2, 4, -1, 0, 0]]
@@ -120,6 +142,9 @@ CELLS = {**LAID, "size": 2.0, "scales": (1.0, 1.5), "ratios": (0.5, 1.0)}
 APART = np.where(np.arange(N)[:, None, None] % 2, 1.5, 0.0) * [1, 0, 1, 0] + [0.1, 0.2, 0.3, 0.5] + unit(N, 1, 4) / 20
 MET = {"xywh": drawn_boxes(2, N, 4), "cxcywh": drawn_boxes(6, N, 4)}
 MET["xyxy"] = np.sort(drawn_boxes(3, N, 4).reshape(N, 4, 2, 2), 2).reshape(N, 4, 4)
+
+ODDS, MET_ODDS = unit(N, 2) * 4, unit(N, 2) * 4
+COUNTS, KINDS = np.array([[3.0, 1.0], [2, 2], [5, 1], [1, 4], [2, 3], [7, 7]]), np.array([1.0, 0, 0, 1, 1, 0])
 
 Row = tuple[losses.Loss, Callable[..., Any], list[np.ndarray], list[np.ndarray]]
 L = losses
@@ -230,6 +255,16 @@ ROWS: dict[str, Row] = {
     "lovasz": (L.lovasz(), lovasz, [real(4, C, 3, 2)], [labels(4, 3, 2)]),
     "lovasz-options": (L.lovasz(2), lambda x, t: lovasz(x, t, 2), [real(4, C, 3, 2)], [labels(4, 3, 2)]),
     "lovasz-last": (L.lovasz(axis=-1), lambda x, t: lovasz(x.movedim(-1, 1), t), [IMAGES], [labels(4, 3, 2)]),
+    "dpo": (L.dpo(), lambda p, r: dpo(p, r), [-ODDS], [-MET_ODDS]),
+    "dpo-options": (L.dpo(0.7, 0.2, "sum"), lambda p, r: dpo(p, r, 0.7, 0.2) * N, [-ODDS * 99], [-MET_ODDS * 99]),
+    "ipo": (L.ipo(0.3), lambda p, n, r: ((gap(p / n) - gap(r / n) - 1 / 0.6) ** 2).mean(),
+            [-ODDS, COUNTS], [-MET_ODDS]),
+    "orpo": (L.orpo(), orpo, [-ODDS, COUNTS], []),
+    "orpo-sure": (L.orpo(0.5), lambda p, n: orpo(p, n, 0.5), [-ODDS * 1e-3, COUNTS], []),
+    "simpo": (L.simpo(), lambda p, n: -F.logsigmoid(2 * gap(p / n) - 1).mean(), [-ODDS, COUNTS], []),
+    "simpo-options": (L.simpo(3.0, 0.0, 0.1), lambda p, n: dpo(p / n, p * 0, 3.0, 0.1), [-ODDS, COUNTS], []),
+    "kto": (L.kto(), kto, [-ODDS], [-MET_ODDS, KINDS]),
+    "kto-options": (L.kto(0.5, 1.5, 0.7), lambda p, r, y: kto(p, r, y, 0.5, 1.5, 0.7), [-MET_ODDS], [-ODDS, KINDS]),
     "dice-vectors": (L.dice(0.1), lambda x, t: dice(x, t, 0.1), [X], [np.round(unit(N, C))]),
     "dice-softmax": (
         L.dice(1.0, "softmax"), lambda x, t: dice(x, t, 1.0, lambda x: torch.softmax(x, 1)), [IMAGES],

@@ -199,6 +199,8 @@ CASES: dict[str, tuple[Any, Any, np.ndarray, np.ndarray, Any]] = {
              lambda: of_scores("mean_absolute_percentage_error", SIZES, SCORES[:, :2])),
     "explained_variance": ("explained_variance", "huber", SCORES[:, :2], SIZES,
                            lambda: of_scores("explained_variance_score", SIZES, SCORES[:, :2])),
+    "reward_accuracy": ("reward_accuracy", "dpo", SCORES[:, :2], SIZES,
+                        lambda: ((SCORES[:, 0] - SIZES[:, 0]) > (SCORES[:, 1] - SIZES[:, 1])).mean()),
     "mae": ("mae", "huber", SCORES[:, :2], SIZES, lambda: np.abs(D).mean()),
     "mse": ("mse", "huber", SCORES[:, :2], SIZES, lambda: (D**2).mean()),
     "rmse": ("rmse", "huber", SCORES[:, :2], SIZES, lambda: np.sqrt((D**2).mean())),

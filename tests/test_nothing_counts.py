@@ -117,7 +117,7 @@ def test_nothing_counts_in_distillation(alpha: float, option: str) -> None:
 
 # --- columns that are means over nothing ------------------------------------------------------------------------
 
-OF_NUMBERS = ("mae", "mse", "rmse", "r2", "mape", "explained_variance")
+OF_NUMBERS = ("mae", "mse", "rmse", "r2", "mape", "explained_variance", "reward_accuracy")
 OF_SEQUENCES = ("edit_distance", "cer", "wer")  # test_metrics.py has them
 OF_LABELS = [m for m in METRICS if m not in OF_NUMBERS + OF_SEQUENCES]
 

@@ -20,6 +20,7 @@ from gradgraph.surgery.language_models import language_model, next_tokens
 from gradgraph.surgery.merged import merge_adapters
 from gradgraph.surgery.naming import name_weights
 from gradgraph.surgery.ort_adapters import switchable
+from gradgraph.surgery.pair_models import answer_pairs, pair_model, reference
 from gradgraph.surgery.quantised_training import qat
 from gradgraph.surgery.teachers import distill
 from gradgraph.surgery.untied import untie_weights
@@ -27,6 +28,7 @@ from gradgraph.surgery.weights import load_weights, reset_weights, tie_weights
 
 __all__ = [
     "Quantized",
+    "answer_pairs",
     "below",
     "cut",
     "distill",
@@ -41,8 +43,10 @@ __all__ = [
     "new_head",
     "next_tokens",
     "open_axes",
+    "pair_model",
     "qat",
     "quantize",
+    "reference",
     "reset_weights",
     "resize_embedding",
     "save_adapter",

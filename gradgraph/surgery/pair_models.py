@@ -1,0 +1,231 @@
+"""A language model as the one that learns preferences: pairs of answers in, the log-probability of each answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.errors import BuildError, DataError, shown
+from gradgraph.files.models import Source, load_model
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import OPSET, shape_of
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
+from gradgraph.surgery.language_models import IGNORED
+from gradgraph.surgery.operated import Path, Result, array_named, closed, opened
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
+
+Array = np.ndarray[Any, Any]
+LABELS, LOG_PROBABILITY, TOKENS = "labels", "log_probability", "tokens"
+_SINCE = 13  # the opset that has the operators below as they are written here
+
+
+@checked(out=PATH.or_none())
+def pair_model(model: Source, *, out: Path | None = None) -> Result:
+    """A language model that learns preferences: of two answers each, their log-probabilities.
+
+    The inputs ``[batch, length]`` (token numbers, and a mask if it is kept) become ``[pairs, 2, length]``, and
+    ``labels`` of that shape stand beside them: the token that follows, and −100 where none counts
+    (:func:`answer_pairs`). Its outputs are those that losses of preferences read, ``log_probability`` ``[pairs, 2]``,
+    the sum over the labels that count, in nats, and ``tokens`` ``[pairs, 2]``, how many there are. Scores of all tokens
+    stay inside. Weights keep their names, and so do adapters.
+
+    Args:
+        model: what :func:`language_model` has made; it is not changed.
+        out: write the result to this path.
+
+    Raises:
+        BuildError: it does not go from tokens ``[batch, length]`` to scores ``[batch, length, vocabulary]``.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    graph = work.graph
+    given = [v for v in graph.inputs if not v.is_initializer()]
+    scores = next((v for v in graph.outputs if v.dtype and v.dtype.is_floating_point() and _rank(v) == 3), None)
+    if scores is None or not given or any(_rank(v) != 2 or not _is_whole(v) for v in given):
+        told = ", ".join(f"'{shown(v.name)}' {_told(v)}" for v in (*given, *graph.outputs))
+        raise BuildError(
+            "a model that compares answers takes tokens [batch, length] and gives scores [batch, length, vocabulary], "
+            f"and this one has {told}; make it by language_model first"
+        )
+    if work.opset_imports.get("", OPSET) < _SINCE:
+        convert_to_opset(work)
+    op = Builder(taken=names_of(work))
+    for name in (LABELS, LOG_PROBABILITY, TOKENS):
+        op.reserve(name)
+    sizes = tuple(shape_of(given[0]) or ())
+    read = {value.name or "": _by_pairs(op, graph, value, sizes) for value in given}
+    labels = ir.Value(name=LABELS, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(sizes))
+    read[LABELS] = _by_pairs(op, graph, labels, sizes)
+    op.finish(graph, before=graph[0])
+    graph.outputs[:] = []
+    for name, result in zip((LOG_PROBABILITY, TOKENS), _of_answers(op, op.wrap(scores), read[LABELS]), strict=True):
+        result.value.name, result.value.shape = name, ir.Shape(["pairs", 2])
+        graph.outputs.append(result.value)
+    op.finish(graph)
+    return closed(work, model, out)
+
+
+def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ...]) -> Var:
+    """The input ``[pairs, 2, length]`` in the place of one ``[batch, length]``; its rows, one below the other."""
+    pairs = ir.Value(name=rows.name, type=rows.type, shape=ir.Shape(["pairs", 2, sizes[1]]))
+    x = op.wrap(pairs)
+    made = op.Reshape(x, op.Concat([-1], op.Slice(op.shape(x), [2], [3], [0]), axis=0))
+    made.value.shape = ir.Shape(sizes)
+    if rows in graph.inputs:
+        rows.name = None
+        rows.replace_all_uses_with(made.value)
+        graph.inputs[graph.inputs.index(rows)] = pairs
+    else:
+        graph.inputs.append(pairs)
+    return made
+
+
+def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
+    """Σ log softmax(scores)[label] and Σ 1 over the labels of a row that count; ``[pairs, 2]`` each.
+
+    Written as cross entropy is, so that no gradient of all log-probabilities is.
+    """
+    counts = op.Not(op.Equal(labels, IGNORED))
+    log_p = op.LogSoftmax(scores, axis=-1)
+    picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(op.Where(counts, labels, 0), [2]), axis=2), [2])
+    # not times 0: the token that stands in for a label that does not count may be at −∞
+    sums = (op.Where(counts, picked, 0.0), op.cast(counts, scores.dtype))
+    total, number = (op.Reshape(op.ReduceSum(x, [1], keepdims=0), [-1, 2]) for x in sums)
+    return total, number
+
+
+def _is_whole(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+
+
+def _rank(value: ir.Value) -> int | None:
+    shape = shape_of(value)
+    return None if shape is None else len(shape)
+
+
+def _told(value: ir.Value) -> str:
+    shape = shape_of(value)
+    return "of unknown shape" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+_TEXTS = Kind("a sequence of sequences of token numbers", lambda value: isinstance(value, Sequence | np.ndarray))
+
+
+@checked(prompts=_TEXTS, first=_TEXTS, second=_TEXTS, length=WHOLE.or_none(), pad=WHOLE, name=TEXT)
+def answer_pairs(
+    prompts: Sequence[Sequence[int]],
+    first: Sequence[Sequence[int]],
+    second: Sequence[Sequence[int]],
+    length: int | None = None,
+    *,
+    pad: int = 0,
+    name: str = "input_ids",
+) -> dict[str, Array]:
+    """Two answers to each prompt as the data of :func:`pair_model`; labels are the answers' tokens alone.
+
+    Args:
+        prompts: the numbers of their tokens, at least one each.
+        first, second: of the chosen answer and the rejected one, each with its token of the end.
+        length: of a row. By default that of the longest prompt with its answer.
+        pad: the token behind the end of a shorter row; its label is −100, which does not count.
+        name: of the model's input.
+
+    Returns:
+        ``{name: [pairs, 2, length], "labels": [pairs, 2, length]}``, both int64.
+
+    Raises:
+        DataError: there are not as many answers as prompts, one is empty, or a row is longer than ``length``.
+    """
+    if not len(prompts) == len(first) == len(second) or not len(prompts):
+        raise DataError(
+            f"there are {len(prompts)} prompts, {len(first)} first answers and {len(second)} second ones; give as many "
+            "of each, at least one"
+        )
+    rows = [(prompt, answer) for pair in zip(prompts, first, second, strict=True) for prompt, answer in
+            ((pair[0], pair[1]), (pair[0], pair[2]))]  # fmt: skip
+    for at, (prompt, answer) in enumerate(rows):
+        if not len(prompt) or not len(answer):
+            what = "answer" if len(prompt) else "prompt"
+            raise DataError(f"the {what} of pair {at // 2} has no token; give each at least one, or leave the pair out")
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
+    size = longest if length is None else length
+    if longest > size:
+        raise DataError(
+            f"a prompt with its answer takes {longest} places, and length is {size}; give a larger one, or cut or "
+            "leave out what is longer"
+        )
+    tokens, labels = np.full((len(rows), size), pad, np.int64), np.full((len(rows), size), IGNORED, np.int64)
+    for i, (prompt, answer) in enumerate(rows):
+        whole = np.asarray([*prompt, *answer], np.int64)
+        tokens[i, : len(whole) - 1] = whole[:-1]
+        labels[i, len(prompt) - 1 : len(whole) - 1] = answer
+    return {name: tokens.reshape(-1, 2, size), LABELS: labels.reshape(-1, 2, size)}
+
+
+# --- the reference -----------------------------------------------------------------------------------------------
+
+
+def reference(model: Source, trainer: Trainer, data: Any, batch_size: int | None = None) -> Array:
+    """The log-probabilities ``[pairs, 2]`` of answers by the model without the adapters that are trained.
+
+    The trainer's own session computes them, fed with numbers with which the adapters compute nothing (for LoRA a second
+    factor of zeros): no second copy of the weights, and no other rounding. The trainer's state is the same afterwards.
+
+    Args:
+        model: the model with adapters of which :func:`pair_model` made the one that is trained. Without adapters, the
+            trainer's weights are the reference; it must not have made a step then.
+        trainer: of a step whose model :func:`pair_model` has made.
+        data: of any kind that ``trainer.predict`` takes, such as what :func:`answer_pairs` gives.
+        batch_size: samples per run.
+
+    Raises:
+        BuildError: the trainer has made steps with weights of the model itself, or adapters always change something.
+        DataError: the data do not fit.
+    """
+    resting = adapters_at_rest(model)
+    others = sorted(set(trainer.manifest.trainable) - set(resting))
+    if others and trainer.progress.steps:
+        raise BuildError(
+            f"the trainer has changed '{shown(others[0])}', which is in no adapter, in {trainer.progress.steps} steps, "
+            "so that the model before them is gone; compute the reference before the first step"
+        )
+    before = trainer.state_dict() if resting else {}
+    try:
+        if resting:
+            trainer.load_state_dict(resting, strict=False)
+        found = trainer.predict(data, batch_size, averaged=not resting)
+    finally:
+        if resting:
+            trainer.load_state_dict(before)
+    return np.asarray(found[LOG_PROBABILITY])
+
+
+def adapters_at_rest(model: Source) -> Mapping[str, Array]:
+    """The weights of a model's adapters that are trained, as numbers with which they compute nothing.
+
+    Raises:
+        BuildError: there are none for a kind of adapter (prefix).
+    """
+    work, found = load_model(model), dict[str, Array]()
+    for adapter in adapters_of(work):
+        if not adapter.trained:
+            continue
+        arrays = [array_named(work, weight) for weight in adapter.weights]
+        numbers = KINDS[adapter.kind].rest(work, adapter, arrays)
+        if any(a.shape != b.shape for a, b in zip(arrays, numbers, strict=True)):
+            raise BuildError(
+                f"adapters of the kind {adapter.kind} always change something, so that the model without them cannot "
+                "be computed by the trainer; choose another kind, or compute the reference by the model without them"
+            )
+        found |= dict(zip(adapter.weights, numbers, strict=True))
+    return found
