@@ -18,7 +18,12 @@ from gradgraph.errors import RuntimeUnavailableError, shown
 
 VARIABLE = "GRADGRAPH_CPU"
 # features of x86 processors that kernels are written for, each with those before it, and how the system lists them
-LEVELS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "amx": {"amx_bf16"}}
+LEVELS = {
+    "x86-64-v2": {"ssse3", "sse4_2", "popcnt"},
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "amx": {"amx_bf16"},
+}
 
 _PROBE = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft.nchwc" : 1]>
 probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc.ReorderInput (x) }"""
@@ -63,6 +68,16 @@ def levels() -> list[str]:
             break
         found.append(name)
     return found
+
+
+def levels_in_use() -> list[str]:
+    """The levels that gradgraph's own code uses: those that GRADGRAPH_CPU does not hide, the highest last.
+
+    Raises:
+        RuntimeUnavailableError: as ``hidden_above`` does.
+    """
+    found, highest = levels(), hidden_above()
+    return found if highest is None else found[: found.index(highest) + 1]
 
 
 def hidden_above() -> str | None:

@@ -108,6 +108,12 @@ def other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         (native.BUILT / native.library_name(f"{level}-00")).write_text("")
 
 
+def no_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_use, "shipped_levels", lambda: {"avx2": ()})
+    monkeypatch.setattr(in_use, "instructions", lambda: "sse4_2")
+    monkeypatch.setattr(in_use, "levels_in_use", lambda: ["x86-64-v2"])
+
+
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/opt/none/c++")
 
@@ -118,6 +124,7 @@ REASONS = {
     another_processor: "what was built is for another processor, onnxruntime ",
     another_level: "what came with the package is for processors with avx1024; ",
     other_sources: "what came with the package was compiled from other sources",
+    no_avx2: "they are for processors with AVX2; ",
     no_compiler: r"none was built; install a C\+\+ compiler .*, then run `gradgraph native build`",
 }
 

@@ -200,16 +200,14 @@ def test_the_package_s_own_library_is_taken_where_none_was_built(
     """Of what a wheel carries, the highest level that this processor has, and GRADGRAPH_CPU lets our code see."""
     for module in (native, flags):
         monkeypatch.setattr(module, "shipped_levels", lambda: dict.fromkeys(("avx2", "avx512", "amx"), ()))
-    monkeypatch.setattr(native, "levels", lambda: ["avx2", "avx512"])
-    monkeypatch.setattr(native, "hidden_above", lambda: None)  # whatever GRADGRAPH_CPU hides from this run
+    monkeypatch.setattr(native, "levels_in_use", lambda: ["avx2", "avx512"])
     assert native.shipped(tmp_path) is None
     for level in ("avx2", "avx512", "amx"):
         (tmp_path / flags.shipped_name(level)).write_text(level)
     taken = native.shipped(tmp_path)
     assert taken is not None and taken.is_built and taken.required().read_text() == "avx512"
-    monkeypatch.setattr(native, "hidden_above", lambda: "avx2")
+    monkeypatch.setattr(native, "levels_in_use", lambda: ["avx2"])
     lower = native.shipped(tmp_path)
     assert lower is not None and lower.path.read_text() == "avx2"
-    monkeypatch.setattr(native, "levels", list)
-    monkeypatch.setattr(native, "hidden_above", lambda: None)
+    monkeypatch.setattr(native, "levels_in_use", list)
     assert native.shipped(tmp_path) is None

@@ -11,11 +11,12 @@ from pathlib import Path
 import onnxruntime as ort
 
 from gradgraph.backends.ort_native import library as kernels
-from gradgraph.backends.ort_native.flags import COMPILERS, library_name
+from gradgraph.backends.ort_native.flags import COMPILERS, library_name, shipped_levels
 from gradgraph.backends.ort_native.library import Library
 from gradgraph.errors import RuntimeUnavailableError, shown
 from gradgraph.machine import processes
 from gradgraph.machine.caches import cache_folder
+from gradgraph.machine.hardware import instructions, levels_in_use
 
 VARIABLE = "GRADGRAPH_NATIVE_KERNELS"
 OFF, REQUIRED = "0", "1"
@@ -93,6 +94,8 @@ def _why_it_does_not_load(library: Library, *_: int) -> str:
 def _why_there_is_none() -> str:
     if sys.platform == "win32":
         return "they are for Linux and macOS"
+    if "avx2" in shipped_levels() and instructions() and "avx2" not in levels_in_use():
+        return "they are for processors with AVX2; without it most are slower than onnxruntime's own"
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     first = "" if any(map(processes.program, compilers)) else "install a C++ compiler (g++ or clang), then "
     return f"{_what_lies_there()}; {first}run `gradgraph native build`"

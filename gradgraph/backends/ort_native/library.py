@@ -34,7 +34,7 @@ from gradgraph.backends.ort_native.flags import (
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
 from gradgraph.machine import processes
 from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
-from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels, processor
+from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels_in_use, processor
 
 DOMAIN = "gradgraph.native"
 MOST_AXES = 8  # of a tensor that a kernel takes (``kMaxRank``)
@@ -43,6 +43,7 @@ REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-
 
 BUILT = Path(__file__).parent / "built"  # what came with the package
 _LIMIT = 600  # seconds
+_OLDER = {"x86-64-v2": "-march=nehalem", "avx2": "-march=haswell"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Library:
         Raises:
             RuntimeUnavailableError: somebody else may have written it.
         """
-        return self.is_built and bool(levels()) and not self.has_tiles
+        return self.is_built and "avx2" in levels_in_use() and not self.has_tiles
 
     def add_to(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run the kernels.
@@ -134,9 +135,8 @@ def shipped(folder: Path | None = None) -> Library | None:
 
 def levels_here() -> list[str]:
     """Return the levels of libraries that may run here, the highest last."""
-    known = [level for level in shipped_levels() if level in levels() or level not in LEVELS]
-    highest = hidden_above()
-    return known if highest is None else known[: known.index(highest) + 1]
+    used = levels_in_use()
+    return [level for level in shipped_levels() if level in used or level not in LEVELS]
 
 
 def in_folder(folder: Path) -> Library:
@@ -179,8 +179,8 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
 def _processor_options() -> list[str]:
     """Options for the processor at hand, or what GRADGRAPH_CPU lets our code see of it."""
     level = hidden_above()
-    if level == "avx2":
-        return ["-march=haswell", "-mtune=native"]
+    if level in _OLDER:
+        return [_OLDER[level], "-mtune=native"]
     if platform.machine() in ("arm64", "aarch64"):
         return ["-mcpu=native"]
     wide = ["-march=native", WIDE]

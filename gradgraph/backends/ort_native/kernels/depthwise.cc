@@ -35,6 +35,17 @@ void copy(const float* from, size_t count, float* to, const Finish& finish) {
   walk<1>(0, count, [&](const auto& at) { at.store(to, finish(at.load(from), at)); });
 }
 
+// Lanes of two vectors, numbered one after the other. GCC knows the first spelling from version 12 on, Clang has no other.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define GRADGRAPH_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#if !defined(GRADGRAPH_LANES)
+typedef int Places __attribute__((vector_size(Place<1>::kLanes * sizeof(int))));
+#define GRADGRAPH_LANES(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
+#endif
+
 // Lanes of a row that is to be cut or joined: those from `begin` on, up to `end`.
 Place<1> lanes_of(size_t begin, size_t end) {
   constexpr size_t L = Place<1>::kLanes;
@@ -47,13 +58,15 @@ void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   const Part &even = it.columns[0], &odd = it.columns[1];
   if constexpr (B == 1) {
     constexpr size_t L = Place<1>::kLanes;
-    typedef int Places __attribute__((vector_size(L * sizeof(int))));
-    constexpr Places kEven{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
     for (size_t i = 0; i < it.wide.size; i += 2 * L) {
       const auto left = bounds.apply(lanes_of(i, it.wide.size).load(x));
       const auto right = bounds.apply(lanes_of(i + L, it.wide.size).load(x));
-      lanes_of(i / 2, even.seen).store(runs + even.offset, __builtin_shuffle(left, right, kEven));
-      lanes_of(i / 2, odd.seen).store(runs + odd.offset, __builtin_shuffle(left, right, kEven + 1));
+      lanes_of(i / 2, even.seen)
+          .store(runs + even.offset,
+                 GRADGRAPH_LANES(left, right, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+      lanes_of(i / 2, odd.seen)
+          .store(runs + odd.offset,
+                 GRADGRAPH_LANES(left, right, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
     }
   } else {
     for (size_t part = 0; part < 2; ++part) {
@@ -72,16 +85,16 @@ void join(const Layout& it, const Bounds& bounds, const float* runs, const float
   const bool chooses = bounds.kind != Bounds::kNone;
   if constexpr (B == 1) {
     constexpr size_t L = Place<1>::kLanes;
-    typedef int Places __attribute__((vector_size(L * sizeof(int))));
-    constexpr Places kLeft{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
     for (size_t i = 0; i < it.wide.size; i += 2 * L) {
       const auto of_even = lanes_of(i / 2, even.seen).load(runs + even.offset);
       const auto of_odd = lanes_of(i / 2, odd.seen).load(runs + odd.offset);
       const auto put = [&](const Place<1>& at, const auto& lanes) {
         at.store(dx, chooses ? bounds.choose(at.load(x), lanes) : lanes);
       };
-      put(lanes_of(i, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft));
-      put(lanes_of(i + L, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft + 8));
+      put(lanes_of(i, it.wide.size),
+          GRADGRAPH_LANES(of_even, of_odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+      put(lanes_of(i + L, it.wide.size),
+          GRADGRAPH_LANES(of_even, of_odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
     }
   } else {
     for (size_t part = 0; part < 2; ++part) {
