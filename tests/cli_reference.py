@@ -55,7 +55,7 @@ This page is made from the commands themselves by `python tests/cli_reference.py
 |---|---|
 | `CXX` | The C++ compiler of `gradgraph native build`; `--compiler` wins. |
 | `GRADGRAPH_NATIVE_KERNELS` | `0` trains without native kernels, `1` requires them, where no option says. |
-| `GRADGRAPH_CPU` | `x86-64-v2`, `avx2` or `avx512`: hides what is above it in this processor from gradgraph's own code. |
+| `GRADGRAPH_CPU` | `x86-64-v2`, `avx2` or `avx512`: hides what this processor has above it from gradgraph's own code. |
 | `GRADGRAPH_OPENINGS` | `off`: what opening a step has decided is neither kept in the cache folder nor read there. |
 | `XDG_CACHE_HOME` | The user's cache folder (Linux), where native kernels and choices of `tune` lie. |
 | `LOCALAPPDATA` | Likewise on Windows. |
