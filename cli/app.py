@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "Train a model (or a step folder) on arrays from disk.",
     "grad": "Append gradients to a model: write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
+    "finetune": "Teach a language model by chat data, from its folder to a folder of the same kind.",
     "surgery": "Give a finished model another head, other ends, open sizes or other weights.",
     "runs": "Compare the runs of a folder: their figures, and the options in which they differ.",
     "export": "Write the trained model as a plain inference model.",

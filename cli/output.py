@@ -56,7 +56,7 @@ def say(text: str) -> None:
     """A line for people, unless ``--quiet`` or stderr cannot be written: a full log stops no work."""
     if not (talk.quiet or talk.follows):
         with contextlib.suppress(OSError):
-            click.echo(_safe(text), err=True)
+            click.echo(lines_of(text), err=True)
 
 
 def error(sentence: str) -> None:
@@ -129,7 +129,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 def emit(text: str) -> None:
     if not talk.follows:
-        click.echo(_safe(text))
+        click.echo(lines_of(text))
 
 
 def emit_json(document: Any) -> None:
@@ -150,7 +150,7 @@ def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: 
             emit_json({"error": sentence, "kind": kind, "remedy": remedy, "findings": parts})
 
 
-def _safe(text: str) -> str:
+def lines_of(text: str) -> str:
     """Every line of ``text`` as it may reach a terminal."""
     return "\n".join(map(escaped, text.split("\n")))
 
@@ -175,6 +175,11 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric
     click.echo(click.style(head, bold=True) if is_coloured else head)
     for line in lines:
         click.echo(line)
+
+
+def console() -> Any:
+    """The console on stdout, in colour where that is a terminal."""
+    return _console(stderr=False)
 
 
 def _console(stderr: bool) -> Any:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
+    from gradgraph.chat.finetuning import finetune
     from gradgraph.errors import GradgraphError
     from gradgraph.export.temperature import calibrate
     from gradgraph.parallel.data_parallel import DataParallel
@@ -89,6 +90,7 @@ _HOMES = {
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "distill": "surgery.teachers",
+    "finetune": "chat.finetuning",
     "hessian": "transforms",
     "hvp": "transforms",
     "image_folder": "runtime.data.images",
@@ -145,6 +147,7 @@ __all__ = [
     "distill",
     "errors",
     "extend",
+    "finetune",
     "frontend",
     "hessian",
     "hvp",

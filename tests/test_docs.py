@@ -29,7 +29,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # pages whose commands run, too: they bring the files that the commands name
-WITH_COMMANDS = [ROOT / "docs" / "start" / "first-step.md", ROOT / "docs" / "how-to" / "troubleshoot.md"]
+WITH_COMMANDS = [ROOT / "docs" / page for page in ("start/first-step.md", "how-to/troubleshoot.md", "how-to/chat.md")]
 COMING_FROM = sorted((ROOT / "docs").rglob("coming-from-*.md"))
 BLOCK_OR_ROW = re.compile(rf"{BLOCK.pattern}|^\|([^\n]*)\|$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
@@ -85,6 +85,7 @@ def test_python_and_commands_run(
     A command with the remark "stops" or "refused" fails; all others succeed. What is said of CUDA is the machine's.
     """
     monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
     namespace: dict[str, object] = {"__name__": page.stem}
     printed: list[str] = []
     for language, code in ANY_BLOCK.findall(page.read_text()):

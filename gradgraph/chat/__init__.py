@@ -1,25 +1,55 @@
 """Chat: conversations as training data of a language model, by its tokenizer and its chat template.
 
 It knows rows of messages, templates and which tokens are learnt; it puts surgery, build and fit together, and must not
-do their work.
+do their work. Names are loaded when they are first used: the shell reads the options of a recipe for its help.
 """
 
 from __future__ import annotations
 
-from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_rows import Rows, read
-from gradgraph.chat.template import ChatTemplate, Rendered
-from gradgraph.chat.tokens import Encoder, Tokens
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradgraph.chat.chat_batches import ChatBatches
+    from gradgraph.chat.chat_recipe import Recipe
+    from gradgraph.chat.chat_rows import Rows, read
+    from gradgraph.chat.finetuning import Finetuned, finetune
+    from gradgraph.chat.template import ChatTemplate, Rendered
+    from gradgraph.chat.tokens import Encoder, Tokens
+
+_HOMES = {
+    "ChatBatches": "chat_batches",
+    "ChatTemplate": "template",
+    "Encoder": "tokens",
+    "Finetuned": "finetuning",
+    "Recipe": "chat_recipe",
+    "Rendered": "template",
+    "Rows": "chat_rows",
+    "Tokens": "tokens",
+    "finetune": "finetuning",
+    "read": "chat_rows",
+}
 
 __all__ = [
     "ChatBatches",
     "ChatTemplate",
     "Encoder",
+    "Finetuned",
+    "Recipe",
     "Rendered",
     "Rows",
     "Tokens",
+    "finetune",
     "read",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradgraph.chat' has no attribute '{name}'")
+    value = getattr(import_module(f"gradgraph.chat.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

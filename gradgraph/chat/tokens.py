@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ class Encoder:
         DataError: there is no tokenizer, or a template of ``template`` cannot be read.
     """
 
-    def __init__(self, folder: Path, template: str | Path | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], template: str | Path | None = None) -> None:
+        folder = Path(folder)
         if not (folder / NAME).is_file():
             raise DataError(
                 f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from"

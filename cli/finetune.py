@@ -1,0 +1,132 @@
+"""``gradgraph finetune``: a language model's folder and chat data in, the folder of one that has learnt them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.cli import output
+from gradgraph.cli.choices import PATH, Briefly
+from gradgraph.cli.command import Command
+from gradgraph.errors import shown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def recipe_options(command: F) -> F:
+    """An option for each field of a recipe, in their order."""
+    for option in reversed(fields(Recipe)):
+        told, name = option.metadata, option.name.replace("_", "-")
+        settings: dict[str, Any] = {"default": option.default, "help": told["words"]}
+        if isinstance(option.default, bool):
+            settings["is_flag"] = True
+        elif isinstance(option.default, tuple):
+            settings |= {"multiple": True, "metavar": "NAME"}
+        else:
+            settings["type"] = _type_of(option)
+        settings["show_default"] = option.default is not None and option.default is not False
+        declared = [f"--{told.get('flag', name)}", *([f"--{name}"] if "flag" in told else []), option.name]
+        command = click.option(*declared, **settings)(command)
+    return command
+
+
+def _type_of(option: Field[Any]) -> Any:
+    told = option.metadata
+    if "choices" in told:
+        return click.Choice(told["choices"])
+    return Briefly(told["names"]) if "names" in told else told.get("kind", type(option.default))
+
+
+def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """``prompt=question``: a column's name here, and the one that it has."""
+    found = {}
+    for text in given:
+        name, equals, own = text.partition("=")
+        if not (name and equals and own):
+            raise click.BadParameter(f"'{shown(text)}' should be NAME=COLUMN, such as prompt=question", ctx, parameter)
+        found[name] = own
+    return found
+
+
+@click.command("finetune", cls=Command)
+@click.argument("folder", type=PATH)
+@click.option(
+    "--data", type=PATH, required=True,
+    help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, or text.",
+)  # fmt: skip
+@click.option("-o", "--out", type=PATH, help="The folder to write.")
+@click.option("--validation", type=PATH, help="Data to measure on; by default a share of the rows is held out.")
+@click.option("--column", "columns", multiple=True, metavar="NAME=COLUMN", callback=columns_of,
+              help="Name of a column of the data, such as prompt=question; repeatable.")  # fmt: skip
+@click.option(
+    "--template", metavar="FILE",
+    help="Another chat template, in Jinja; none takes prompt, completion and text as they stand.",
+)  # fmt: skip
+@click.option(
+    "--show", type=click.IntRange(1), metavar="N", help="Print the first N rows, what is learnt in colour, and stop."
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@recipe_options
+@output.json_option
+def command(
+    folder: Path,
+    data: Path,
+    out: Path | None,
+    validation: Path | None,
+    columns: Mapping[str, str],
+    template: str | None,
+    show: int | None,
+    resume: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Teach a language model (a FOLDER of onnxruntime-genai's builder or of optimum) by chat data, with adapters.
+
+    Examples:
+      gradgraph finetune llm-int4/ --data chat.jsonl --show 3
+      gradgraph finetune llm-int4/ --data chat.jsonl --rank 16 -o tuned/
+      gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
+    """
+    from gradgraph.chat.finetuning import finetune, shown_examples
+
+    if show is not None:
+        examples = shown_examples(folder, data, show, columns=columns, template=template)
+        if as_json:
+            output.emit_json([[{"text": text, "learnt": learnt} for text, learnt in pieces] for pieces in examples])
+        else:
+            _print(examples)
+        return
+    if out is None:
+        raise click.UsageError("nothing says where to write; give -o FOLDER, or --show 3 to look at the data")
+    with output.told_by("gradgraph.chat"):
+        found = finetune(
+            folder, data, out, recipe=Recipe().changed(options), validation=validation, columns=columns,
+            template=template, resume=resume, progress=False if output.talk.quiet or as_json else None,
+        )  # fmt: skip
+    if as_json:
+        output.emit_json({"folder": str(out), **found.figures})
+        return
+    if "perplexity" in found.figures:
+        before, after = (found.figures[name] for name in ("perplexity_before", "perplexity"))
+        output.say(f"perplexity of held-out answers: {before:.4g} before, {after:.4g} after")
+    output.say(f"{found.figures['steps']} steps, {found.figures['tokens_a_second']:,.0f} tokens a second; wrote {out}")
+
+
+def _print(examples: Sequence[Sequence[tuple[str, bool]]]) -> None:
+    """Each example, with what is learnt in green; without colours between ⟦ and ⟧."""
+    from rich.text import Text
+
+    console = output.console()
+    for number, pieces in enumerate(examples, 1):
+        count = sum(learnt for _, learnt in pieces)
+        text = Text(f"--- {number}, {count} answer{'s' * (count != 1)}\n", style="bold")
+        for piece, learnt in pieces:
+            safe = output.lines_of(piece)
+            marked = safe if not learnt or console.color_system else f"⟦{safe}⟧"
+            text.append(marked, style="not bold green" if learnt else "not bold dim")
+        console.print(text)

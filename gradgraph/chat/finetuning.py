@@ -1,0 +1,338 @@
+"""Fine-tuning of a language model on chat data: from its folder to a folder of the same kind, by adapters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph import losses, metrics, optim, surgery
+from gradgraph.building.pipeline import build
+from gradgraph.chat.chat_batches import ChatBatches
+from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
+from gradgraph.chat.chat_rows import Rows, read
+from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.tokens import Encoder, Tokens
+from gradgraph.errors import DataError, OutputError, shown
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import load_model
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.graph.shapes import shape_of
+from gradgraph.runtime.data.shuffling import permutation
+from gradgraph.runtime.saved.history import History
+from gradgraph.runtime.trainer import Trainer
+
+log = logging.getLogger("gradgraph.chat")
+
+TRAINING = "training"  # the folder of what a run needs to go on
+CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
+LONGEST = 2048  # tokens of a row, where nobody says how many
+FEWEST = 0.9  # of the model's tokens are the tokenizer's: files of models are filled up, but not by more
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data as a run takes them.
+
+    Attributes:
+        train, held_out: batches; ``held_out`` is None where there is nothing to measure on.
+        figures: how many rows and tokens there are, for the model card.
+        digest: SHA-256 of all tokens.
+    """
+
+    train: ChatBatches
+    held_out: ChatBatches | None
+    figures: Mapping[str, int]
+    digest: str
+
+
+@dataclass
+class Finetuned:
+    """A run of fine-tuning, finished or stopped.
+
+    Attributes:
+        folder: where all of it lies.
+        history: a row for each measurement.
+        figures: of the data, the training and the results, as the model card has them.
+        trainer: as it stands after the run.
+    """
+
+    folder: Path
+    history: History
+    figures: dict[str, Any]
+    trainer: Trainer
+
+
+@dataclass
+class Pace:
+    """Measures seconds of training, without those of measurements on held-out rows."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    _since: float = field(default_factory=time.perf_counter)
+
+    def on_step(self, trainer: Trainer, results: Any) -> None:
+        now = time.perf_counter()
+        self.seconds, self.steps, self._since = self.seconds + now - self._since, self.steps + 1, now
+
+    def on_epoch(self, trainer: Trainer, row: Any) -> None:
+        self._since = time.perf_counter()
+
+
+def finetune(
+    folder: str | os.PathLike[str],
+    data: Any,
+    out: str | os.PathLike[str],
+    *,
+    recipe: Recipe | None = None,
+    validation: Any = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    **changes: Any,
+) -> Finetuned:
+    """Train adapters of a language model on chat data, and write a folder with the model that has learnt.
+
+    ``out`` gets ``adapter/`` (as PEFT reads it), ``adapter.onnx_adapter``, the merged model with the files that lie
+    beside the given one (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
+    which a run goes on.
+
+    Args:
+        folder: of onnxruntime-genai's builder or of optimum: the model, ``tokenizer.json``, its chat template.
+        data: as for :func:`read`: messages, prompt and completion, or text.
+        out: the folder to write; made if missing, and empty otherwise.
+        recipe: options; by default those of :class:`Recipe`.
+        validation: data to measure on; by default the share ``held_out`` of the rows.
+        columns: the names of the columns of ``data``, where they have others.
+        template: a file with another chat template; ``"none"`` takes prompt and completion as they stand.
+        resume: go on with the run in ``out``, to the bit as if it had not stopped.
+        progress: as for ``Trainer.fit``.
+        changes: options of the recipe by name: ``rank=8, epochs=1``.
+
+    Raises:
+        ArgumentError: there is no such option, or it is of another kind.
+        DataError: data, tokenizer or template do not fit; a text is too long; a run that goes on has others.
+        ModelError: there is no model, or it is damaged.
+        BuildError: the model cannot be trained so.
+        OutputError: ``out`` is not empty, or cannot be written.
+    """
+    from gradgraph.chat.tuned_folder import write_results
+
+    chosen = (recipe or Recipe()).changed(changes)
+    base, place = ModelFolder.of(folder), Path(out)
+    _check_place(place, resume)
+    prepared = prepare(base, data, chosen, validation=validation, columns=columns, template=template)
+    adapted = surgery.lora(
+        load_model(base.model), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
+        kind=chosen.kind, seed=chosen.seed,
+    )  # fmt: skip
+    trainer = Trainer(step_of(surgery.language_model(adapted, packed=chosen.pack), prepared, chosen), seed=chosen.seed)
+    _begin(place, chosen, prepared.digest, resume)
+    figures: dict[str, Any] = dict(prepared.figures)
+    if prepared.held_out is not None:
+        figures["perplexity_before"] = perplexity(trainer.evaluate(prepared.held_out, chosen.batch_size))
+    if resume:
+        trainer.load(place / TRAINING / CHECKPOINT)
+    pace = Pace()
+    history = _fitted(trainer, prepared, chosen, place, pace, progress)
+    history.to_csv(place / TRAINING / HISTORY)
+    figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1])}
+    rows_a_second = pace.steps * chosen.batch_size / pace.seconds if pace.seconds else 0.0
+    figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
+    if prepared.held_out is not None:
+        figures["perplexity"] = perplexity(trainer.evaluate(prepared.held_out, chosen.batch_size))
+    write_results(place, base, adapted, trainer.state_dict(), chosen, prepared.held_out, figures)
+    return Finetuned(place, history, figures, trainer)
+
+
+def prepare(
+    base: ModelFolder,
+    data: Any,
+    recipe: Recipe,
+    *,
+    validation: Any = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | Path | None = None,
+) -> Prepared:
+    """Read data, make tokens of them and batches, with a share held out; raises as :func:`finetune`."""
+    encoder, rows = Encoder(base.path, template), read(data, columns)
+    check_vocabulary(encoder, base)
+    length = recipe.length or min(base.context or LONGEST, LONGEST)
+    every = fitted_length(rows, encoder(rows), length, recipe.long)
+    if validation is None:
+        order = permutation(recipe.seed, 0, len(every)).tolist()
+        count = round(len(every) * recipe.held_out)
+        tokens = [[every[i] for i in sorted(part)] for part in (order[count:], order[:count])]
+    else:
+        apart = read(validation, columns)
+        tokens = [every, fitted_length(apart, encoder(apart), length, recipe.long)]
+    if not tokens[0]:
+        raise DataError(f"no row of {rows.where} is left to train on; give more rows, or longer ones with --length")
+    train, held = (ChatBatches(each, length, recipe.pack, encoder.tokenizer.pad) for each in tokens)
+    if not len(held):
+        log.info("nothing is held out, so that no perplexity is measured")
+    figures = {"rows": len(tokens[0]), "held_out_rows": len(tokens[1]), "tokens": train.tokens,
+               "learnt_tokens": sum(t.counted for t in tokens[0])}  # fmt: skip
+    return Prepared(train, held if len(held) else None, figures, _digest([*tokens[0], *tokens[1]]))
+
+
+def fitted_length(rows: Rows, samples: list[Tokens], length: int, long: str) -> list[Tokens]:
+    """The texts of at most ``length`` tokens, with what is to become of longer ones said.
+
+    Raises:
+        DataError: some are longer, and ``long`` is "error"; a text that is cut has no token left to be learnt.
+    """
+    over = [i for i, tokens in enumerate(samples) if len(tokens) > length]
+    if not over:
+        return samples
+    longest = max(over, key=lambda i: len(samples[i]))
+    said = (
+        f"{len(over)} of {len(samples)} rows have more than {length} tokens, the longest {len(samples[longest])} "
+        f"({rows.place(longest)})"
+    )
+    if long == "error":
+        raise DataError(
+            said,
+            remedy="give length= as many, long='drop' to leave them out, or long='cut' to learn their beginnings",
+            shell="give --length as many, --long drop to leave them out, or --long cut to learn their beginnings",
+        )
+    if long == "drop":
+        log.warning("%s; they are left out", said)
+        return [tokens for tokens in samples if len(tokens) <= length]
+    cut = [Tokens(tokens.ids[:length], tokens.learnt[:length]) for tokens in samples]
+    bare = [i for i in over if not cut[i].counted]
+    log.warning(
+        "%s; their ends are cut off%s", said, f", and {len(bare)} are left out, as no answer is left" * bool(bare)
+    )
+    return [tokens for tokens in cut if tokens.counted]
+
+
+def check_vocabulary(encoder: Encoder, base: ModelFolder) -> None:
+    """Raise DataError where the tokenizer is none of this model's."""
+    known = base.vocabulary or _scores_of(base)
+    size = encoder.tokenizer.size
+    if known is not None and not FEWEST * known <= size <= known:
+        raise DataError(
+            f"the tokenizer of '{shown(base.path)}' has {size:,} tokens, and the model {known:,}; take the "
+            "tokenizer.json that belongs to the model"
+        )
+
+
+def _scores_of(base: ModelFolder) -> int | None:
+    """The tokens that the model's scores are of; None where it does not say."""
+    last = next((v for v in load_model(base.model).graph.outputs if v.name == "logits"), None)
+    shape = None if last is None else shape_of(last)
+    return shape[-1] if shape and isinstance(shape[-1], int) else None
+
+
+def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Any:
+    """The training step: cross entropy of the next token, AdamW under a cosine that begins with a warm-up."""
+    batches = math.ceil(len(prepared.train) / recipe.batch_size)
+    total = recipe.epochs * math.ceil(batches / recipe.accumulate)
+    rising = min(round(recipe.warmup * total), total - 1)
+    rate = optim.cosine(recipe.learning_rate, total - rising)
+    adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
+    return build(
+        model,
+        losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1, z_loss=recipe.z_loss),
+        optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw),
+        metrics=[] if recipe.is_plain else [metrics.perplexity(axis=-1)],
+        accumulate=recipe.accumulate > 1,
+    )
+
+
+def perplexity(measured: Mapping[str, Any]) -> float:
+    """The exponential of the mean of −log p over all learnt tokens, of what ``evaluate`` gives."""
+    found = measured.get("perplexity")
+    return float(np.exp(measured["loss"]) if found is None else found)
+
+
+def _fitted(
+    trainer: Trainer, prepared: Prepared, recipe: Recipe, place: Path, pace: Pace, progress: bool | None
+) -> History:
+    kept = place / TRAINING
+    held = prepared.held_out
+    return trainer.fit(
+        prepared.train,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        validation=held,
+        accumulate=recipe.accumulate if recipe.accumulate > 1 else None,
+        eval_every=recipe.eval_every if held is not None else None,
+        patience=recipe.patience if held is not None else None,
+        max_steps=recipe.max_steps,
+        checkpoint=kept / CHECKPOINT,
+        log=kept / LOG,
+        callbacks=[pace],
+        progress=progress,
+    )
+
+
+# --- the folder of a run -----------------------------------------------------------------------------------------
+
+
+def _check_place(place: Path, resume: bool) -> None:
+    if resume:
+        if not (place / TRAINING / CHECKPOINT).is_file():
+            raise OutputError(f"'{shown(place)}' has no run to go on with; begin one first")
+    elif place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise OutputError(
+            f"'{shown(place)}' is no empty folder",
+            remedy="give another one, or resume=True to go on with the run in it",
+            shell="give another one, or --resume to go on with the run in it",
+        )
+
+
+def _begin(place: Path, recipe: Recipe, digest: str, resume: bool) -> None:
+    """Write what the run is; of one that goes on, look whether it is the same."""
+    file = place / TRAINING / RECIPE
+    now = json_of(json.dumps({**asdict(recipe), "data": digest}))  # as it is read back
+    if resume:
+        try:
+            before = json_of(regular_bytes(file))
+        except UnreadableError as error:
+            raise DataError(f"'{shown(file)}' cannot be read ({error}); begin a new run") from None
+        other = [name for name in now if name not in STOPS_ONLY and before.get(name) != now[name]]
+        if other:
+            raise DataError(
+                f"the run in '{shown(place)}' began with other values of {', '.join(other)}; give those, or begin a "
+                "new run in another folder"
+            )
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"'{shown(place)}' cannot be made ({error.strerror}); give another folder") from None
+    write_atomically(file, json.dumps(now, indent=1).encode())
+
+
+def _digest(samples: Iterable[Tokens]) -> str:
+    found = hashlib.sha256()
+    for tokens in samples:
+        found.update(np.int64(len(tokens)).tobytes() + tokens.ids.astype(np.int64).tobytes() + tokens.learnt.tobytes())
+    return found.hexdigest()
+
+
+def shown_examples(
+    folder: str | os.PathLike[str],
+    data: Any,
+    count: int,
+    *,
+    columns: Mapping[str, str] | None = None,
+    template: str | Path | None = None,
+) -> list[Sequence[tuple[str, bool]]]:
+    """The first rows of data as the model gets them, in pieces of text, and whether each is learnt."""
+    encoder = Encoder(ModelFolder.of(folder).path, template)
+    rows = read(data, columns)
+    return [encoder.pieces(tokens) for tokens in encoder(rows.taken(range(min(count, len(rows)))))]

@@ -1,0 +1,103 @@
+"""The folder of a language model, as onnxruntime-genai's builder or optimum writes it: where its parts are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradgraph.errors import DataError, ModelError, listed, shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+
+GENAI, CONFIG = "genai_config.json", "config.json"
+_USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx")
+BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
+_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """The folder of a language model.
+
+    Attributes:
+        path: of the folder.
+        model: the file of the decoder.
+        described: ``model`` of ``genai_config.json``, or else ``config.json``; empty where there is neither.
+    """
+
+    path: Path
+    model: Path
+    described: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, given: str | os.PathLike[str]) -> ModelFolder:
+        """Find what is in a folder, or beside a model's file.
+
+        Raises:
+            ModelError: there is no such folder, or no model, or several.
+            DataError: its description cannot be read.
+        """
+        path = Path(given)
+        if path.is_file():
+            return cls(path.parent, path, _described(path.parent))
+        if not path.is_dir():
+            raise ModelError(f"there is no folder '{shown(path)}'; give that of a language model, with its tokenizer")
+        described = _described(path)
+        decoder = described.get("decoder")
+        named = decoder.get("filename") if isinstance(decoder, Mapping) else None
+        if isinstance(named, str):
+            if not (path / named).is_file():
+                raise ModelError(f"'{shown(path / GENAI)}' names the model '{shown(named)}', which is not there")
+            return cls(path, path / named, described)
+        usual = next((path / name for name in _USUAL if (path / name).is_file()), None)
+        files = sorted(path.glob("*.onnx"))
+        if usual is None and len(files) != 1:
+            what = f"has {listed(f.name for f in files)}" if files else "has no .onnx file"
+            raise ModelError(f"the folder '{shown(path)}' {what}; give the path of the model's file in its folder")
+        return cls(path, usual or files[0], described)
+
+    @property
+    def context(self) -> int | None:
+        """The tokens that the model takes; None where nothing says it."""
+        found = self.described.get("context_length", self.described.get("max_position_embeddings"))
+        return found if isinstance(found, int) and found > 0 else None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """The tokens that it knows; None where nothing says it."""
+        found = self.described.get("vocab_size")
+        return found if isinstance(found, int) and found > 0 else None
+
+    @property
+    def family(self) -> str:
+        """The name of its layers' family in Hugging Face, for PEFT."""
+        kind = self.described.get("type", self.described.get("model_type"))
+        return _PEFT_FAMILY.get(str(kind), "llama")
+
+    def copy_beside(self, folder: Path) -> list[str]:
+        """Copy what goes with the model (its tokenizer, its descriptions) to another folder; give the names."""
+        copied = []
+        for file in sorted(self.path.iterdir()):
+            if file.is_file() and file.suffix.lower() in BESIDE:
+                shutil.copyfile(file, folder / file.name)
+                copied.append(file.name)
+        return copied
+
+
+def _described(folder: Path) -> Mapping[str, Any]:
+    for name, key in ((GENAI, "model"), (CONFIG, None)):
+        if not (folder / name).is_file():
+            continue
+        try:
+            found = json_of(regular_bytes(folder / name))
+        except UnreadableError as error:
+            raise DataError(
+                f"'{shown(folder / name)}' cannot be read ({error}); take it from where the model comes from"
+            ) from None
+        found = found.get(key) if key and isinstance(found, Mapping) else found
+        return found if isinstance(found, Mapping) else {}
+    return {}

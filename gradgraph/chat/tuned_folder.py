@@ -1,0 +1,134 @@
+"""The results of fine-tuning: adapters, the merged model with what lies beside it, and a model card."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph import surgery
+from gradgraph.chat.chat_batches import ChatBatches
+from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.errors import BuildError, shown
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import load_model, save_model
+from gradgraph.step.manifest import TargetSpec, TensorSpec
+from gradgraph.surgery.language_models import IGNORED
+
+ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
+_WORDS = {
+    "rows": "rows that it trained on",
+    "held_out_rows": "rows held out",
+    "tokens": "tokens of the rows that it trained on",
+    "learnt_tokens": "of these, tokens that were learnt (the assistant's)",
+    "steps": "steps",
+    "loss": "loss at the end of training",
+    "tokens_a_second": "tokens a second in training",
+    "perplexity_before": "perplexity of held-out answers before training",
+    "perplexity": "perplexity of held-out answers after training",
+    "perplexity_merged": "perplexity of held-out answers of the merged model",
+    "largest_rounding": "largest ‖stored − W‖/‖W‖ of a weight that was quantised again",
+}
+
+
+def write_results(
+    out: Path,
+    base: ModelFolder,
+    adapted: ir.Model,
+    state: Mapping[str, Any],
+    recipe: Recipe,
+    held_out: ChatBatches | None,
+    figures: dict[str, Any],
+) -> None:
+    """Write adapters, the merged model and its card to ``out``; add what is measured of the merged one to ``figures``.
+
+    Raises:
+        BuildError: adapters of this kind cannot be merged or saved.
+        OutputError: something cannot be written.
+    """
+    named = _save_for_peft(out / ADAPTER, base, adapted, state)
+    surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
+    if recipe.merge != "none":
+        rounding: dict[str, float] = {}
+        again = recipe.merge == "requantised"
+        merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
+        surgery.forget_sizes(merged, out=out / base.model.name)
+        base.copy_beside(out)
+        if rounding:
+            figures["largest_rounding"] = max(rounding.values())
+        if held_out is not None:
+            figures["perplexity_merged"] = perplexity_of(out / base.model.name, held_out)
+    write_atomically(out / CARD, card(base, recipe, figures, named).encode())
+
+
+def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> bool:
+    """Save adapters by Hugging Face's names of layers, where they have some; whether they do."""
+    try:
+        surgery.save_adapter(adapted, folder, state, family=base.family)
+    except BuildError:  # layers that no family has: PEFT reads these for this file alone
+        surgery.save_adapter(adapted, folder, state)
+        return False
+    return True
+
+
+def perplexity_of(model: Path, data: ChatBatches) -> float:
+    """The perplexity of the learnt tokens of texts by a model that generates, in onnxruntime, a text at a time."""
+    import onnxruntime as ort
+
+    texts = ChatBatches(data.samples, data.length, pad=data.pad)
+    trained = surgery.language_model(load_model(model))
+    (ids,) = [v.name or "" for v in trained.graph.inputs if not v.is_initializer()]
+    specs: dict[str, TensorSpec] = {
+        ids: TensorSpec(ids, "int64", (None, None)),
+        "target": TargetSpec("target", "int64", (None, None)),
+    }
+    total, count = 0.0, 0
+    with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+        save_model(trained, Path(folder) / "model.onnx")
+        session = ort.InferenceSession(Path(folder) / "model.onnx", providers=["CPUExecutionProvider"])
+        for batch in texts.load(iter([[i] for i in range(len(texts))]), specs, ()):
+            learnt = batch["target"] != IGNORED
+            scores = np.asarray(session.run(["logits"], {ids: batch[ids]})[0])[learnt].astype(np.float64)
+            scores -= scores.max(axis=1, keepdims=True)
+            picked = scores[np.arange(len(scores)), batch["target"][learnt]]
+            total += float((np.log(np.exp(scores).sum(axis=1)) - picked).sum())
+            count += int(learnt.sum())
+        del session
+    return float(np.exp(total / count))
+
+
+def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: bool) -> str:
+    """The model card, in Markdown with the head that model hubs read."""
+    told = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
+    options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
+    names = "with the names of Hugging Face's layers" if named else "with the names of the layers of this file"
+    merged = [f"- `{base.model.name}`: the merged model, with its tokenizer and descriptions"]
+    lines = [
+        "---", "library_name: onnxruntime", "tags: [onnx, gradgraph, lora]", "---", "",
+        f"# {shown(base.path.resolve().name)}, fine-tuned", "",
+        f"Trained by gradgraph from `{shown(base.path.resolve().name)}/{shown(base.model.name)}`.", "",
+        "## Files", "",
+        *(merged if recipe.merge != "none" else []),
+        f"- `{ADAPTER}/`: the adapter, as PEFT reads it, {names}",
+        f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
+        "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",
+        "## Figures", "", "| figure | value |", "|---|---|", *told, "",
+        "## Recipe", "", "| option | value |", "|---|---|", *options, "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"`{shown(item)}`" for item in value)
+    return "by default" if value is None else f"`{shown(value)}`"

@@ -1,0 +1,155 @@
+"""Fine-tuning from a folder to a folder: it learns, its results say the same, and it goes on to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import gradgraph as gg
+from gradgraph.chat import Recipe
+from gradgraph.chat.tuned_folder import perplexity_of
+from gradgraph.errors import ArgumentError, DataError, GradgraphError, OutputError
+from gradgraph.files.models import load_model
+
+pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
+
+from tests.chat import small_folder
+
+SHORT = {"target": ("*attn*", "*mlp*", "lm_head"), "rank": 4, "learning_rate": 1e-2}
+IDS = np.array([[1, 20, 21, 22, 30, 31]])
+
+
+def scores(model: Path, adapter: Path | None = None) -> np.ndarray:
+    """Of a model that generates, for the same few tokens."""
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    feeds: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+    feeds |= {v.name: np.zeros((1, v.shape[1], 0, 16), np.float32) for v in session.get_inputs() if "past" in v.name}
+    options = ort.RunOptions()
+    if adapter is not None:
+        given = ort.LoraAdapter()
+        given.Load(str(adapter))
+        options.add_active_adapter(given)
+    return np.asarray(session.run(["logits"], feeds, options)[0])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_folder.write(tmp_path_factory.mktemp("llm"))
+
+
+def test_a_folder_becomes_a_folder_that_has_learnt(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    found = gg.finetune(base, small_folder.chats(60), out, epochs=6, progress=False, **SHORT)
+    assert found.figures["perplexity"] < 0.5 * found.figures["perplexity_before"]
+    assert found.figures["perplexity_merged"] == pytest.approx(found.figures["perplexity"], rel=1e-3)
+    assert len(found.history["val_loss"]) == 6
+    for name in ("genai_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (base / name).read_bytes()
+    card = (out / "README.md").read_text()
+    assert "| rows that it trained on | 54 |" in card and "| rank | `4` |" in card
+    assert json.loads((out / "adapter" / "adapter_config.json").read_text())["r"] >= 4
+
+    merged = scores(out / "model.onnx")
+    assert np.abs(merged - scores(base / "model.onnx")).max() > 0.1
+    loaded = gg.surgery.load_adapter(base / "model.onnx", out / "adapter")
+    gg.surgery.forget_sizes(gg.surgery.merge_adapters(loaded), out=tmp_path / "again.onnx")
+    np.testing.assert_allclose(scores(tmp_path / "again.onnx"), merged, atol=1e-4)
+    gg.surgery.forget_sizes(loaded, out=tmp_path / "apart.onnx")
+    adapted = gg.lora(base / "model.onnx", list(SHORT["target"]), rank=4)
+    gg.surgery.forget_sizes(gg.surgery.switchable(adapted), out=tmp_path / "base.onnx")
+    by_switch = scores(tmp_path / "base.onnx", out / "adapter.onnx_adapter")
+    np.testing.assert_allclose(by_switch, scores(tmp_path / "apart.onnx"), atol=1e-4)
+
+
+def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:
+    data = small_folder.chats(40)
+    options: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False}
+    whole = gg.finetune(base, data, tmp_path / "whole", **options)
+    gg.finetune(base, data, tmp_path / "parts", **options, max_steps=7)
+    with pytest.raises(OutputError, match="no empty folder"):
+        gg.finetune(base, data, tmp_path / "parts", **options)
+    with pytest.raises(DataError, match="other values of rank"):
+        gg.finetune(base, data, tmp_path / "parts", **{**options, "rank": 8}, resume=True)
+    with pytest.raises(DataError, match="other values of data"):
+        gg.finetune(base, data[:-1], tmp_path / "parts", **options, resume=True)
+    parts = gg.finetune(base, data, tmp_path / "parts", **options, resume=True)
+    assert parts.figures["steps"] == whole.figures["steps"] == 15
+    for name, array in whole.trainer.state_dict().items():
+        np.testing.assert_array_equal(parts.trainer.state_dict()[name], array, err_msg=name)
+    assert (tmp_path / "parts/model.onnx").read_bytes() == (tmp_path / "whole/model.onnx").read_bytes()
+    assert parts.history["loss"] == whole.history["loss"]
+
+
+def test_options_do_what_they_say(base: Path, tmp_path: Path) -> None:
+    """Packed, smoothed, stopped early, measured on given data, and stored as it was quantised."""
+    data = small_folder.chats(50)
+    found = gg.finetune(
+        base, data[:40], tmp_path / "a", **SHORT, validation=data[40:], epochs=20, pack=True, label_smoothing=0.1,
+        z_loss=1e-4, accumulate=2, batch_size=2, eval_every=2, patience=1, merge="requantised", progress=False,
+    )  # fmt: skip
+    assert found.figures["held_out_rows"] == 10 and found.figures["rows"] == 40
+    assert found.figures["steps"] < 20 * 5 and found.history.restored is not None
+    assert found.figures["perplexity"] == pytest.approx(
+        found.history["val_perplexity"][found.history.restored], rel=1e-5
+    )
+    assert found.figures["perplexity"] < np.exp(min(found.history["val_loss"]))  # which is smoothed
+    assert 0 < found.figures["largest_rounding"] < 0.5
+    operators = [node.op_type for node in load_model(tmp_path / "a" / "model.onnx").graph]
+    assert operators.count("MatMulNBits") == [n.op_type for n in load_model(base / "model.onnx").graph].count(
+        "MatMulNBits"
+    )
+    bare = gg.finetune(base, data, tmp_path / "b", **SHORT, epochs=1, merge="none", held_out=0.0, progress=False)
+    assert not (tmp_path / "b" / "model.onnx").exists() and "perplexity" not in bare.figures
+
+
+def test_the_perplexity_of_a_file_is_that_of_the_trainer(base: Path, tmp_path: Path) -> None:
+    found = gg.finetune(base, small_folder.chats(12), tmp_path / "a", max_steps=1, held_out=0.5, progress=False)
+    held = gg.chat.ChatBatches(gg.chat.Encoder(base)(gg.chat.read(small_folder.chats(12))), 128)
+    step = gg.build(gg.surgery.language_model(base / "model.onnx"), gg.losses.cross_entropy(axis=-1), train="*norm*")
+    expected = np.exp(gg.Trainer(step).evaluate(held)["loss"])
+    assert perplexity_of(base / "model.onnx", held) == pytest.approx(expected, rel=1e-4)
+    assert found.figures["perplexity_before"] == pytest.approx(expected, rel=0.05)  # of half of the rows
+
+
+@pytest.mark.parametrize("long, rows", [("drop", 7), ("cut", 8)])
+def test_long_texts_are_told(long: str, rows: int, base: Path, tmp_path: Path, caplog: Any) -> None:
+    answer = {"prompt": "Count", "completion": "1 2 3 4 5 6 7 8 9 10 11 12"}
+    late = {"prompt": "a" * 30, "completion": "never seen"}
+    data = [{"prompt": "Hi", "completion": "Ho"}] * 7 + [answer] + [late] * (long == "cut")
+    found = gg.finetune(base, data, tmp_path / "a", length=24, long=long, epochs=1, held_out=0.0, progress=False)
+    assert found.figures["rows"] == rows
+    assert (
+        "have more than 24 tokens, the longest" in caplog.text and "row 8 of the data" in caplog.text
+    ) or long == "cut"
+    assert ("1 are left out, as no answer is left" in caplog.text) == (long == "cut")
+
+
+REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [
+    ({"ranc": 4}, ArgumentError, "no option 'ranc'; did you mean 'rank'?"),
+    ({"rank": 0}, ArgumentError, "rank is 0; it should be a whole number of at least 1"),
+    ({"learning_rate": float("nan")}, ArgumentError, "learning_rate is nan"),
+    ({"long": "clip"}, ArgumentError, "one of error, drop, cut"),
+    ({"held_out": 1.5}, ArgumentError, "at most 0.9"),
+    ({"length": 8}, DataError, "20 of 20 rows have more than 8 tokens, the longest"),
+    ({"resume": True}, OutputError, "has no run to go on with"),
+]
+
+
+@pytest.mark.parametrize("options, kind, words", REFUSED, ids=[next(iter(row[0])) for row in REFUSED])
+def test_wrong_options(
+    options: dict[str, Any], kind: type[GradgraphError], words: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind) as caught:
+        gg.finetune(base, small_folder.chats(20), tmp_path / "a", **options)
+    assert words in str(caught.value) and not (tmp_path / "a").exists()
+
+
+def test_a_recipe_can_be_kept(base: Path) -> None:
+    recipe = Recipe(rank=2, target=("lm_head",))
+    assert recipe.changed({"target": "*attn*"}) == Recipe(rank=2, target=("*attn*",))
