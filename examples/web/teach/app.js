@@ -1,0 +1,296 @@
+// The page: what is shown, and what its buttons do. Training is gradgraph.js; texts are chat.js.
+
+import { pageBytes, wasmBytes } from "./memory.js";
+import * as stored from "./stored.js";
+import { Template } from "@huggingface/jinja";
+import { Tokenizer } from "@huggingface/tokenizers";
+import { Chart } from "../charts.js";
+import { batchesOf, openChat, rowsOf } from "../gradgraph/chat.js";
+import { load } from "../gradgraph/gradgraph.js";
+import * as ort from "../ort/ort.wasm.min.mjs";
+
+const STEP_FILES = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", "init.bin", "frozen.bin"];
+const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const TINY = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", ...TEXT_FILES];
+const STATE = "state.ckpt";
+const FRAME = 24; // ms of training between two looks at the page
+const LOOK = 1000; // ms between two rounds of samples
+const [SHOWN, LONGEST] = [4, 48]; // samples that are shown, and tokens of an answer
+const $ = (id) => document.getElementById(id);
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)}\u00a0MB`;
+const frame = () => new Promise((done) => setTimeout(done));
+const rate = () => 10 ** Number($("rate").value);
+
+ort.env.wasm.wasmPaths = new URL("../ort/", document.baseURI).href;
+ort.env.logLevel = "error";
+const chart = new Chart($("loss-chart"), { say: "Loss", format: (value) => value.toFixed(2) });
+let trainer, chat, samples;
+let training = false;
+let run = Promise.resolve(); // the training under way
+let epoch = 0;
+let losses = [];
+
+function say(text, wrong = false) {
+  $("message").textContent = text;
+  $("message").classList.toggle("wrong", wrong);
+}
+
+/** Does what a control asks for; what goes wrong is said on the page. */
+const on = (id, event, action) =>
+  $(id).addEventListener(event, (happened) => action(happened).catch((error) => say(error.message, true)));
+
+// --- the model ------------------------------------------------------------------------------------------------------
+
+/** Open the model that the browser has kept. */
+async function open(title) {
+  const manifest = new TextDecoder().decode(await stored.bytes("manifest.json"));
+  const made = await load(stored.bytes, { ort, executionProviders: ["wasm"] });
+  const opened = await openChat(stored.bytes, { Tokenizer, Template });
+  await made.exportAdapter(); // what has none is refused here
+  await trainer?.dispose();
+  [trainer, chat, epoch, losses] = [made, opened, 0, []];
+  if (await stored.has(STATE)) await trainer.restore(await stored.bytes(STATE));
+  const learnt = trainer.manifest.state.filter((s) => s.kind === "parameter");
+  const count = learnt.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+  const where = title ?? (await stored.bytes("title").then((bytes) => new TextDecoder().decode(bytes)));
+  $("model").textContent =
+    `${where}: ${count.toLocaleString("en")} numbers in ${learnt.length} tensors are learnt, by ` +
+    `${JSON.parse(manifest).optimizer.name}.`;
+  await show();
+}
+
+async function show() {
+  chart.clear();
+  $("steps").textContent = trainer.steps;
+  $("loss").textContent = $("speed").textContent = "–";
+  $("start").textContent = trainer.steps ? "Go on" : "Start training";
+  await showMemory();
+  if (readExamples()) await write();
+}
+
+async function useTiny() {
+  const files = await Promise.all(
+    TINY.map(async (name) => {
+      const response = await fetch(`model/${name}`);
+      if (!response.ok) throw new Error(`cannot load model/${name} (${response.status}); make the page again`);
+      return [name, await response.blob()];
+    }),
+  );
+  const title = "The tiny model of this page, 4 bits a weight, a token for each character";
+  await stored.keepAll({ ...Object.fromEntries(files), title });
+  await open(title);
+  say("Ready.");
+}
+
+/** Keep what is needed of a folder: the step that lies highest in it, and the tokenizer likewise. */
+async function pick(files) {
+  const depth = (file) => file.webkitRelativePath.split("/").length;
+  const highest = (name) => files.filter((f) => f.name === name).sort((a, b) => depth(a) - depth(b))[0];
+  const kept = {};
+  for (const [first, names] of [STEP_FILES, TEXT_FILES].map((all) => [all[0], all])) {
+    const found = highest(first);
+    if (!found) throw new Error(`the folder has no ${first}; pick one that holds a step and the model's tokenizer`);
+    const folder = found.webkitRelativePath.slice(0, -first.length);
+    for (const file of files) if (names.some((n) => file.webkitRelativePath === folder + n)) kept[file.name] = file;
+  }
+  const title = `The folder ${files[0].webkitRelativePath.split("/")[0]}`;
+  say(`Keeping ${megabytes(Object.values(kept).reduce((sum, { size }) => sum + size, 0))} in the browser…`);
+  await stored.keepAll({ ...kept, title });
+  await open(title);
+  say("Ready.");
+}
+
+async function showMemory() {
+  $("stored").textContent = `Kept in this browser: ${megabytes(await stored.size())}`;
+  const shown = (all) =>
+    ($("memory").textContent =
+      `Memory: ${all ? `${megabytes(all)}, of it ` : ""}WebAssembly ${megabytes(wasmBytes())}`);
+  shown();
+  pageBytes().then(shown); // which takes its time
+}
+
+// --- examples -------------------------------------------------------------------------------------------------------
+
+/** Read what is written; gives whether it can be learnt. */
+function readExamples() {
+  try {
+    const rows = rowsOf($("examples").value);
+    samples = chat.encode(rows);
+    samples.forEach((sample, i) => (sample.prompt = promptOf(rows[i])));
+    const counted = samples.flatMap(({ learnt }) => learnt.slice(1)).filter(Boolean).length;
+    const all = samples.reduce((sum, { ids }) => sum + ids.length, 0);
+    $("counted").textContent = `${samples.length} examples of ${all} tokens; ${counted} of them are learnt.`;
+    $("preview").replaceChildren(...samples.slice(0, 3).map(preview));
+    return true;
+  } catch (error) {
+    samples = undefined;
+    $("counted").textContent = error.message;
+    $("preview").replaceChildren();
+    return false;
+  }
+}
+
+/** What is asked of a row: all that stands before its last answer; of a text its first words. */
+function promptOf(row) {
+  if (row.kind === "messages") return row.messages.slice(0, -1);
+  return row.kind === "prompt" ? row.prompt : row.text.split(" ").slice(0, 3).join(" ");
+}
+
+/** A row with what is learnt of it marked. */
+function preview({ ids, learnt }) {
+  const line = document.createElement("li");
+  let from = 0;
+  for (let i = 1; i <= ids.length; i++) {
+    if (i < ids.length && learnt[i] === learnt[from]) continue;
+    const piece = document.createElement(learnt[from] ? "mark" : "span");
+    piece.textContent = chat.tokenizer.decode(ids.slice(from, i), { clean_up_tokenization_spaces: false });
+    line.append(piece);
+    from = i;
+  }
+  return line;
+}
+
+// --- training -------------------------------------------------------------------------------------------------------
+
+async function train() {
+  if (!samples) throw new Error(`the examples cannot be learnt: ${$("counted").textContent}`);
+  training = true;
+  $("start").textContent = "Stop";
+  $("examples").readOnly = true;
+  say("Training…");
+  let [looked, drawn, tokens] = [performance.now(), performance.now(), 0];
+  try {
+    while (training) {
+      const options = { batchSize: Number($("batch").value), pad: chat.pad, seed: epoch };
+      for (const batch of batchesOf(samples, trainer.manifest, options)) {
+        const { loss } = await trainer.step(batch, { learning_rate: rate() });
+        losses.push([trainer.steps, loss]);
+        chart.add(trainer.steps, loss);
+        tokens += Object.values(batch)[0].data.length;
+        const now = performance.now();
+        if (now - looked > LOOK) {
+          $("speed").textContent = Math.round((1000 * tokens) / (now - looked));
+          await look(loss);
+          [looked, tokens] = [performance.now(), 0];
+        }
+        if (now - drawn > FRAME) {
+          await frame();
+          drawn = performance.now();
+        }
+        if (!training) break;
+      }
+      epoch += 1;
+    }
+    await stored.keep(STATE, await trainer.checkpoint());
+    say(`Stopped after ${trainer.steps} steps. The browser keeps what was learnt.`);
+  } finally {
+    training = false;
+    $("examples").readOnly = false;
+    $("start").textContent = trainer.steps ? "Go on" : "Start training";
+    if (losses.length) await look(losses.at(-1)[1]);
+  }
+}
+
+async function look(loss) {
+  $("steps").textContent = trainer.steps;
+  $("loss").textContent = loss.toFixed(3);
+  chart.paint();
+  await write();
+  await showMemory();
+}
+
+/** What the model answers to the first examples. */
+async function write() {
+  const shown = samples.slice(0, SHOWN);
+  const lines = shown.map(({ prompt }) => {
+    const line = document.createElement("li");
+    const asked = typeof prompt === "string" ? prompt : prompt.at(-1).content;
+    line.append(
+      Object.assign(document.createElement("span"), { className: "asked", textContent: asked }),
+      Object.assign(document.createElement("span"), { className: "said" }),
+    );
+    return line;
+  });
+  for (const [i, { prompt }] of shown.entries())
+    lines[i].lastChild.textContent = await chat.answer(trainer, prompt, { maxTokens: LONGEST });
+  $("samples").replaceChildren(...lines);
+}
+
+// --- files ----------------------------------------------------------------------------------------------------------
+
+function download(name, content) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+async function take(files) {
+  const given = await Promise.all(files.map(async (f) => [f.name, new Uint8Array(await f.arrayBuffer())]));
+  const [[name, bytes]] = given;
+  await trainer.loadAdapter(name.endsWith(".onnx_adapter") ? bytes : Object.fromEntries(given));
+  await write();
+  say(`Loaded ${given.map(([file]) => file).join(" and ")}. Go on from here.`);
+}
+
+// --- the page -------------------------------------------------------------------------------------------------------
+
+function wire() {
+  on("start", "click", async () => {
+    if (training) training = false;
+    else await (run = train());
+  });
+  on("reset", "click", async () => {
+    await stopped();
+    await trainer.reset();
+    await stored.forget(STATE);
+    [epoch, losses] = [0, []];
+    await show();
+    say("The model is as it was.");
+  });
+  on("tiny", "click", async () => {
+    await stopped();
+    await useTiny();
+  });
+  on("folder", "change", async ({ target }) => {
+    await stopped();
+    if (target.files.length) await pick([...target.files]);
+  });
+  on("examples", "change", async () => {
+    if (readExamples()) await write();
+  });
+  on("ask", "click", async () => {
+    $("answer").textContent = await chat.answer(trainer, $("question").value, { maxTokens: LONGEST });
+  });
+  on("peft", "click", async () => {
+    for (const [name, content] of Object.entries(await trainer.exportAdapter())) download(name, content);
+  });
+  on("onnx-adapter", "click", async () =>
+    download("adapter.onnx_adapter", await trainer.exportAdapter({ format: "onnx_adapter" })),
+  );
+  on("losses", "click", async () => download("losses.csv", ["step,loss", ...losses.map(String), ""].join("\n")));
+  on("open", "change", async ({ target }) => {
+    const files = [...target.files];
+    target.value = ""; // so that the same files can be loaded again
+    if (files.length) await take(files);
+  });
+  $("rate").addEventListener("input", () => ($("rate-value").textContent = rate().toPrecision(2)));
+  for (const control of document.querySelectorAll(":disabled")) control.disabled = false;
+}
+
+async function stopped() {
+  training = false;
+  await run.catch(() => {});
+}
+
+async function start() {
+  $("examples").value = await (await fetch("examples.jsonl")).text();
+  if (await stored.has("title")) {
+    await open();
+    say(trainer.steps ? `Ready, from step ${trainer.steps} of the last visit.` : "Ready.");
+  } else await useTiny();
+  wire();
+}
+
+start().catch((error) => say(`This page cannot start: ${error.message}`, true));
