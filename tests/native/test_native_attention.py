@@ -55,6 +55,7 @@ SIZES = [
     Sizes(3, 1, 2, 40, 16, 16),
     Sizes(1, 2, 48, 3, 16, 33),
 ]
+DRAWN = [Sizes(*np.random.default_rng(seed).integers((1, 1, 2, 2, 1, 1), (4, 4, 80, 80, 50, 50))) for seed in range(40)]
 
 # (batch, length, heads·size) as heads, and back
 SPLIT = "{0}5 = Reshape ({0}, [0, 0, {heads}, -1])  {0}4 = Transpose <perm = [0, 2, 1, 3]> ({0}5)"
@@ -154,6 +155,16 @@ PACKED = ("Attention", "PackedAttentionGrad")
 
 @pytest.mark.parametrize("it", SIZES, ids=str)
 def test_sizes(it: Sizes) -> None:
+    check_sizes(it)
+
+
+@pytest.mark.sweep(0.1)
+@pytest.mark.parametrize("it", DRAWN, ids=str)
+def test_drawn_sizes(it: Sizes) -> None:
+    check_sizes(it)
+
+
+def check_sizes(it: Sizes) -> None:
     inputs = heads(it)
     model = model_of(SCORES.format(masked=SCALED) + "y = Identity (o4)", inputs, c=it.size**-0.5)
     Both.of(model, inputs, ALL).check(*SEPARATE)

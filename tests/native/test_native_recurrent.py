@@ -99,11 +99,23 @@ SIZES = [
     (4, 32, 64, 64),
     (40, 3, 2, 96),
 ]
+DRAWN = [tuple(map(int, np.random.default_rng(seed).integers(1, (9, 40, 20, 80)))) for seed in range(30)]
 
 
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_states_and_gradients_are_as_exact_as_those_of_onnxruntime(sizes: Sizes, direction: str) -> None:
+    check_digits(sizes, direction)
+
+
+@pytest.mark.sweep(0.05)
+@pytest.mark.parametrize("direction", COUNT)
+@pytest.mark.parametrize("sizes", DRAWN, ids=str)
+def test_drawn_sizes_are_as_exact(sizes: Sizes, direction: str) -> None:
+    check_digits(sizes, direction)
+
+
+def check_digits(sizes: Sizes, direction: str) -> None:
     portable, fast = written(layer(sizes, direction))
     feeds = drawn(portable)
     exact = Oracle(in_float64(portable))({k: v.astype(np.float64) for k, v in feeds.items()})
