@@ -65,12 +65,12 @@ def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.C
     return started_ranks() == 1
 
 
-def parallel(timeout: float, shard_state: bool, compress: str | None) -> DataParallel | None:
-    """The ranks that this process is one of, if there are several."""
+def parallel(timeout: float, **ways: Any) -> DataParallel | None:
+    """The ranks that this process is one of, if there are several; ``ways`` are further arguments."""
     from gradgraph.parallel.mpi import started_ranks
 
     if started_ranks() == 1:
         return None
     from gradgraph.parallel.data_parallel import DataParallel
 
-    return DataParallel(timeout=timeout, shard_state=shard_state, compress=compress)
+    return DataParallel(timeout=timeout, **ways)

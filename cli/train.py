@@ -201,6 +201,12 @@ if TYPE_CHECKING:
 )
 @placed(
     "training",
+    "--sync-batch-norm",
+    is_flag=True,
+    help="Of several processes, let BatchNormalization normalise by the samples of all, as one process would.",
+)
+@placed(
+    "training",
     "--compress",
     type=Suggested("parallel.data_parallel:COMPRESSIONS"),
     help="Of several processes, send gradients in fewer bytes, as top_k(ratio=0.01) does.",
@@ -261,7 +267,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     from gradgraph.runtime.execution.team import ALONE
 
     del given["ranks"]
-    shared = parallel(given.pop("rank_timeout"), given.pop("shard_state"), given.pop("compress"))
+    timeout = given.pop("rank_timeout")
+    shared = parallel(timeout, **{way: given.pop(way) for way in ("shard_state", "sync_batch_norm", "compress")})
     team = ALONE if shared is None else shared.team()
     accumulates = given["accumulate"] is not None
     recipe = Recipe({**given, "accumulate": accumulates})

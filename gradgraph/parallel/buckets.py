@@ -53,6 +53,7 @@ class Buckets:
         rank: of this process.
         owners: by the name of each weight, the rank that moves it, where only one does.
         ranks: how many there are.
+        has_joint_norms: norms are those of the samples of all ranks.
 
     Attributes:
         parts: what is added up: mostly one.
@@ -67,10 +68,17 @@ class Buckets:
         waiting: what they are means over, by weight and by count, on all ranks.
     """
 
-    def __init__(self, step: Step, rank: int, owners: Mapping[str, int] | None = None, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        step: Step,
+        rank: int,
+        owners: Mapping[str, int] | None = None,
+        ranks: int = 1,
+        has_joint_norms: bool = False,
+    ) -> None:
         spec = step.manifest.separate
         assert spec is not None
-        self._spec = spec
+        self._spec, self.has_joint_norms = spec, has_joint_norms
         self.adds_up, self.weighs, self._rank = spec.adds_up, bool(spec.weight), rank
         types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
         state = {s.name: s for s in step.manifest.state}
@@ -150,12 +158,22 @@ class Buckets:
             rows, counted: the samples of this rank, and the terms of a mean over them.
             usual: the terms on all ranks: where there are as many, nothing is left to be done afterwards.
         """
-        weight = float(self.weight) if self.weighs and rows else float(counted)
+        weight = self._weight_of(rows, counted)
         for part in self.parts:
-            _scale(part.gradients, float(bool(rows)) if self.adds_up else weight / usual)
+            _scale(part.gradients, self.unit(rows, counted) / (1 if self.adds_up else usual))
             _scale(part.statistics, rows / usual)
         self._own_weight, self._own_counted = weight, counted
         return weight
+
+    def unit(self, rows: int, counted: int) -> float:
+        """What a gradient of this rank counts for. Samples of no weight have gradients by norms that all share: there,
+        their loss is a mean over one.
+        """
+        weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
+        return 1.0 if self.has_joint_norms and rows and not weight else weight
+
+    def _weight_of(self, rows: int, counted: int) -> float:
+        return float(self.weight) if self.weighs and rows else float(counted)
 
     def tensors(self, part: Bucket) -> dict[str, Array]:
         """The gradients in one part, by the names of their weights."""

@@ -21,8 +21,8 @@ class DataParallel:
     """Synchronous training in several processes over MPI, each on a part of every batch.
 
     The weights are those of one process on the whole batches, but for rounding, Dropout (whose masks differ between
-    ranks) and BatchNormalization (which normalises by the samples of its own rank). Started by ``mpiexec -n 4 python
-    train.py``; without that, one process trains as it would without this.
+    ranks) and BatchNormalization (by the samples of its own rank, unless ``sync_batch_norm``). Started by ``mpiexec
+    -n 4 python train.py``; without that, one process trains as it would without this.
 
     Args:
         timeout: seconds after which a rank that the others wait for is named and the run ends; longer than the first
@@ -31,6 +31,8 @@ class DataParallel:
         shard_state: each rank keeps the optimizer's state of its part of the weights alone and moves these; then all
             get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and their like outside of a fit are then
             called by all ranks.
+        sync_batch_norm: BatchNormalization normalises by the samples of all ranks, as one process would: with two more
+            messages a step for each that follows another one.
         compress: send gradients in fewer bytes, by the name or call of a compression, as ``"top_k(ratio=0.01)"``.
         comm: a communicator of mpi4py; all processes of the job by default.
 
@@ -38,13 +40,14 @@ class DataParallel:
         RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
     """
 
-    @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG, compress=TEXT.or_none())
+    @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG, sync_batch_norm=FLAG, compress=TEXT.or_none())
     def __init__(
         self,
         *,
         timeout: float = 600.0,
         check_every: int = 100,
         shard_state: bool = False,
+        sync_batch_norm: bool = False,
         compress: str | None = None,
         comm: Any = None,
     ) -> None:
@@ -58,7 +61,7 @@ class DataParallel:
                 )
         self._comm = world() if comm is None else comm
         self._timeout, self._check_every = float(timeout), int(check_every)
-        self._shard_state, self._compress = shard_state, compress
+        self._shard_state, self._sync_batch_norm, self._compress = shard_state, sync_batch_norm, compress
 
     @property
     def rank(self) -> int:
@@ -83,7 +86,9 @@ class DataParallel:
 
         compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own memory
         told = self._compress or ""
-        return MpiTeam(self._comm, self._timeout, self._check_every, self._shard_state, compress, told)
+        return MpiTeam(
+            self._comm, self._timeout, self._check_every, self._shard_state, self._sync_batch_norm, compress, told
+        )
 
 
 DataParallel.__doc__ = (DataParallel.__doc__ or "").rstrip() + "\n\n    Compressions:\n" + "".join(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
 
 from gradgraph.parallel.accumulated import adds_up_here
 from gradgraph.parallel.buckets import Buckets
+from gradgraph.parallel.joint_norms import JointNorms, Message
+from gradgraph.parallel.segments import SegmentedGradient
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.state import State
 
 
+Gradient: TypeAlias = BoundSession | SegmentedGradient
+
+
 class Adding(Protocol):
     """The ranks, as a session sees them."""
 
@@ -39,6 +44,13 @@ class Adding(Protocol):
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
         """The part of this rank in the update, where each has one."""
+
+    @property
+    def joint_norms(self) -> JointNorms | None:
+        """The gradient graph and its messages, where norms are those of the samples of all ranks."""
+
+    def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
+        """Fill the last array of each from the ones before it, of all ranks."""
 
 
 class HalvedSession(BoundSession):
@@ -56,7 +68,7 @@ class HalvedSession(BoundSession):
     def __init__(
         self,
         given: tuple[Any, ...],
-        gradient: BoundSession,
+        gradient: Gradient,
         columns: Iterable[str],
         buckets: Buckets,
         team: Adding,
@@ -86,12 +98,7 @@ class HalvedSession(BoundSession):
         reports = {n: o for n, o in ports.results.items() if o in manifest.reports}
         first = Ports({n: o for n, o in ports.results.items() if n not in reports},
                       constants={**ports.constants, **draws}, measures=ports.measures, memory=memory)  # fmt: skip
-        session, _ = opened.half(halves["gradient"], sizes, {})
-        gradient = (
-            GatheringSession(session, opened.gathered, state, first, frozenset())
-            if any(i.name == ROWS for i in session.get_inputs())
-            else BoundSession(session, state, first)
-        )
+        gradient = _gradient(opened, sizes, first, team)
         counted = buckets.weight if spec.weight else buckets.counted
         fed = {name: to_ortvalue(counted) for name in (spec.weight, BATCH_WEIGHT) if name}
         shards = team.sharded(opened)
@@ -150,3 +157,16 @@ class HalvedSession(BoundSession):
     def release(self) -> None:
         self._gradient.release()
         super().release()
+
+
+def _gradient(opened: OpenedStep, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
+    """The session of the first half."""
+    spec = opened.manifest.separate
+    assert spec is not None
+    if (joint := team.joint_norms) is not None:
+        model = opened.lowered(joint.gradient, sizes)
+        return SegmentedGradient(opened, model, joint.messages, spec.weight, ports, team.tell)
+    session, _ = opened.half(opened.definition.separate["gradient"], sizes, {})
+    if any(i.name == ROWS for i in session.get_inputs()):
+        return GatheringSession(session, opened.gathered, opened.state, ports, frozenset())
+    return BoundSession(session, opened.state, ports)

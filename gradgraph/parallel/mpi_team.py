@@ -19,21 +19,23 @@ import numpy as np
 import onnxruntime as ort
 from mpi4py import MPI
 
-from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError
+from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError, listed
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.compressions import Compression
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
+from gradgraph.parallel.joint_norms import JointNorms, Message, joint_norms, norms_of
 from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.local_steps import LocalSteps
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.parallel.update_parts import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
+from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.team import Team
 from gradgraph.runtime.saved.checkpoint import BESIDE
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.manifest import UPDATE, numpy_dtype, package_version
+from gradgraph.step.manifest import UPDATE, Manifest, numpy_dtype, package_version
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.executor import Executor
@@ -58,10 +60,11 @@ class MpiTeam(Team):
 
     Args:
         comm: of mpi4py.
-        timeout, check_every, shard_state, compress: as for ``DataParallel``.
+        timeout, check_every, shard_state, sync_batch_norm, compress: as for ``DataParallel``.
         told: how the user wrote ``compress``.
 
     Attributes:
+        joint_norms: the gradient graph and its messages, where norms are those of the samples of all ranks.
         usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
             are added up, and again only where the batch has others.
         sent: the bytes that each rank has sent in steps, where messages go round a ring.
@@ -73,6 +76,7 @@ class MpiTeam(Team):
         timeout: float,
         check_every: int,
         shard_state: bool = False,
+        sync_batch_norm: bool = False,
         compress: Compression | None = None,
         told: str = "",
     ) -> None:
@@ -89,7 +93,11 @@ class MpiTeam(Team):
         self._buckets: Buckets | None = None
         self._shards: Shards | None = None
         self._state: State | None = None  # once it is shared out
-        self._ways = {"shard_state": shard_state, "check_every": check_every, "compress": told}
+        self.joint_norms: JointNorms | None = None
+        self._sync_batch_norm, self._has_told_of_norms = sync_batch_norm, False
+        self._ways = {
+            "shard_state": shard_state, "check_every": check_every, "compress": told, "sync_batch_norm": sync_batch_norm
+        }  # fmt: skip
         self._shard_state, self._lending = shard_state, Lending(comm.Dup(), self._wait, timeout, self._lent)
         self._lending.is_shared = compress is not None and compress.remembers
         self._steps = 0
@@ -134,6 +142,13 @@ class MpiTeam(Team):
                 remedy="build the step without accumulate, with a loss that is a mean",
                 shell="leave --accumulate out, and take a loss that is a mean",
             )
+        if self._sync_batch_norm and self._local is not None:
+            raise BuildError(
+                "norms of all ranks need the same weights on each, and local steps have others",
+                remedy="leave sync_batch_norm or compress out",
+                shell="leave --sync-batch-norm or --compress out",
+            )
+        self.joint_norms = joint_norms(halves) if self._sync_batch_norm else None
         self._averages = list(halves.manifest.averages.values())
         self._shards = shards_of(halves, self.ranks) if self._shard_state else None
         return halves, options
@@ -141,7 +156,7 @@ class MpiTeam(Team):
     def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> HalvedSession:
         if self._buckets is None:  # one for all sizes of a batch
             owners = self._shards.owners if self._shards else None
-            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks)
+            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, self.joint_norms is not None)
         return HalvedSession.of(opened, part, sizes, self._buckets, self)
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
@@ -157,7 +172,7 @@ class MpiTeam(Team):
         state.leave(self._shards.elsewhere(self.rank), functools.partial(self._fetched, state))
         self._state = state
 
-    def _lent(self, name: str) -> np.ndarray[Any, Any]:
+    def _lent(self, name: str) -> Array:
         """The array that another rank asks for: a tensor, or gradients that wait (by number)."""
         if name.startswith(BESIDE):
             assert self._compress is not None
@@ -171,14 +186,14 @@ class MpiTeam(Team):
         assert self._state is not None
         return self._state.seen([name])[name]
 
-    def _fetched(self, state: State, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+    def _fetched(self, state: State, names: list[str]) -> dict[str, Array]:
         assert self._shards is not None
         specs = {name: state.specs[name] for name in names}
         found = {n: np.empty([int(d or 0) for d in s.shape], numpy_dtype(s.dtype)) for n, s in specs.items()}
         self._lending.fetch([(self._shards.owners[name], name, array) for name, array in found.items()])
         return found
 
-    def completed(self, values: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
         buckets = self._buckets
         if buckets is None or not any(buckets.waiting):
             return dict(values)
@@ -228,6 +243,22 @@ class MpiTeam(Team):
         self._heard = found[5] > 0, 15 if found[7] else 2 if found[6] else None
         buckets.unscale(self._total, found[4], self.usual, due, None if self._local is None else weight)
 
+    def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
+        """Let norms know the sums of all ranks, in one message.
+
+        Counts, sums and sums of squares are added up in float64: it has digits enough for a variance of what varies
+        little.
+        """
+        assert self._buckets is not None
+        rows = self._own[0]
+        unit = self._buckets.unit(*self._own)
+        sums = np.concatenate([m.given(own, unit) if rows else np.zeros(m.size) for m, own, _ in told])
+        self.all_reduce(sums)
+        first = 0
+        for m, _, array in told:
+            array[...] = m.taken(sums[first : first + m.size], unit or 1.0)
+            first += m.size
+
     def _send(self, buckets: Buckets, i: int, due: bool) -> None:
         part = buckets.parts[i]
         if due and self._shards is None and self._compress is None:
@@ -240,18 +271,18 @@ class MpiTeam(Team):
         elif due and self._compress is not None and part.gradients.size:
             self._compress.add_up(f"{i}", part.gradients, buckets.tensors(part), self)
 
-    def all_to_all(self, sent: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
+    def all_to_all(self, sent: Array, got: Array) -> None:
         """Send each rank its part of ``sent``, all of one size; ``got`` are the parts that all sent to this one."""
         self.sent += sent.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Ialltoall(sent, got))
 
-    def all_reduce(self, array: np.ndarray[Any, Any]) -> None:
+    def all_reduce(self, array: Array) -> None:
         """Add up this array over all ranks, in place."""
         if array.size:
             self.sent += 2 * array.nbytes * (self.ranks - 1) / self.ranks
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
 
-    def all_gather(self, array: np.ndarray[Any, Any], counts: Sequence[int]) -> None:
+    def all_gather(self, array: Array, counts: Sequence[int]) -> None:
         """Fill this array, of which each rank has so many numbers, one rank behind the other."""
         self.sent += array.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
@@ -294,7 +325,19 @@ class MpiTeam(Team):
         self._recall(executor.progress)
         self._lending.is_open = self._is_begun = True
         self.usual = max(1, sum(self.gathered(usual)))
+        self._tell_of_norms(executor.manifest)
         self._asks = self._heard = (False, None)
+
+    def _tell_of_norms(self, manifest: Manifest) -> None:
+        """Say, once, that norms differ from those of one process."""
+        norms = norms_of(manifest)
+        if self.is_first and norms and self.joint_norms is None and not self._has_told_of_norms:
+            log.warning(
+                "BatchNormalization normalises by the samples of its own rank (%s); sync_batch_norm=True "
+                "(--sync-batch-norm) takes those of all ranks, as one process would",
+                listed(norms),
+            )
+        self._has_told_of_norms = True
 
     def check_same(self, state: State) -> None:
         self.meet(state)
@@ -326,7 +369,7 @@ class MpiTeam(Team):
     def _recall(self, progress: Progress) -> None:
         """Go on with what a checkpoint holds of each rank."""
         beside, progress.beside = progress.beside, {}
-        ranks: dict[int, dict[str, np.ndarray[Any, Any]]] = {}
+        ranks: dict[int, dict[str, Array]] = {}
         for name, array in beside.items():
             rank, _, rest = name.partition("/")
             ranks.setdefault(int(rank), {})[rest] = array
@@ -340,7 +383,7 @@ class MpiTeam(Team):
         elif ranks and self.is_first:
             log.warning("the checkpoint holds errors of compressed gradients, which this run leaves out")
 
-    def beside(self) -> dict[str, np.ndarray[Any, Any]]:
+    def beside(self) -> dict[str, Array]:
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)
@@ -440,9 +483,7 @@ class MpiTeam(Team):
         )
 
 
-def _with_sums(
-    values: Mapping[str, np.ndarray[Any, Any]], sums: Mapping[str, np.ndarray[Any, Any]], weight: float
-) -> dict[str, np.ndarray[Any, Any]]:
+def _with_sums(values: Mapping[str, Array], sums: Mapping[str, Array], weight: float) -> dict[str, Array]:
     """The tensors of accumulation among ``values``, with what waits added."""
     found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
     if WEIGHT in values:

@@ -154,7 +154,7 @@ class _Walk:
         self._types, self._optimizer = types, manifest.optimizer
 
     def visit(self, node: onnx.NodeProto) -> None:
-        reads = _reads(node)
+        reads = reads_of(node)
         whose = {self.owner[x] for x in reads if x in self.owner}
         if len(whose) > 1:
             if any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
@@ -200,20 +200,20 @@ def _one_output(node: onnx.NodeProto, i: int) -> onnx.NodeProto:
     branches = {}
     for attribute in node.attribute:
         body = attribute.g
-        nodes, names = needed(body.node, [body.output[i].name], lambda n: n.output, _reads)
+        nodes, names = needed(body.node, [body.output[i].name], lambda n: n.output, reads_of)
         initializers = [t for t in body.initializer if t.name in names]
         branches[attribute.name] = onnx.helper.make_graph(nodes, body.name, [], [body.output[i]], initializers)
     return onnx.helper.make_node("If", node.input, [node.output[i]], name=f"{node.name}.{i}", **branches)
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
+def reads_of(node: onnx.NodeProto) -> list[str]:
     """The values that a node reads, its bodies included."""
     found = [x for x in node.input if x]
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             own = {v.name for v in (*attribute.g.input, *attribute.g.initializer)}
             for inner in attribute.g.node:
-                found += [x for x in _reads(inner) if x not in own]
+                found += [x for x in reads_of(inner) if x not in own]
                 own.update(inner.output)
             found += [o.name for o in attribute.g.output if o.name not in own]
     return found
@@ -235,7 +235,7 @@ def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told
     """The nodes that compute ``outputs``; the values that are ``fed`` are inputs."""
     graph = model.graph
     made = functools.partial(_made, fed=fed)
-    nodes, names = needed(graph.node, outputs, made, _reads)
+    nodes, names = needed(graph.node, outputs, made, reads_of)
     inputs = [v for v in graph.input if v.name in names]
     inputs += [_info(n, told) for n, told in fed.items() if n in names]
     inferred = onnx.shape_inference.infer_shapes(model).graph.value_info

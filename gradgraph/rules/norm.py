@@ -185,7 +185,7 @@ def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
     """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third output."""
-    n = _batch_size(op, x)
+    n = batch_size(op, x)
     mean = channel_sums(op, x) / n
     centred = x - columns(op, mean, x)
     return [mean, channel_sums(op, centred * centred) / n]
@@ -240,7 +240,7 @@ def has_few(x: Var) -> bool:
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
     """``u`` without what rounding left of it along 1 and ``centred``, so that ``Σ u·centred = along·ε/(var + ε)``."""
-    n, wide = _batch_size(op, u), var + epsilon
+    n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
     return u - (centred * columns(op, k, u) + columns(op, mean, u))
@@ -250,7 +250,7 @@ def batch_normalization_factors(
     op: Builder, x: Var, scale: Var, var: Var, db: Var, along: Var, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
     """``dscale``, a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``."""
-    n = _batch_size(op, x)
+    n = batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)
     dscale = along * inv
     return dscale, scale * inv, dscale * inv / n, db / n
@@ -262,14 +262,14 @@ def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var,
     These are momentum · running + (1 − momentum) · statistic of this batch.
     """
     dmean, dvar = running
-    n, share = _batch_size(op, x), 1 - momentum
+    n, share = batch_size(op, x), 1 - momentum
     terms = [] if dmean is None else [columns(op, dmean * share / n, x)]
     if dvar is not None:
         terms.append((x - columns(op, mean, x)) * columns(op, dvar * (2 * share) / n, x))
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
-def _batch_size(op: Builder, x: Var) -> Var | float:
+def batch_size(op: Builder, x: Var) -> Var | float:
     """How many numbers share a channel."""
     return _size(op, x, [axis for axis in range(x.rank) if axis != 1])
 

@@ -8,6 +8,7 @@ float64 cases are those whose weights must agree to 1e-6 of their size.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -29,6 +30,7 @@ from test_other_runtimes import small_cnn  # noqa: E402
 import gradgraph as gg  # noqa: E402
 from gradgraph import optim  # noqa: E402
 from gradgraph.frontend import functional as F  # noqa: E402
+from gradgraph.frontend import nn  # noqa: E402
 
 ROWS = 37  # in batches of 10, the last one has 7; in batches of 9, one
 
@@ -37,7 +39,8 @@ def wide(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model`` in float64."""
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    for tensor in model.graph.initializer:
+    del model.graph.value_info[:]
+    for tensor in (t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT):
         tensor.CopyFrom(
             onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
         )
@@ -69,6 +72,7 @@ class Case:
     tolerance: float = 1e-6
     equal: bool = True  # to one process
     sharded: bool = True  # may be
+    normed: bool = False  # runs where norms are joint, and not elsewhere
 
     def trained(self, parallel: Any) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
         step = gg.build(self.model(), **{"optimizer": "adamw(lr=0.01)", **self.options})
@@ -107,6 +111,48 @@ def pictures(rows: int = ROWS) -> dict[str, np.ndarray]:
     return {"x": x, "target": np.arange(rows) % 3}
 
 
+def doubled(ignored: bool = False, rows: int = ROWS) -> dict[str, np.ndarray]:
+    """Pictures in float64, of a mean that is far from 0."""
+    x = np.random.default_rng(0).normal(size=(rows, 1, 4, 4)) * 0.5 + 3
+    return {"x": x, "target": data(ignored=ignored, rows=rows)["target"]}
+
+
+class Pointwise(nn.Module):
+    """A convolution of one pixel, which onnxruntime has in float64."""
+
+    def __init__(self, inputs: int, outputs: int, _kernel: int = 1, **_: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Normed(nn.Module):
+    """Convolutions with norms one behind the other, beside each other (whose sums travel together), and one that is
+    applied twice.
+    """
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.left = nn.Sequential(conv(4, 5, 3, padding=1), nn.BatchNorm2d(5, momentum=0.3))
+        self.right = nn.Sequential(conv(4, 5, 1), nn.BatchNorm2d(5))
+        self.twice = nn.BatchNorm1d(5)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        x = self.twice(F.relu(self.left(x) + self.right(x)).mean((2, 3)))
+        return self.last(self.twice(F.tanh(x)))
+
+
+def normed(narrow: bool = False) -> onnx.ModelProto:
+    gg.frontend.manual_seed(1)
+    model = gg.frontend.export(Normed(nn.Conv2d if narrow else Pointwise), {"x": ("batch", 1, 4, 4)})
+    return model if narrow else wide(model)
+
+
 def weighed() -> dict[str, np.ndarray]:
     return {**data(), "sample_weight": np.linspace(0, 1, ROWS, dtype=np.float32)}
 
@@ -140,7 +186,30 @@ def _optimizers() -> Iterator[tuple[str, Case]]:
 IGNORING = functools.partial(data, ignored=True)
 CLIPPED = optim.chain(optim.clip_by_global_norm(0.1), optim.adam(0.05))
 GROUPED = optim.adamw(0.01, groups={"*bias": {"weight_decay": 0}})
+JOINT: dict[str, Case] = {
+    name: dataclasses.replace(case, model=case.model if case.tolerance > 1e-6 else normed, normed=True)
+    for name, case in {
+        "norms": Case({"optimizer": CLIPPED, "grad_norm": True}, doubled, fit={"validation": doubled(rows=9)}),
+        "norms, one sample is left": Case(data=doubled, fit={"batch_size": 9}),
+        "norms, ignored labels": Case(data=functools.partial(doubled, True)),
+        "norms, ranks of no weight": Case({"loss": "focal(gamma=2)", "optimizer": "sgd(lr=0.1)"},
+                                          functools.partial(doubled, True),
+                                          {"batch_size": 4, "shuffle": False, "drop_last": True}),
+        "norms, sums": Case({"loss": gg.losses.mse("sum"), "optimizer": "sgd(lr=0.003)"},
+                            lambda: {**doubled(), "target": np.sin(doubled()["x"][:, 0, 0, :3])}),
+        "norms, accumulated": Case({"accumulate": True}, doubled, {"accumulate": 3}),
+        "norms, recomputed": Case({"recompute": "sqrt"}, doubled),
+        "norms, one frozen": Case({"freeze": ["left.1.*"]}, doubled),
+        "norms, float32": Case(
+            {"optimizer": "sgd(lr=0.05)"}, pictures, model=functools.partial(normed, True), tolerance=2e-6
+        ),
+        "norms, float16": Case(
+            {"precision": "float16"}, pictures, model=functools.partial(normed, True), tolerance=1e-2, equal=False
+        ),
+    }.items()
+}  # fmt: skip
 CASES: dict[str, Case] = {
+    **JOINT,
     **dict(_optimizers()),
     "ignored labels": Case(data=IGNORING),
     "one sample is left": Case(fit={"batch_size": 9, "validation": data(rows=5)}),
@@ -185,14 +254,31 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_state": True}}  # of ranks
+KINDS: dict[str, dict[str, Any]] = {  # of ranks
+    "plain": {},
+    "sharded": {"shard_state": True},
+    "joint": {"sync_batch_norm": True},
+    "joint, sharded": {"sync_batch_norm": True, "shard_state": True},
+}
+
+
+def of_kind(kind: str) -> list[str]:
+    """The cases that ranks of this kind train."""
+    ways = KINDS[kind]
+    if len(ways) > 1:
+        return ["norms", "norms, one sample is left", "norms, accumulated"]
+    return [
+        name
+        for name, case in CASES.items()
+        if case.normed == ("sync_batch_norm" in ways) and (case.sharded or "shard_state" not in ways)
+    ]
 
 
 def main(folder: Path, kind: str, *names: str) -> None:
     global RANKS
     parallel = gg.DataParallel(check_every=1, **KINDS[kind])
     RANKS = parallel.ranks
-    for name in names or [name for name, case in CASES.items() if case.sharded or kind != "sharded"]:
+    for name in names or of_kind(kind):
         state, history = CASES[name].trained(parallel)
         if parallel.is_first:
             np.savez(folder / f"{name}.npz", **{f"state {n}": value for n, value in state.items()},

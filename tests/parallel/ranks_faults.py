@@ -5,6 +5,8 @@ mpiexec -n 2 python tests/parallel/ranks_faults.py NAME FOLDER
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 import sys
@@ -17,6 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 from command_line import arrays, mlp  # noqa: E402
+from parallel.ranks_cases import pictures  # noqa: E402
 from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
@@ -152,6 +155,19 @@ def norms_of_sums(folder: Path) -> None:
     gg.Trainer(gg.build(mlp(), accumulate=True, grad_norm=True), device="cpu", parallel=parallel)
 
 
+def no_norms(folder: Path) -> None:
+    trainer(gg.DataParallel(sync_batch_norm=True))
+
+
+def norms_of_local_steps(folder: Path) -> None:
+    trainer(gg.DataParallel(sync_batch_norm=True, compress="local_sgd"))
+
+
+def other_norms(folder: Path) -> None:
+    parallel = gg.DataParallel(sync_batch_norm="1" in os.environ["PMI_RANK"])
+    gg.Trainer(gg.build(small_cnn()), device="cpu", parallel=parallel).fit(pictures(40), **QUICK)
+
+
 # --- what goes well ---------------------------------------------------------------------------------------------
 
 
@@ -241,6 +257,21 @@ def remembered_rounds(folder: Path) -> None:
 def sums_alone(folder: Path) -> None:
     parallel = gg.DataParallel(compress="local_sgd")
     gg.Trainer(gg.build(mlp(), accumulate=True), device="cpu", parallel=parallel)
+
+
+def told_of_norms(folder: Path) -> None:
+    """Norms of each rank by itself are named once, by the first rank; norms of all are not, nor frozen ones."""
+    for ways, options, times in (({}, {}, 1), ({"sync_batch_norm": True}, {}, 0), ({}, {"freeze": "bn.*"}, 0)):
+        parallel, told = gg.DataParallel(**ways), io.StringIO()
+        handler = logging.StreamHandler(told)
+        logging.getLogger("gradgraph").addHandler(handler)
+        own = gg.Trainer(gg.build(small_cnn(), **options), device="cpu", parallel=parallel)
+        for epochs in (1, 2):
+            own.fit(pictures(16), **{**QUICK, "epochs": epochs}, resume=True)
+        logging.getLogger("gradgraph").removeHandler(handler)
+        said = told.getvalue()
+        assert said.count("samples of its own rank") == times * parallel.is_first, (ways, options, said)
+        assert ("bn.running_mean" in said) == bool(times and parallel.is_first), said
 
 
 def loss_scale(folder: Path) -> None:

@@ -44,6 +44,9 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("norms_of_sums", ["build the step without grad_norm"], 1),
         ("sums_alone", ["build the step without accumulate"], 1),
         ("loss_scale", ["whose loss scale they would not follow"], 1),
+        ("no_norms", ["so there is nothing to synchronise; leave sync_batch_norm out"], 1),
+        ("norms_of_local_steps", ["local steps have others; leave sync_batch_norm or compress out"], 1),
+        ("other_norms", ["rank 1 has not the ways of rank 0"], 1),
         ("a_folder", ["this step has no gradient.onnx and apply.onnx", "separate=True"], 1),
     ],
 )
@@ -55,7 +58,9 @@ def test_a_fault_ends_all_ranks_with_one_message(name: str, said: list[str], lin
     assert ran.stderr.count("Traceback (most recent call last)") == lines, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["callbacks", "draws", "lent", "overflow", "remembered", "remembered_rounds"])
+@pytest.mark.parametrize(
+    "name", ["callbacks", "draws", "lent", "overflow", "remembered", "remembered_rounds", "told_of_norms"]
+)
 def test_what_ranks_do_together(name: str, tmp_path: Path) -> None:
     ran = run(name, tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from parallel import ranks_cases
 from parallel.mpi_jobs import ROOT, job, needs_mpi
-from parallel.ranks_cases import CASES
+from parallel.ranks_cases import CASES, of_kind
 
 import gradgraph as gg
 
@@ -23,21 +23,30 @@ def alone(name: str) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
     return CASES[name].trained(None)
 
 
-@pytest.fixture(scope="module", params=[(2, "plain"), (4, "plain"), (2, "sharded"), (4, "sharded")], ids=str)
+RUNS = [(2, "plain"), (4, "plain"), (2, "sharded"), (4, "sharded"), (2, "joint"), (4, "joint, sharded")]
+
+
+@pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of all cases with so many ranks."""
+    """The results of all cases of a kind with so many ranks."""
     ranks, kind = request.param
-    folder = tmp_path_factory.mktemp(f"{kind}{ranks}")
-    ran = job(ranks, str(ROOT / "tests" / "parallel" / "ranks_cases.py"), str(folder), kind)
-    assert ran.returncode == 0, ran.stderr
+    folder = tmp_path_factory.getbasetemp() / f"{kind}{ranks}"
+    if not folder.exists():
+        folder.mkdir()
+        ran = job(ranks, str(ROOT / "tests" / "parallel" / "ranks_cases.py"), str(folder), kind)
+        assert ran.returncode == 0, ran.stderr
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.equal])
+def each(equal: bool) -> pytest.MarkDecorator:
+    """Every case that is, or is not, to equal one process, with all ranks that train it."""
+    pairs = [(run, name) for run in RUNS for name in of_kind(run[1]) if CASES[name].equal == equal]
+    ids = [f"{ranks} {kind}-{name}" for (ranks, kind), name in pairs]
+    return pytest.mark.parametrize(("found", "name"), pairs, indirect=["found"], ids=ids)
+
+
+@each(equal=True)
 def test_ranks_come_to_the_weights_and_the_history_of_one(name: str, found: Path) -> None:
-    if not (found / f"{name}.npz").exists():
-        assert not CASES[name].sharded
-        pytest.skip("this is refused where state is shared out")
     (state, history), case = alone(name), CASES[name]
     results = np.load(found / f"{name}.npz")
     for tensor, expected in state.items():
@@ -51,14 +60,14 @@ def test_ranks_come_to_the_weights_and_the_history_of_one(name: str, found: Path
         np.testing.assert_allclose(rows[column], numbers, rtol=max(case.tolerance, 2e-6), atol=1e-6, err_msg=column)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.equal])
+@each(equal=False)
 def test_what_goes_its_own_way_on_each_rank_is_the_same_state_on_all(name: str, found: Path) -> None:
     """Each step has compared it (check_every=1); the counters are those of one process."""
     state, _ = alone(name)
     results = np.load(found / f"{name}.npz")
     assert all(np.isfinite(results[f"state {tensor}"]).all() for tensor in state)
     for counter in {"rng", "step"} & state.keys():
-        if name != "float16":  # which skips the steps in which a rank overflows
+        if "precision" not in CASES[name].options:  # of which float16 skips the steps in which a rank overflows
             np.testing.assert_array_equal(results[f"state {counter}"], state[counter])
 
 

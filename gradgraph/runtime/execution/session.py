@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import re
@@ -275,6 +276,7 @@ def create_session(
     optimized: Path | None = None,
     profile: Path | None = None,
     packs: bool = True,
+    shares_memory: bool = False,
 ) -> ort.InferenceSession:
     """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
 
@@ -283,6 +285,7 @@ def create_session(
         optimized: where to write the model as it will be executed.
         profile: what the name of the file begins with that onnxruntime writes about each node that runs.
         packs: whether it may keep a copy of ``weights``, where the options let sessions do so.
+        shares_memory: all such sessions take memory for tensors on the CPU from one arena, in place of one for each.
 
     Raises:
         RuntimeUnavailableError: onnxruntime has the provider, but could not start it.
@@ -299,6 +302,9 @@ def create_session(
     settings.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(_most_folded(model))
     )
+    if shares_memory:
+        _register_arena()
+        settings.add_session_config_entry("session.use_env_allocators", "1")
     copied = False
     if weights is not None:
         packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # whose kernel is slow without
@@ -355,6 +361,13 @@ def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractCo
     """A block of runs in which what ``session`` reads of mapped weights does not stay in memory."""
     weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
     return contextlib.nullcontext() if weights is None else weights.passing_through()
+
+
+@functools.cache
+def _register_arena() -> None:
+    """Let onnxruntime have an arena that sessions can share, once in a process."""
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, None)
 
 
 # --- errors ------------------------------------------------------------------------------------------------

@@ -1,0 +1,235 @@
+"""BatchNormalization over the samples of all ranks: a gradient graph with nodes for the sums that it is told.
+
+Forward, each rank gives the count, mean and sum of squared deviations of its own numbers, and is given those of all
+(Chan et al., 1979). Backward, it gives Σ dy and Σ dy·(x − mean), and is given those of all: ``dx = a·(dy − k·(x − mean)
+− s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var + ε))`` and ``s = Σ dy/n``. Gradients of scale and
+bias stay those of the rank, as all gradients do until they are added up. The graph is cut at the nodes ``Told`` once it
+is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.prune import prune
+from gradgraph.graph.scoped_names import DOMAIN, operator_name
+from gradgraph.passes.normal.edit import Editor, attributes
+from gradgraph.rules.norm import batch_size, channel_sums, columns, inverse_deviation
+from gradgraph.runtime.data.batch import Array
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
+
+RANKS, TOLD = "gradgraph.ranks", "Told"  # the node that stands where sums are told
+
+
+@dataclass(frozen=True)
+class Message:
+    """Sums of one norm that each rank gives and is told.
+
+    Attributes:
+        name: of the node that gives what is told.
+        channels: of the norm.
+        dtype: of the numbers.
+        is_gradient: Σ dy and Σ dy·(x − mean), [2 · channels]; else the count, mean and sum of squared deviations, for
+            which count, mean and variance are told, [1 + 2 · channels].
+    """
+
+    name: str
+    channels: int
+    dtype: np.dtype[np.generic]
+    is_gradient: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return 2 * self.channels + (not self.is_gradient)
+
+    def given(self, own: Array, unit: float) -> Array:
+        """What one rank adds to the sums (float64), where its gradients count for ``unit``."""
+        if self.is_gradient:
+            return np.asarray(own, np.float64) * unit
+        count, mean, squares = self._parts(np.asarray(own, np.float64))
+        return np.concatenate([count, count * mean, squares + count * mean * mean])
+
+    def taken(self, sums: Array, unit: float) -> Array:
+        """What one rank is told of the sums of all."""
+        if self.is_gradient:
+            return sums / unit
+        count, total, squares = self._parts(sums)
+        mean = total / count
+        return np.concatenate([count, mean, np.maximum(squares / count - mean * mean, 0)])
+
+    def _parts(self, array: Array) -> tuple[Array, Array, Array]:
+        return array[:1], array[1 : self.channels + 1], array[self.channels + 1 :]
+
+
+def norms_of(manifest: Manifest) -> list[str]:
+    """The running statistics that training moves, whose norms normalise by the batch."""
+    state = {s.name: s for s in manifest.state}
+    spec = manifest.separate
+    return [] if spec is None else [n for n in spec.gradient.writes if state[n].kind == "statistic"]
+
+
+@dataclass(frozen=True)
+class JointNorms:
+    """A gradient graph that normalises by sums that it is told, and its messages."""
+
+    gradient: onnx.ModelProto
+    messages: Sequence[Message]
+
+
+def joint_norms(step: Step) -> JointNorms:
+    """Let the norms of a step with two halves be those of all ranks; the step is not changed.
+
+    Raises:
+        BuildError: there is no norm that trains, or one has its statistics from elsewhere or is differentiated twice.
+    """
+    model: ir.Model = ir.from_proto(step.separate["gradient"])
+    spec = step.manifest.separate
+    assert spec is not None
+    work = _Joining(model, {s.next for s in step.manifest.state if s.kind == "statistic"})
+    for node in list(model.graph):
+        if is_standard(node, "BatchNormalization"):
+            work.forward(node)
+        elif node.domain == DOMAIN and operator_name(node.op_type) in _GRADIENTS:
+            work.backward(node)
+    if not work.messages:
+        raise BuildError(
+            "the model has no BatchNormalization whose statistics training moves, so there is nothing to synchronise",
+            remedy="leave sync_batch_norm out",
+            shell="leave --sync-batch-norm out",
+        )
+    if spec.weight:
+        _never_by_zero(work.editor, next(o for o in model.graph.outputs if o.name == spec.weight))
+    model.opset_imports[RANKS] = 1
+    return JointNorms(ir.to_proto(prune(model)), work.messages)
+
+
+_GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
+
+
+class _Joining:
+    """Rewrites the norms of a gradient graph, in place, and their gradients behind them."""
+
+    def __init__(self, model: ir.Model, nexts: set[str]) -> None:
+        self.editor = Editor(model)
+        self.messages: list[Message] = []
+        self._nexts = nexts
+        self._counts: dict[ir.Value, Var] = {}  # by the mean of a norm
+
+    def forward(self, node: ir.Node) -> None:
+        """Let a norm in training mode normalise by the statistics of all ranks."""
+        if not attributes(node).get("training_mode"):
+            if any(v is not None and v.producer() is not None for v in node.inputs[3:5]):
+                raise BuildError(f"{describe(node)} reads statistics that the graph computes, which cannot be "
+                                 "synchronised; leave sync_batch_norm out, or train it with running ones")  # fmt: skip
+            return
+        self._check(node)
+        op = self.editor.op
+        op.scope = node.name or ""
+        x, scale, bias = (op.wrap(v) for v in node.inputs[:3] if v is not None)
+        mean, var = node.outputs[1:3]
+        wide = op.cast(x, _wide(x))
+        count = op.cast(op.const(batch_size(op, wide)), wide.dtype)
+        own = channel_sums(op, wide) / count
+        centred = wide - columns(op, own, wide)
+        squares = channel_sums(op, centred * centred)
+        channels = _channels(node, x)
+        told = self._told(op.Concat(op.Reshape(count, [1]), own, squares, axis=0), channels, is_gradient=False)
+        parts = op.Split(told, [1, channels, channels], axis=0, outputs=3)
+        assert isinstance(parts, tuple)
+        by = [op.cast(part, _dtype(old)) for part, old in zip(parts[1:], (mean, var), strict=True)]
+        y = op.BatchNormalization(x, scale, bias, *by, epsilon=attributes(node)["epsilon"])
+        self.editor.replace(node, y, *by)
+        self._counts[by[0].value] = parts[0]
+
+    def backward(self, node: ir.Node) -> None:
+        """Let the gradient of a norm follow from the sums of all ranks."""
+        if node.inputs[3] not in self._counts or operator_name(node.op_type) != _GRADIENTS[0]:
+            raise BuildError(f"{describe(node)} is the gradient of a norm that cannot be synchronised; leave "
+                             "sync_batch_norm out")  # fmt: skip
+        op = self.editor.op
+        op.scope = node.name or ""
+        inputs = [op.wrap(v) for v in node.inputs if v is not None]
+        count = self._counts[inputs[3].value]
+        dy, x, scale, mean, var = (op.like(op.cast(v, count.dtype), v) for v in inputs)
+        centred = x - columns(op, mean, x)
+        own = channel_sums(op, dy), channel_sums(op, dy * centred)
+        channels = _channels(node, x)
+        parts = op.Split(
+            self._told(op.Concat(*own, axis=0), channels, is_gradient=True), [channels] * 2, axis=0, outputs=2
+        )
+        assert isinstance(parts, tuple)
+        inv = inverse_deviation(op, var, attributes(node)["epsilon"])
+        k, s = parts[1] * inv * inv / count, parts[0] / count
+        dx = (dy - (centred * columns(op, k, x) + columns(op, s, x))) * columns(op, scale * inv, x)
+        results = zip((dx, own[1] * inv, own[0]), node.outputs, strict=True)
+        self.editor.replace(node, *(op.cast(new, _dtype(old)) for new, old in results))
+
+    def _told(self, own: Var, channels: int, is_gradient: bool) -> Var:
+        """What all ranks have of ``own``: by a node that nothing but messages can compute."""
+        op = self.editor.op
+        name = op.fresh_in(op.scope, TOLD)
+        node = ir.Node(RANKS, TOLD, [own.value], name=name)
+        told, kind = node.outputs[0], own.dtype
+        told.name, told.type = name, ir.TensorType(kind)
+        message = Message(name, channels, np.dtype(kind.numpy()), is_gradient)
+        told.shape = ir.Shape([message.size])
+        op.nodes.append(node)
+        self.messages.append(message)
+        return op.wrap(told)
+
+    def _check(self, node: ir.Node) -> None:
+        """Refuse a norm whose batch statistics go elsewhere than into running ones and its own gradient."""
+        seen, waiting = set[ir.Node](), [use.node for v in node.outputs[1:3] for use in v.uses()]
+        while waiting:
+            reader = waiting.pop()
+            if reader in seen or reader.domain == DOMAIN or is_standard(reader, "BatchNormalization"):
+                continue
+            seen.add(reader)
+            if any(v.is_graph_output() and v.name not in self._nexts for v in reader.outputs):
+                raise BuildError(f"the loss looks at the statistics of {describe(node)} by more than its output, so it "
+                                 "cannot be synchronised; leave sync_batch_norm out")  # fmt: skip
+            waiting += [use.node for v in reader.outputs for use in v.uses()]
+
+
+def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
+    """Divide by 1 where a loss is a mean over nothing: its gradient is then 0 and not NaN, which sums would spread."""
+    op = editor.op
+    divisions = [use.node for use in weight.uses() if use.idx == 1 and is_standard(use.node, "Div")]
+    if not divisions:
+        return
+    by = op.wrap(weight)
+    op.scope = "norms"
+    safe = op.Where(op.Equal(by, op.const(0.0, by.dtype)), op.const(1.0, by.dtype), by)
+    editor.place(divisions[0])
+    for node in divisions:
+        node.replace_input_with(1, safe.value)
+
+
+def _wide(x: Var) -> ir.DataType:
+    return ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
+
+
+def _channels(node: ir.Node, x: Var) -> int:
+    """How many channels a norm has, or the gradient of one, as one of its vectors tells, or what it normalises."""
+    vectors = [v.shape[0] for v in (*node.inputs[1:], *node.outputs[1:]) if v is not None and v.shape is not None
+               and len(v.shape) == 1]  # fmt: skip
+    found = next((size for size in (*vectors, x.dim(1)) if isinstance(size, int)), None)
+    if found is None:
+        raise BuildError(f"{describe(node)} has a number of channels that nothing tells; export the model with sizes")
+    return found
