@@ -72,6 +72,17 @@ def train(folder: Path) -> dict[str, Any]:
     return {"note": f"{min(times[1:]):.3f} s a step, the first {times[0]:.1f} s; loss {float(loss):.6f}"}
 
 
+def train_adapters(model: Path, out: Path) -> None:
+    """Batches of two sizes, and evaluation between them; the backward pass reads the frozen weights, too."""
+    import gradgraph as gg
+
+    opened = gg.Trainer(gg.build(out / "lora.onnx", "cross_entropy", "adamw"), device="cpu")
+    fed = batch(model.parent)
+    for rows in (BATCH, BATCH, BATCH // 2):
+        opened.step({name: array[:rows] for name, array in fed.items()})
+        opened.evaluate(fed)
+
+
 def evaluate(folder: Path) -> dict[str, Any]:
     return {"note": f"loss {trainer(folder).evaluate(batch(folder))['loss']:.6f}"}
 
@@ -152,11 +163,15 @@ OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "inspect": lambda model, _: shell("inspect", model),
     "new head": lambda model, out: shell("surgery", model, "--new-head", 7, "-o", out / "head.onnx"),
     "lora": lambda model, out: shell("surgery", model, "--lora", "*.q.*", "-o", out / "lora.onnx"),
+    "train lora": train_adapters,
     "merge": merge,
     "predict .onnx": predict_model,
     "cli build": lambda model, out: shell("build", model, "--train", "head.*", "-o", out / "built", "--force"),
     "cli train": lambda model, out: shell(
         "train", model.parent / "step", "--data", rows(out), "--epochs", 1, "--export", out / "by-shell.onnx"
+    ),
+    "cli run": lambda model, out: shell(
+        "train", model.parent / "step", "--data", rows(out), "--validation", rows(out), "--run", out / "run", "--force"
     ),
     "cli evaluate": of_step("evaluate", "--untrained"),
     "cli predict": lambda model, out: shell(

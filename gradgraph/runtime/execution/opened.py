@@ -254,12 +254,16 @@ class OpenedStep:
             return prepared(model, ports, self.options, self.checks_loss) if in_place else model
 
         key = functools.partial(self._training_key, part.model, sizes, ports.next_of)
-        session, executed = self._executing(part.model, key, lowered, tells=in_place)
+        packs = bool(sizes) or not part.training.has_sizes or self._packs_twice
+        session, executed = self._executing(part.model, key, lowered, tells=in_place, packs=packs)
         safe = self._shared(executed, ports.next_of)
         keeps = self.checks_loss if self.options.in_place == "auto" and state.shared else None
         if any(i.name == ROWS for i in session.get_inputs()):
-            return GatheringSession(session, self.gathered, state, ports, safe, keeps)
-        return BoundSession(session, state, ports, safe, keeps=keeps)
+            bound: BoundSession = GatheringSession(session, self.gathered, state, ports, safe, keeps)
+        else:
+            bound = BoundSession(session, state, ports, safe, keeps=keeps)
+        bound.passes = not packs
+        return bound
 
     def half(
         self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]

@@ -31,12 +31,14 @@ class ShapedSessions(Generic[Session]):
         make: a session for the given sizes; for any sizes, if none are given.
 
     Attributes:
+        has_sizes: whether batches may have other sizes than the usual ones.
         usual: the usual sizes; those of the first batch, if no others are expected.
     """
 
     def __init__(self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session]) -> None:
         self.usual: Sizes | None = None
         self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
+        self.has_sizes = bool(self._dims)
         self._make = make
         self._made: dict[bool, Session] = {}
         self._last: Session | None = None
