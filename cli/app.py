@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "Write the trained model as a plain inference model.",
     "evaluate": "Print loss and metrics of a step on data from disk, and what it gets wrong.",
     "predict": "Write what a model or a trained step says of arrays from disk.",
+    "generate": "Write the answers of a language model to prompts.",
     "inspect": "Show what a model or a step folder holds.",
     "tune": "Time the forms of a step's operators on this machine, and keep the choice.",
     "native": "Build kernels in C++ for training on this machine's CPU, or say whether they are built.",

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.cli import output
-from gradgraph.cli.choices import PATH, Briefly
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
+from gradgraph.cli.field_options import options_of
 from gradgraph.errors import shown
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def recipe_options(command: F) -> F:
-    """An option for each field of a recipe, in their order."""
-    for option in reversed(fields(Recipe)):
-        told, name = option.metadata, option.name.replace("_", "-")
-        settings: dict[str, Any] = {"default": option.default, "help": told["words"]}
-        if isinstance(option.default, bool):
-            settings["is_flag"] = True
-        elif isinstance(option.default, tuple):
-            settings |= {"multiple": True, "metavar": "NAME"}
-        else:
-            settings["type"] = _type_of(option)
-        settings["show_default"] = option.default is not None and option.default is not False
-        declared = [f"--{told.get('flag', name)}", *([f"--{name}"] if "flag" in told else []), option.name]
-        command = click.option(*declared, **settings)(command)
-    return command
-
-
-def _type_of(option: Field[Any]) -> Any:
-    told = option.metadata
-    if "choices" in told:
-        return click.Choice(told["choices"])
-    return Briefly(told["names"]) if "names" in told else told.get("kind", type(option.default))
 
 
 def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -71,7 +45,7 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
     "--show", type=click.IntRange(1), metavar="N", help="Print the first N rows, what is learnt in colour, and stop."
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
-@recipe_options
+@options_of(Recipe)
 @output.json_option
 def command(
     folder: Path,

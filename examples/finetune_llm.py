@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pictures
 
 import gradgraph as gg
@@ -32,22 +31,11 @@ def letters(numbers: list[int]) -> str:
     return "".join(chr(n - FIRST + ord(" ")) for n in numbers if n >= FIRST)
 
 
-def written(session: ort.InferenceSession, prompt: list[int], most: int) -> list[int]:
+def written(model: Path, prompt: list[int], most: int) -> list[int]:
     """``prompt`` and the likeliest tokens behind it: one run for the prompt, then one for each token."""
-    inputs = {v.name: v for v in session.get_inputs()}
-    names = [v.name for v in session.get_outputs()]
-    floats = np.float16 if "float16" in inputs["past_key_values.0.key"].type else np.float32
-    cache = {n: np.zeros((1, v.shape[1], 0, 16), floats) for n, v in inputs.items() if n.startswith("past")}
-    known, new = list(prompt), list(prompt)
-    while len(known) < most and known[-1] != END:
-        places = np.arange(len(known) - len(new), len(known))
-        feeds = {"input_ids": np.array([new]), "attention_mask": np.ones((1, len(known)), np.int64),
-                 "position_ids": places[None], **cache}  # fmt: skip
-        results = dict(zip(names, session.run(None, {n: x for n, x in feeds.items() if n in inputs}), strict=True))
-        cache = {n: results[n.replace("past_key_values", "present")] for n in cache}
-        new = [int(results["logits"][0, -1].argmax())]
-        known += new
-    return known
+    decoder = gg.chat.Decoder(model, head_size=16)
+    (answer,) = decoder.generated([prompt], {END}, gg.chat.Sampling(max_tokens=most - len(prompt)))
+    return prompt + answer
 
 
 def draw(path: str, losses: list[float], rounds: list[tuple[int, str]]) -> None:
@@ -79,8 +67,7 @@ def main(
         for pause in pauses:
             losses += trainer.fit(data, epochs=pause - len(losses), batch_size=1, progress=False)["loss"]
             gg.surgery.forget_sizes(gg.surgery.merge_adapters(adapted, trainer.state_dict()), out=merged)
-            session = ort.InferenceSession(merged, providers=["CPUExecutionProvider"])
-            rounds.append((len(losses), letters(written(session, tokens(TEXT)[:4], len(TEXT) + 4))))
+            rounds.append((len(losses), letters(written(merged, tokens(TEXT)[:4], len(TEXT) + 4))))
     print(
         f"{len(step.manifest.trainable)} tensors were trained; the loss went from {losses[0]:.2f} to {losses[-1]:.4f}"
     )

@@ -10,36 +10,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradgraph.chat.answers import Generator, generate
     from gradgraph.chat.chat_batches import ChatBatches
     from gradgraph.chat.chat_recipe import Recipe
     from gradgraph.chat.chat_rows import Rows, read
+    from gradgraph.chat.decoder import Decoder
     from gradgraph.chat.finetuning import Finetuned, finetune
+    from gradgraph.chat.sampling import Sampling
     from gradgraph.chat.template import ChatTemplate, Rendered
     from gradgraph.chat.tokens import Encoder, Tokens
 
 _HOMES = {
     "ChatBatches": "chat_batches",
     "ChatTemplate": "template",
+    "Decoder": "decoder",
     "Encoder": "tokens",
     "Finetuned": "finetuning",
+    "Generator": "answers",
     "Recipe": "chat_recipe",
     "Rendered": "template",
     "Rows": "chat_rows",
+    "Sampling": "sampling",
     "Tokens": "tokens",
     "finetune": "finetuning",
+    "generate": "answers",
     "read": "chat_rows",
 }
 
 __all__ = [
     "ChatBatches",
     "ChatTemplate",
+    "Decoder",
     "Encoder",
     "Finetuned",
+    "Generator",
     "Recipe",
     "Rendered",
     "Rows",
+    "Sampling",
     "Tokens",
     "finetune",
+    "generate",
     "read",
 ]
 

@@ -119,9 +119,9 @@ class Tokenizer:
         number: int | None = self._runner.token_to_id(token)
         return number
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones among them."""
-        return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=False))
+    def decode(self, ids: Sequence[int], special: bool = True) -> str:
+        """The text of tokens, with special ones or without."""
+        return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """The tokens of each whole text, and the characters [first, behind the last) that each is made of.

@@ -1,0 +1,41 @@
+"""Options of a command from the fields of a dataclass, which has their words and kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+import click
+
+from gradgraph.cli.choices import Briefly
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options_of(kind: type) -> Callable[[F], F]:
+    """An option for each field, in their order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(fields(kind)):
+            told, name = option.metadata, option.name.replace("_", "-")
+            settings: dict[str, Any] = {"default": option.default, "help": told["words"]}
+            if isinstance(option.default, bool):
+                settings["is_flag"] = True
+            elif isinstance(option.default, tuple):
+                settings |= {"multiple": True, "metavar": "NAME"}
+            else:
+                settings["type"] = _type_of(option)
+            settings["show_default"] = option.default is not None and option.default is not False
+            declared = [f"--{told.get('flag', name)}", *([f"--{name}"] if "flag" in told else []), option.name]
+            command = click.option(*declared, **settings)(command)
+        return command
+
+    return decorate
+
+
+def _type_of(option: Field[Any]) -> Any:
+    told = option.metadata
+    if "choices" in told:
+        return click.Choice(told["choices"])
+    return Briefly(told["names"]) if "names" in told else told.get("kind", type(option.default))

@@ -1,0 +1,237 @@
+"""Generation in plain onnxruntime: one run for the prompts, then one for each token, with keys and values kept.
+
+Prompts of different lengths are filled up where the model does not look: GroupQueryAttention reads of a mask how many
+tokens a row has, so that its rows are filled up behind them; others read which ones, and have their padding in front.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.chat.picking import picked
+from gradgraph.chat.sampling import Sampling
+from gradgraph.errors import DataError, ModelError, shown
+from gradgraph.runtime.data.batch import Array
+
+_FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_WHOLE = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+MASK, POSITIONS = "attention_mask", "position_ids"
+
+
+class Decoder:
+    """A model that generates, with the cache of keys and values that it asks for.
+
+    Args:
+        model: the file that onnxruntime-genai's builder or optimum has written: tokens, and where it has them a mask,
+            positions and past keys and values in; scores and present keys and values out.
+        adapter: a file of onnxruntime's adapter format, for a model with adapters as optional inputs.
+        head_size: how long a key or value is, where the file does not say it (``genai_config.json`` does).
+        threads: of a run; 0: as many as there are cores.
+
+    Attributes:
+        pads_behind: whether rows are filled up behind their tokens, as GroupQueryAttention reads them.
+
+    Raises:
+        ModelError: it takes something else, or computes in numbers that NumPy does not have; or the adapter does not
+            fit.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        adapter: str | os.PathLike[str] | None = None,
+        head_size: int | None = None,
+        threads: int = 0,
+    ) -> None:
+        graph = onnx.load(model, load_external_data=False).graph
+        attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        # float16 files of onnxruntime-genai 0.18 declare wrong sizes: a buffer that is used again is too small
+        halves = onnx.TensorProto.FLOAT16
+        options.enable_mem_reuse = all(v.type.tensor_type.elem_type != halves for v in graph.input)
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._inputs = {v.name: v for v in self._session.get_inputs()}
+        self._outputs = {v.name: v for v in self._session.get_outputs()}
+        self._past = self._paired(model)
+        self._tokens = self._only_tokens(model)
+        self._scores: str = "logits" if "logits" in self._outputs else next(iter(self._outputs))
+        self._run = ort.RunOptions()
+        if adapter is not None:
+            self._adapter = ort.LoraAdapter()
+            self._adapter.Load(os.fspath(adapter))
+            self._run.add_active_adapter(self._adapter)
+
+    def _paired(self, model: object) -> dict[str, str]:
+        """The inputs of past keys and values, each with the output that continues it."""
+        found = {}
+        for name, value in self._inputs.items():
+            if "past" not in name or len(value.shape) != 4:
+                continue
+            ways = (name.replace("past_key_values", "present"), name.replace("past", "present"))
+            present = next((way for way in ways if way in self._outputs), None)
+            if present is None or value.type not in _FLOATS or not isinstance(value.shape[1], int):
+                raise ModelError(
+                    f"'{shown(model)}' has the past '{shown(name)}' ({value.type}, {value.shape}), which is continued "
+                    "by no output, of no known size, or of numbers that NumPy does not have; generate with "
+                    "onnxruntime-genai"
+                )
+            found[name] = present
+        return found
+
+    def _only_tokens(self, model: object) -> str:
+        known = {*self._past, MASK, POSITIONS}
+        others = [name for name in self._inputs if name not in known]
+        if len(others) != 1 or self._inputs[others[0]].type not in _WHOLE or len(self._inputs[others[0]].shape) != 2:
+            told = ", ".join(f"'{shown(name)}'" for name in others)
+            raise ModelError(
+                f"'{shown(model)}' takes {told} besides a mask, positions and a past of keys and values, and one input "
+                "of tokens [batch, length] is expected; generate with onnxruntime-genai"
+            )
+        name: str = others[0]
+        return name
+
+    def steps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        stop: Collection[int] = (),
+        sampling: Sampling | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Iterator[list[int | None]]:
+        """The next token of each prompt, again and again; None behind a token of ``stop``, which is given.
+
+        Args:
+            prompts: numbers of tokens, at least one each.
+            stop: tokens that end an answer.
+            sampling: how tokens are chosen; by default the likeliest, 128 at most.
+            rows: the numbers of the prompts, by which they draw; by default from 0.
+
+        Raises:
+            DataError: a prompt is empty; or they have several lengths, and the model does not take them together.
+        """
+        chosen = sampling or Sampling()
+        if not prompts or not all(len(prompt) for prompt in prompts):
+            raise DataError("a prompt has no token; give each at least one, such as that of the beginning")
+        if len(set(map(len, prompts))) > 1 and not self.pads:
+            raise DataError(
+                "the prompts have several lengths, and this model takes no mask and positions, or keeps a window of "
+                "its past; give those of one length together"
+            )
+        placed = _Rows(prompts, self.pads_behind)
+        cache = {name: self._empty(name, len(prompts)) for name in self._past}
+        draws, done = (
+            [np.random.default_rng([chosen.seed, i]) for i in rows or range(len(prompts))],
+            [False] * len(prompts),
+        )
+        seen = [list(prompt) for prompt in prompts]
+        new, at = placed.first()
+        for _ in range(chosen.max_tokens):
+            scores = self._scored(placed, new, cache)
+            found: list[int | None] = [
+                None if done[i] else picked(scores[i, at[i]], chosen, draws[i], seen[i]) for i in range(len(prompts))
+            ]
+            yield found
+            for i, token in enumerate(found):
+                done[i] = done[i] or token in stop
+                seen[i] += [] if token is None else [token]
+            if all(done):
+                return
+            new, at = placed.then([0 if token is None else token for token in found])
+
+    def generated(
+        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """What :meth:`steps` gives, as the new tokens of each prompt; a token of ``stop`` is the last of its row."""
+        found: list[list[int]] = [[] for _ in prompts]
+        for group in [range(len(prompts))] if self.pads else _of_one_length(prompts):
+            for tokens in self.steps([prompts[i] for i in group], stop, sampling, rows=group):
+                for i, token in zip(group, tokens, strict=True):
+                    found[i] += [] if token is None else [token]
+        return found
+
+    @property
+    def pads(self) -> bool:
+        """Whether prompts of several lengths go through the model together."""
+        reads = {MASK} if self.pads_behind else {MASK, POSITIONS}
+        return reads <= set(self._inputs) and not self._windows
+
+    def _empty(self, name: str, rows: int) -> Any:
+        value = self._inputs[name]
+        sizes = (value.shape[3], self._outputs[self._past[name]].shape[3], self._head_size)
+        size = next((size for size in sizes if isinstance(size, int)), None)
+        if size is None:
+            raise ModelError(
+                f"neither the past '{shown(name)}' nor a genai_config.json says how long a key or value is; put that "
+                "file beside the model, or give head_size="
+            )
+        length = self._windows.get(name, 0)
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, value.shape[1], length, size), _FLOATS[value.type]))
+
+    def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
+        """The scores ``[rows, new tokens, vocabulary]``; the cache then has the new ones, too."""
+        arrays = {self._tokens: new, MASK: rows.mask, POSITIONS: rows.positions}
+        feeds = {
+            name: ort.OrtValue.ortvalue_from_numpy(array.astype(_WHOLE[self._inputs[name].type]))
+            for name, array in arrays.items()
+            if name in self._inputs
+        }
+        wanted = [self._scores, *self._past.values()]
+        found = self._session.run_with_ort_values(wanted, {**feeds, **cache}, self._run)
+        cache.update(zip(self._past, found[1:], strict=True))
+        scores: Array = found[0].numpy()
+        return scores
+
+
+def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The numbers of prompts of each length."""
+    groups: dict[int, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        groups.setdefault(len(prompt), []).append(i)
+    return list(groups.values())
+
+
+def _windows(attentions: Sequence[onnx.NodeProto]) -> dict[str, int]:
+    """By name, the pasts that hold a window of positions, and as many rows from the beginning on."""
+    found = dict[str, int]()
+    for node in attentions:
+        attributes = {a.name: a.i for a in node.attribute}
+        if attributes.get("sliding_window_cache"):
+            found |= dict.fromkeys(node.input[3:5], attributes["local_window_size"])
+    return found
+
+
+class _Rows:
+    """Where the tokens of prompts stand in rows of one length.
+
+    Attributes:
+        mask: of all tokens so far, and what fills rows up ``[rows, all]``.
+        positions: of the new ones ``[rows, new]``.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], behind: bool) -> None:
+        self._counts = np.array([len(prompt) for prompt in prompts])
+        longest = int(self._counts.max())
+        self._tokens, self.mask = np.zeros((len(prompts), longest), np.int64), np.zeros((len(prompts), longest), int)
+        for i, prompt in enumerate(prompts):
+            place = slice(0, len(prompt)) if behind else slice(longest - len(prompt), longest)
+            self._tokens[i, place], self.mask[i, place] = prompt, 1
+        self._ends = self._counts - 1 if behind else np.full(len(prompts), longest - 1)
+        self.positions = np.maximum(self.mask.cumsum(1) - 1, 0)
+
+    def first(self) -> tuple[Array, Array]:
+        """The prompts, and where in each row the last token stands."""
+        return self._tokens, self._ends
+
+    def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
+        """A token more in each row, and where it stands among the new ones."""
+        self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
+        self.positions = self._counts[:, None]
+        self._counts = self._counts + 1
+        return np.array(tokens)[:, None], np.zeros(len(tokens), int)

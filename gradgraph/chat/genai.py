@@ -1,0 +1,69 @@
+"""Generation by onnxruntime-genai, where it is installed, as :class:`gradgraph.chat.decoder.Decoder` does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradgraph.chat.sampling import Sampling
+from gradgraph.errors import ArgumentError, ModelError, shown
+
+
+class GenaiDecoder:
+    """A folder with ``genai_config.json``.
+
+    Args:
+        folder: of the model.
+        adapter: an ``.onnx_adapter``, for a model with adapters as optional inputs.
+
+    Raises:
+        ArgumentError: onnxruntime-genai is not installed.
+        ModelError: it does not read the folder.
+    """
+
+    def __init__(self, folder: Path, adapter: str | os.PathLike[str] | None = None) -> None:
+        try:
+            import onnxruntime_genai as genai  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            install = "pip install onnxruntime-genai, or generate without it"
+            raise ArgumentError("onnxruntime-genai is not installed", remedy=install, shell=install) from None
+        self._genai, self._adapters = genai, None
+        try:
+            self._model: Any = genai.Model(str(folder))
+            if adapter is not None:
+                self._adapters = genai.Adapters(self._model)
+                self._adapters.load(os.fspath(adapter), "adapter")
+        except Exception as error:  # of its C++, of no class of its own
+            raise ModelError(
+                f"onnxruntime-genai does not read '{shown(folder)}' ({shown(str(error))}); generate with onnxruntime"
+            ) from None
+
+    def steps(
+        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
+    ) -> Iterator[list[int | None]]:
+        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time."""
+        (prompt,), chosen = prompts, sampling or Sampling()
+        parameters = self._genai.GeneratorParams(self._model)
+        options: dict[str, Any] = {"max_length": len(prompt) + chosen.max_tokens, "do_sample": chosen.temperature > 0}
+        if chosen.temperature > 0:
+            options |= {"temperature": chosen.temperature, "top_p": chosen.top_p, "random_seed": chosen.seed}
+            options |= {"top_k": chosen.top_k} if chosen.top_k else {}
+        parameters.set_search_options(**options, repetition_penalty=chosen.repetition_penalty)
+        generator = self._genai.Generator(self._model, parameters)
+        if self._adapters is not None:
+            generator.set_active_adapter(self._adapters, "adapter")
+        generator.append_tokens(list(prompt))
+        while not generator.is_done():
+            generator.generate_next_token()
+            token = int(generator.get_next_tokens()[0])
+            yield [token]
+            if token in stop:
+                return
+
+    def generated(
+        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """The new tokens of each prompt; a token of ``stop`` is the last of its row."""
+        return [[t for (t,) in self.steps([p], stop, sampling) if t is not None] for p in prompts]
