@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -11,16 +10,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import surgery
+from gradgraph import losses, optim, surgery
+from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.errors import BuildError, shown
 from gradgraph.files.atomic import write_atomically
-from gradgraph.files.models import load_model, save_model
-from gradgraph.step.manifest import TargetSpec, TensorSpec
-from gradgraph.surgery.language_models import IGNORED
+from gradgraph.files.models import Source, load_model, save_model
+from gradgraph.runtime.trainer import Trainer
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
 _WORDS = {
     "rows": "rows that it trained on",
@@ -58,13 +58,22 @@ def write_results(
         rounding: dict[str, float] = {}
         again = recipe.merge == "requantised"
         merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
-        surgery.forget_sizes(merged, out=out / base.model.name)
-        base.copy_beside(out)
         if rounding:
             figures["largest_rounding"] = max(rounding.values())
-        if held_out is not None:
-            figures["perplexity_merged"] = perplexity_of(out / base.model.name, held_out)
+        if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
+            figures["perplexity_merged"] = measured
+        _save(merged, out / base.model.name)
+        base.copy_beside(out)
     write_atomically(out / CARD, card(base, recipe, figures, named).encode())
+
+
+def _save(merged: ir.Model, path: Path) -> None:
+    """Save a model; of one that keeps its past in 16 bits without the sizes that its builder declares, some wrongly."""
+    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    if any(value.dtype in halves for value in merged.graph.inputs):
+        surgery.forget_sizes(merged, out=path)
+    else:
+        save_model(merged, path)
 
 
 def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> bool:
@@ -77,30 +86,27 @@ def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Ma
     return True
 
 
-def perplexity_of(model: Path, data: ChatBatches) -> float:
-    """The perplexity of the learnt tokens of texts by a model that generates, in onnxruntime, a text at a time."""
-    import onnxruntime as ort
+def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> float | None:
+    """The perplexity of the learnt tokens of texts by a model that generates; None where it has no vector of weights.
 
+    It is measured as in training, by a step that could train one vector: not every file runs without its past.
+    """
+    tokens_alone = surgery.language_model(load_model(model))
+    vector = _last_vector(tokens_alone)
+    if vector is None:
+        return None
+    step = build(tokens_alone, losses.cross_entropy(axis=-1), optim.sgd(0.0), train=[vector])
     texts = ChatBatches(data.samples, data.length, pad=data.pad)
-    trained = surgery.language_model(load_model(model))
-    (ids,) = [v.name or "" for v in trained.graph.inputs if not v.is_initializer()]
-    specs: dict[str, TensorSpec] = {
-        ids: TensorSpec(ids, "int64", (None, None)),
-        "target": TargetSpec("target", "int64", (None, None)),
-    }
-    total, count = 0.0, 0
-    with tempfile.TemporaryDirectory(dir=model.parent) as folder:
-        save_model(trained, Path(folder) / "model.onnx")
-        session = ort.InferenceSession(Path(folder) / "model.onnx", providers=["CPUExecutionProvider"])
-        for batch in texts.load(iter([[i] for i in range(len(texts))]), specs, ()):
-            learnt = batch["target"] != IGNORED
-            scores = np.asarray(session.run(["logits"], {ids: batch[ids]})[0])[learnt].astype(np.float64)
-            scores -= scores.max(axis=1, keepdims=True)
-            picked = scores[np.arange(len(scores)), batch["target"][learnt]]
-            total += float((np.log(np.exp(scores).sum(axis=1)) - picked).sum())
-            count += int(learnt.sum())
-        del session
-    return float(np.exp(total / count))
+    return float(np.exp(Trainer(step).evaluate(texts, batch_size)["loss"]))
+
+
+def _last_vector(model: ir.Model) -> str | None:
+    """The name of the vector of weights that is nearest to the scores: little is to be differentiated."""
+    for node in reversed(list(model.graph)):
+        for value in node.inputs:
+            if value is not None and value.is_initializer() and value.dtype in _FLOATS and len(value.shape or ()) == 1:
+                return value.name
+    return None
 
 
 def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: bool) -> str:

@@ -67,6 +67,14 @@ def test_a_folder_becomes_a_folder_that_has_learnt(base: Path, tmp_path: Path) -
     np.testing.assert_allclose(by_switch, scores(tmp_path / "apart.onnx"), atol=1e-4)
 
 
+def test_a_tuned_folder_is_one_to_begin_with(base: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {**SHORT, "epochs": 1, "progress": False}
+    first = gg.finetune(base, small_folder.chats(30), tmp_path / "a", **options)
+    again = gg.finetune(tmp_path / "a", small_folder.chats(30), tmp_path / "b", **options)
+    assert again.figures["perplexity_before"] == pytest.approx(first.figures["perplexity_merged"], rel=1e-6)
+    assert again.figures["perplexity"] < first.figures["perplexity"]
+
+
 def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:
     data = small_folder.chats(40)
     options: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False}
