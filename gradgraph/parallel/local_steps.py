@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -69,6 +69,16 @@ class LocalSteps(Compression):
                 mean = start - mean.dtype.type(self.outer_lr) * step
             array[...] = mean
         self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
+
+
+def mean_of(arrays: Sequence[Array]) -> Array:
+    """The mean of arrays of one type: of equal ones, and of whole numbers, the first."""
+    first = arrays[0]
+    if first.dtype.kind in "iub":
+        return first
+    wide = first.astype(np.float64)
+    wide += sum(array.astype(np.float64) - wide for array in arrays[1:]) / len(arrays)
+    return wide.astype(first.dtype)
 
 
 @checked(every=_EVERY)

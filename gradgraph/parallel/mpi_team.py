@@ -27,7 +27,7 @@ from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
 from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.joint_norms import JointNorms, Message, joint_norms, norms_of
 from gradgraph.parallel.lending import Lending
-from gradgraph.parallel.local_steps import LocalSteps
+from gradgraph.parallel.local_steps import LocalSteps, mean_of
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.parallel.update_parts import Shards, shards_of
 from gradgraph.parallel.wide_gradients import widened
@@ -383,7 +383,17 @@ class MpiTeam(Team):
         elif ranks and self.is_first:
             log.warning("the checkpoint holds errors of compressed gradients, which this run leaves out")
 
-    def beside(self) -> dict[str, Array]:
+    def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        values, beside = self.completed(values), self._beside()
+        if self._local is None:
+            return values, beside
+        first = f"{self.rank}/{STATE}"
+        for own in [name for name in beside if name.startswith(first)]:  # so other ranks, or one, go on from the mean
+            name = own.removeprefix(first)
+            values[name] = mean_of([beside[f"{rank}/{STATE}{name}"] for rank in range(self.ranks)])
+        return values, beside
+
+    def _beside(self) -> dict[str, Array]:
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)

@@ -24,7 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "shard_state": {"shard_state": True},
     "top_k": {"compress": "top_k(ratio=0.1)"},
     "power_sgd": {"compress": "power_sgd(rank=1)"},
-    "diloco": {"compress": "diloco(every=3)"},
+    "diloco": {"compress": "diloco(every=4)"},
 }
 BEGUN = 7  # steps
 
@@ -50,12 +50,26 @@ def errors(own: gg.Trainer, parallel: gg.DataParallel) -> dict[str, np.ndarray]:
     return {**shared, **{name: np.sum([rank[name] for rank in ranks], axis=0) for name in memory}}
 
 
+class Saving:
+    """Saves in the middle of a round of steps that each rank takes alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_step(self, owner: gg.Trainer, results: Any) -> None:
+        if owner.progress.steps == BEGUN:
+            owner.save(self.path)
+
+
 def begin(folder: Path) -> None:
     for kind, ways in KINDS.items():
         parallel = gg.DataParallel(check_every=1, **ways)
         own = trainer(parallel, kind)
-        train(own, max_steps=BEGUN)
-        own.save(folder / f"{kind}.ckpt")
+        if kind == "diloco":
+            train(own, max_steps=BEGUN + 1, callbacks=[Saving(folder / f"{kind}.ckpt")])
+        else:
+            train(own, max_steps=BEGUN)
+            own.save(folder / f"{kind}.ckpt")
         found = errors(own, parallel)
         if parallel.is_first:
             np.savez(folder / f"{kind}.before.npz", **found)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from parallel import other_ranks
 from parallel.mpi_jobs import ROOT, job, needs_mpi
+from safetensors.numpy import load_file
 
 pytestmark = needs_mpi
 PROGRAM = str(ROOT / "tests" / "parallel" / "other_ranks.py")
@@ -45,6 +46,20 @@ def test_the_errors_of_all_ranks_are_there_again(kind: str, folder: Path) -> Non
     for name in before.files:
         assert float(np.abs(before[name]).max()) > 1e-6
         np.testing.assert_allclose(after[name], before[name], rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_rounds_go_on_from_the_mean_of_all_ranks(folder: Path) -> None:
+    """In the middle of a round, the state of a checkpoint is the mean: other ranks, or one process, begin with it."""
+    whole = load_file(folder / "diloco.ckpt")
+    ranks = {name.split("/")[1] for name in whole if name.startswith("beside/")}
+    assert len(ranks) in (2, 4)
+    start = other_ranks.trainer(None, "diloco")
+    start.load(folder / "diloco.ckpt")
+    for name in ("first.weight", "last.weight", "first.weight.exp_avg_sq", "first.weight.ema"):
+        parts = np.array([whole[f"beside/{rank}/state/{name}"] for rank in sorted(ranks)])
+        assert float(np.ptp(parts, axis=0).max()) > 1e-6, name
+        np.testing.assert_allclose(whole[name], parts.mean(axis=0), rtol=1e-12, atol=1e-15, err_msg=name)
+        np.testing.assert_array_equal(start.state_dict()[name], whole[name])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in other_ranks.KINDS if kind != "shard_state"])

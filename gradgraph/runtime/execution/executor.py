@@ -461,8 +461,8 @@ class Executor:
             self.team.lend()
             return
         with self.turns.taken():
-            values = self.team.completed(self.state.seen())
-            write_atomically(path, checkpoint_pieces(values, self.progress, self.team.beside()))
+            values, beside = self.team.kept(self.state.seen())
+            write_atomically(path, checkpoint_pieces(values, self.progress, beside))
         self.team.lend()
 
     def read(self) -> dict[str, Array]:

@@ -67,9 +67,9 @@ class Team:
         """The whole state, with what each has that is yet to be put together."""
         return dict(values)
 
-    def beside(self) -> dict[str, Array]:
-        """The arrays that each has for itself, which a checkpoint keeps beside the state."""
-        return {}
+    def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """What a checkpoint holds: the whole state, and beside it the arrays that each has for itself."""
+        return dict(values), {}
 
     def end(self, state: State) -> None:
         """Wait until all are at the end of a fit: until then, each may ask for parts of the state."""
