@@ -201,7 +201,8 @@ class StepOptions:
         default=None,
     )
     recompute: Keep = option(
-        "keep less of the forward pass, and compute it again in the backward pass, to the same bits: ``\"sqrt\"`` for "
+        "keep less of the forward pass, and compute it again in the backward pass, to the same bits (a Trainer with "
+        "native kernels fuses otherwise: to rounding): ``\"sqrt\"`` for "
         "the least memory; ``\"attention\"`` for the weights of attentions alone; names and globs of the values that "
         "are kept; a number of bytes, such as ``\"500MB\"`` or ``500_000_000``, that a step may take; or "
         "``gradgraph.Recompute(...)``, which says sizes.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,15 +23,21 @@ from gradgraph.verify.reference import Oracle, in_float64
 pytestmark = pytest.mark.usefixtures("library")
 
 CPU = Placement(("CPUExecutionProvider",))
-HAS_TILES = native.Library.__dict__["has_tiles"]  # really
+LIMITS: dict[str, Any] = {
+    "LEAST_ROWS": 1,
+    "LEAST_HEAD_SIZE": 1,
+    "LEAST_WORK": 1,
+    "LEAST_SCORES": 1,
+    "MOST_HEAD_SIZES": dict.fromkeys(native.levels_here(), 1_000),
+}
 
 
 @pytest.fixture(autouse=True)
-def take_small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any processor: the kernels have a way without tiles."""
-    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
-        monkeypatch.setattr(native_attention, name, 1)
-    monkeypatch.setattr(native.Library, "has_tiles", True)
+def take_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any processor."""
+    for name, size in LIMITS.items():
+        monkeypatch.setattr(native_attention, name, size)
+    monkeypatch.setattr(native.Library, "has_fast_vectors", True)
 
 
 @dataclass(frozen=True)
@@ -332,6 +339,87 @@ def test_queries_without_a_key_give_nan_as_in_the_portable_form() -> None:
         np.testing.assert_array_equal(np.isnan(value), np.isnan(wanted[name]), err_msg=name)
 
 
+GUARDED = SCORES.replace("(p, v4)", "(g, v4)").replace("o4 =", "n = IsNaN (p)  g = Where (n, none, p)  o4 =")
+
+
+def test_queries_without_a_key_give_zeros_where_they_are_guarded() -> None:
+    """As PyTorch's exporter writes attentions with a mask."""
+    mask = np.where(KEPT["padded"], 0, -np.inf).astype(np.float32) + np.zeros((2, 1, 70, 70), np.float32)
+    mask[0, 0, [1, 40]] = mask[1, 0, 64:] = -np.inf
+    inputs = heads(LONG) | {"mask": mask}
+    text = GUARDED.format(masked="t = Mul (s, c)  w = Add (t, mask)") + "y = Identity (o4)"
+    both = Both.of(model_of(text, inputs, c=0.2, none=0.0), inputs, ALL)
+    both.check(*SEPARATE)
+    assert "IsNaN" not in {n.op_type for n in both.fast.graph.node}
+    found = both.results()
+    assert not found["y"][0, :, [1, 40]].any() and not found["q4.grad"][1, :, 64:].any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_are_those_of_central_differences(seed: int) -> None:
+    """Odd lengths and sizes, with masks and without, along one random direction, in float64."""
+    rng = np.random.default_rng(seed)
+    low, high = [1, 1, 1, 1, 1, 1], [3, 4, 120, 260, 41, 41]
+    it = Sizes(*map(int, rng.integers(low, high)))
+    inputs = heads(it)
+    kind = ("none", "added", "kept", "guarded")[seed % 4]
+    seen = rng.random((it.batch, 1, it.queries, it.keys)) < 0.7
+    seen[..., 0] |= kind != "guarded"
+    masked = {"none": SCALED, "kept": "t = Mul (s, c)  w = Where (mask, t, low)"}.get(
+        kind, "t = Mul (s, c)  w = Add (t, mask)"
+    )
+    if kind != "none":
+        inputs["mask"] = seen if kind == "kept" else np.where(seen, 0, -np.inf).astype(np.float32)
+    text = (GUARDED if kind == "guarded" else SCORES).format(masked=masked) + "y = Identity (o4)"
+    scale = float(it.size**-0.5)
+    both = Both.of(model_of(text, inputs, c=scale, low=LOWEST / 2, none=0.0), inputs, ALL)
+    assert kernels(both.fast) == sorted(SEPARATE)
+    cotangent = next(x for n, x in both.feeds.items() if n.endswith(".cotangent")).astype(np.float64)
+
+    def total(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
+        scores = scale * q @ k.swapaxes(-1, -2)
+        scores = np.where(seen, scores, -np.inf) if kind != "none" else scores
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights = weights / weights.sum(-1, keepdims=True)
+        return float((np.nan_to_num(weights) @ v * cotangent).sum())
+
+    at, found, step = [inputs[n].astype(np.float64) for n in ALL], both.results(), 1e-5
+    for i, name in enumerate(ALL):
+        direction = rng.normal(size=at[i].shape)
+        ends = [total(*(x + sign * step * direction if j == i else x for j, x in enumerate(at))) for sign in (1, -1)]
+        slope, gradient = (ends[0] - ends[1]) / (2 * step), found[f"{name}.grad"].astype(np.float64)
+        tolerance = 1e-4 * float(np.abs(gradient * direction).sum()) / np.sqrt(gradient.size) + 1e-6
+        assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-4, abs=tolerance), name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_that_are_computed_again_are_those_of_the_kernel(seed: int) -> None:
+    """The same bits with ``recompute="attention"`` and without, by the same nodes, and not far from all other forms."""
+    rng = np.random.default_rng(seed)
+    batch, count, length, size = map(int, rng.integers([1, 1, 2, 1], [3, 4, 90, 20]))
+    width = count * size
+    weights = {n: rng.normal(0, 0.3, (width, width)).astype(np.float32) for n in ("wq", "wk", "wv")}
+    products = "\n".join(f"{n} = MatMul (x, w{n}) {SPLIT.format(n, heads=count)}" for n in "qkv")
+    masked = (SCALED, "t = Mul (s, c)  w = Where (seen, t, low)", "t = Mul (s, c)  w = Add (t, added)")[seed % 3]
+    seen = np.tri(length, dtype=bool)
+    constants = weights | {"seen": seen, "added": np.where(seen, 0, LOWEST).astype(np.float32), "low": LOWEST}
+    scores = (GUARDED if seed % 2 else SCORES).format(masked=masked)
+    x = numbers(batch, length, width)
+    model = model_of(f"{products} {scores} {JOINED}", {"x": x}, c=size**-0.5, none=0.0, **constants)
+    model.graph.output[0].type.tensor_type.shape.SetInParent()
+    model = onnx.shape_inference.infer_shapes(model)
+    found = []
+    for again, kernels_too in ((None, True), ("attention", True), (None, False)):
+        step = gg.build(model, "mse", gg.optim.sgd(gg.optim.constant(0.1)), train="w?", recompute=again)
+        trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(native_kernels=kernels_too, threads=1))
+        losses = [trainer.step({"x": x, "target": numbers(*x.shape, seed=5)})["loss"] for _ in range(2)]
+        found.append([np.asarray(losses), *trainer.state_dict().values()])
+    for kept, again, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(again, kept)
+        np.testing.assert_allclose(kept, other, rtol=1e-4, atol=1e-5)
+
+
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 FINISHED = "y = Identity (o4)"
@@ -345,6 +433,9 @@ OTHERS = {
     "a factor behind the mask": SCORES.format(masked="t = Add (s, d)  w = Mul (t, c)") + FINISHED,
     "another axis": SCORES.format(masked=SCALED).replace("axis = -1", "axis = 2") + FINISHED,
     "two masks": SCORES.format(masked="t = Add (s, d)  w = Add (t, d)") + FINISHED,
+    "a guard of other numbers": GUARDED.format(masked=SCALED).replace("none, p", "c, p") + FINISHED,
+    "weights are read in front of the guard": GUARDED.format(masked=SCALED)
+    + "m = ReduceMax (p, last)  y = Add (o4, m)",
     "a curve": SCORES.format(masked="w = Tanh (s)") + FINISHED,
 }
 
@@ -352,7 +443,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_read_elsewhere_or_another_formula_is_left_alone(name: str) -> None:
     inputs = heads(SQUARE)
-    model = model_of(OTHERS[name], inputs, c=0.2, d=numbers(40, 40), last=np.array([-1]))
+    model = model_of(OTHERS[name], inputs, c=0.2, d=numbers(40, 40), last=np.array([-1]), none=0.0)
     both = Both.of(model, inputs, ALL)
     assert kernels(both.fast) == []
     wanted = run(both.portable, both.feeds)
@@ -367,19 +458,34 @@ def test_other_gradients_are_left_alone(wrt: list[str]) -> None:
     assert kernels(native_vjp(model, wrt)) == []
 
 
-def test_open_sizes_small_ones_and_other_processors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+LEVELS = native.levels_here()
+LIMIT_OF: dict[
+    str, list[tuple[str, Any, Any]]
+] = {  # of 40 x 40 scores of heads of 24: limits that leave them to others, and limits that do not
+    "tiles": [("LEAST_ROWS", 41, 40), ("LEAST_HEAD_SIZE", 25, 24), ("LEAST_WORK", 153_601, 153_600)],
+    "vectors": [
+        ("LEAST_SCORES", 1_601, 1_600),
+        ("MOST_HEAD_SIZES", dict.fromkeys(LEVELS, 23), dict.fromkeys(LEVELS, 24)),
+    ],
+}
+
+
+@pytest.mark.parametrize("by", LIMIT_OF)
+def test_open_sizes_small_ones_and_other_processors_are_left_alone(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = heads(SQUARE)
     model = model_of(SCORES.format(masked=SCALED) + FINISHED, inputs, c=0.2)
-    monkeypatch.setattr(native_attention, "LEAST_ROWS", 41)
-    assert kernels(native_vjp(model, ALL)) == []
-    monkeypatch.setattr(native_attention, "LEAST_ROWS", 40)
-    assert kernels(native_vjp(model, ALL)) == sorted(SEPARATE)
-    monkeypatch.setattr(native.Library, "has_tiles", False)
-    assert kernels(native_vjp(model, ALL)) == []
-    monkeypatch.setattr(native.Library, "has_tiles", True)
+    monkeypatch.setattr(native.Library, "has_tiles", by == "tiles")
+    for name, too_far, enough in LIMIT_OF[by]:
+        monkeypatch.setattr(native_attention, name, too_far)
+        assert kernels(native_vjp(model, ALL)) == [], name
+        monkeypatch.setattr(native_attention, name, enough)
+        assert kernels(native_vjp(model, ALL)) == sorted(SEPARATE), name
     for value in (*model.graph.input, *model.graph.value_info):
         value.type.tensor_type.shape.dim[0].dim_param = "n"
     assert kernels(native_vjp(model, ALL)) == []
+    monkeypatch.setattr(native.Library, "has_tiles", False)
+    monkeypatch.setattr(native.Library, "has_fast_vectors", False)
+    assert kernels(native_vjp(model_of(SCORES.format(masked=SCALED) + FINISHED, inputs, c=0.2), ALL)) == []
 
 
 def test_a_kernel_refuses_layouts_that_do_not_fit() -> None:
@@ -393,12 +499,11 @@ def test_a_kernel_refuses_layouts_that_do_not_fit() -> None:
         create_session(model, CPU, RuntimeOptions(native_kernels=True)).run(None, feeds)
 
 
-def test_two_parts_are_enough_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_parts_are_enough_where_they_are_asked_for() -> None:
     """Errors of 2^-15 of what is added up, in each product."""
-    monkeypatch.setattr(native.Library, "has_tiles", HAS_TILES)
     inputs = heads(Sizes(2, 2, 64, 64, 64, 64))
     both = Both.of(model_of(SCORES.format(masked=SCALED) + FINISHED, inputs, c=0.1), inputs, ALL)
-    if not kernels(both.fast):
+    if not native.here().has_tiles:
         pytest.skip("this processor has no tiles (AMX with bfloat16)")
     exact = both.results()
     model = ir.from_proto(both.fast)

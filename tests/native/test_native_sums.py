@@ -143,7 +143,7 @@ def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str]
 def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
         monkeypatch.setattr(native_attention, name, 1)
-    monkeypatch.setattr(native.Library, "has_tiles", True)
+    monkeypatch.setattr(native.Library, "has_fast_vectors", True)
     check_gradients(ATTENTION.format(q=queries, k=keys), "qkv", {"Attention", "AttentionGrad"}, lambda name: 1.0)
 
 

@@ -89,8 +89,8 @@ class Library:
         return self.is_built and _has_tiles(self.required())
 
     @property
-    def turns_fast(self) -> bool:
-        """Is it built, without tiles, for vectors with which its products of turned factors were measured to be faster?
+    def has_fast_vectors(self) -> bool:
+        """Is it built, without tiles, for vectors (AVX2, AVX512) with which its products were measured to be faster?
 
         Raises:
             RuntimeUnavailableError: somebody else may have written it.

@@ -1,6 +1,6 @@
 """Attention that is trained, by native kernels (``kernels/attention.cc``): scores and weights are never written.
 
-Where nothing but an ``AttentionGrad`` reads S and P, one kernel computes
+Where nothing but an ``AttentionGrad`` reads S and P, or copies of them that are computed again, one kernel computes
 
     S = scale·Q·Kᵀ + mask      P = Softmax(S)         O = P·V
 
@@ -13,7 +13,7 @@ the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from gradgraph.backends.ort_native.strided import (
     Sizes,
     Source,
     Strided,
+    behind_orders,
     destinations,
     number,
     scaled,
@@ -42,8 +43,14 @@ from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.patterns import MismatchError, need, some
 from gradgraph.rules.registry import attributes
 
-LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # queries and keys; numbers of a head
-LEAST_WORK = 1 << 20  # multiplications in Q·Kᵀ, of all heads
+LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # by tiles: queries and keys; numbers of a head
+LEAST_WORK = 1 << 20  # by tiles: multiplications in Q·Kᵀ, of all heads
+# By vectors, there and back, over the time of the other forms, of one thread of an AMD EPYC. With AVX512: 1024 x 1024
+# scores of heads of 8 numbers 0.55, 256 x 256 of 16 0.6, 128 x 128 of 64 0.72 to 0.9, 512 x 512 of 64, causal,
+# 0.68, 1500 x 1500 of 64 0.94, 4096 x 4096 1.0, 256 x 77 of 16 0.97; but 64 x 64 of 32 1.1, and 128 x 128 of 256 1.15.
+# With AVX2: 1024 x 1024 of 8 0.54, 256 x 256 of 16 0.89; but 1500 x 1500 of 64 1.3.
+LEAST_SCORES = 1 << 14  # by vectors: of a head
+MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # by vectors: the first level that the processor has counts
 
 _T = TypeVar("_T")
 
@@ -57,10 +64,8 @@ def fold_attentions(model: ir.Model) -> None:
             attention = _matched(node)
         except MismatchError:
             continue
-        if not attention.is_worth_it():
+        if not attention.is_worth_it(library.here()):
             continue
-        if not library.here().has_tiles:
-            return
         _write(editor, attention)
         written = True
     if written:
@@ -78,6 +83,10 @@ class Mask:
     value: ir.Value
     kept: bool | None = None
     hidden: float = 0.0
+
+    @property
+    def condition(self) -> ir.Value | None:
+        return None if self.kept is None else behind_orders(self.value)
 
     def strides(self, rank: int) -> list[int]:
         """From one element to the next along the axes of the scores."""
@@ -118,6 +127,7 @@ class Attention:
     sizes: Sizes  # of the scores
     scale: float
     mask: Mask | None
+    guarded: bool  # a query that sees no key gives zeros
     q: Source
     k: Source
     v: Source
@@ -132,38 +142,100 @@ class Attention:
         batch, *heads = self.sizes[:-2]
         return batch, *(heads or [1]), *self.sizes[-2:], self.q.view.shape[-1], self.v.view.shape[-1]
 
-    def is_worth_it(self) -> bool:
+    def is_worth_it(self, kernels: library.Library) -> bool:
         _, _, queries, keys, size, value_size = self.kernel_sizes
+        if not kernels.has_tiles:
+            is_large = queries * keys >= LEAST_SCORES and max(size, value_size) <= _most_head_size()
+            return is_large and kernels.has_fast_vectors
         work = math.prod(self.sizes) * size
         return min(queries, keys) >= LEAST_ROWS and min(size, value_size) >= LEAST_HEAD_SIZE and work >= LEAST_WORK
+
+
+def _most_head_size() -> int:
+    known = library.levels_here()
+    return next((size for level, size in MOST_HEAD_SIZES.items() if level in known), 0)
 
 
 def _matched(gradient: ir.Node) -> Attention:
     """The attention of ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``: ``O = P·V``, ``P = Softmax(S)``, S as in ``_scores``.
 
+    The gradient may read a copy of P that is computed again: the kernel does that by itself.
+
     Raises:
         MismatchError: it is none that the kernels compute, or something else reads S or P.
     """
-    dy, o, p, left, right, v = (some(x) for x in gradient.inputs[:6])
+    dy, o, again, left, right, v = (some(x) for x in gradient.inputs[:6])
     spread, condition = (*gradient.inputs[6:], None, None)[:2]
-    sizes = some(sizes_of(p))
-    softmax, weighed = some(p.producer()), some(o.producer())
-    need(p.dtype == ir.DataType.FLOAT and len(sizes) in (3, 4) and spread is None)
-    need(is_standard(softmax, "Softmax") and attributes(softmax)["axis"] in (-1, len(sizes) - 1))
-    need(is_standard(weighed, "MatMul") and weighed.inputs[0] is p and weighed.inputs[1] is v)
-    product, scale, mask = _scores(some(softmax.inputs[0]), sizes)
-    need(condition is (None if mask is None or mask.kept is None else mask.value))
+    weighed = some(o.producer())
+    need(is_standard(weighed, "MatMul") and weighed.inputs[1] is v and spread is None)
+    p = some(weighed.inputs[0])
+    weights = _weights(p, {weighed, gradient})
+    need(again is p or _weights(again, {gradient}).is_like(weights))
+    mask = weights.mask
+    need((None if condition is None else behind_orders(condition)) is (mask.condition if mask else None))
     need(condition is None or mask is None or attributes(gradient).get("kept", 1) == mask.kept)
-    q, k, values, slope = (some(source(x)) for x in (*product.inputs, v, dy))
-    read_q, read_k = some(source(left)), some(source(right))
-    need(values.scale == slope.scale == 1.0 and read_q.is_like(q) and read_k.is_like(k.turned()))
-    readers = {node for node, _ in p.uses()}
-    need(readers <= {weighed, gradient} and not p.is_graph_output() and not gradient.outputs[3].uses())
-    need(all(x.graph is gradient.graph for x in (product, softmax, weighed)))
+    q, k, values, slope = (some(source(x)) for x in (*weights.product.inputs, v, dy))
+    read_q, read_k = (some(source(x, behind=True)) for x in (left, right))
+    known_q, known_k = (some(source(x, behind=True)) for x in weights.product.inputs)
+    need(values.scale == slope.scale == 1.0 and read_q.is_like(known_q) and read_k.is_like(known_k.turned()))
+    need(not gradient.outputs[3].uses())
+    need(all(x.graph is gradient.graph for x in (weights.product, weighed)))
     dq, dk, dv, _ = gradient.outputs
     need(all(y.uses() or y.is_graph_output() for y in (dq, dk, dv)))
     gradients = (Gradient(dq, read_k.scale), Gradient(dk, read_q.scale), Gradient(dv, 1.0))
-    return Attention(sizes, scale * q.scale * k.scale, mask, q, k.turned(), values, slope, o, gradient, gradients)
+    scale = weights.scale * q.scale * k.scale
+    guarded = weights.guarded
+    return Attention(weights.sizes, scale, mask, guarded, q, k.turned(), values, slope, o, gradient, gradients)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """``Softmax(mask(scale·product))``; ``guarded``: with zeros for what is no number."""
+
+    sizes: Sizes
+    product: ir.Node
+    scale: float
+    mask: Mask | None
+    guarded: bool
+
+    def is_like(self, other: Weights) -> bool:
+        """Are they computed from the same numbers in the same way?"""
+        masks = [m and (behind_orders(m.value), m.kept, m.hidden) for m in (self.mask, other.mask)]
+        mine, its = ([some(source(x, behind=True)) for x in w.product.inputs] for w in (self, other))
+        are_same = all(a.is_like(b) and a.scale == b.scale for a, b in zip(mine, its, strict=True))
+        alike = (self.sizes, self.scale, self.guarded) == (other.sizes, other.scale, other.guarded)
+        return alike and masks[0] == masks[1] and are_same
+
+
+def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
+    """How ``p`` is made.
+
+    Raises:
+        MismatchError: it is no Softmax of scores, or others than ``readers`` read it.
+    """
+    need({node for node, _ in p.uses()} <= {*readers} and not p.is_graph_output())
+    inside = _unguarded(p)
+    sizes, softmax = some(sizes_of(inside)), some(inside.producer())
+    need(p.dtype == ir.DataType.FLOAT and len(sizes) in (3, 4))
+    need(is_standard(softmax, "Softmax") and attributes(softmax)["axis"] in (-1, len(sizes) - 1))
+    return Weights(sizes, *_scores(some(softmax.inputs[0]), sizes), inside is not p)
+
+
+def _unguarded(p: ir.Value) -> ir.Value:
+    """``p`` before zeros were put in the place of rows that see no key, as PyTorch's exporter does.
+
+    Raises:
+        MismatchError: something else reads it.
+    """
+    guard = p.producer()
+    if guard is None or not is_standard(guard, "Where"):
+        return p
+    condition, instead, inside = (some(x) for x in guard.inputs)
+    asked = some(condition.producer())
+    need(is_standard(asked, "IsNaN") and asked.inputs[0] is inside and number(instead) == 0.0)
+    need({node for node, _ in inside.uses()} == {asked, guard} and not inside.is_graph_output())
+    need(only_reader(condition) is guard)
+    return inside
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
@@ -230,7 +302,8 @@ def _write(editor: Editor, attention: Attention) -> None:
     qkv = [op.wrap(x.base) for x in (attention.q, attention.k, attention.v)]
     shape = some(sizes_of(y.value))
     kept = (*attention.kernel_sizes[:3], 2)
-    made = kernel_of_several(op, "Attention", library.DOMAIN, [*qkv, *mask], [shape, kept], shape=shape, **common)
+    own = {"shape": shape, "guarded": int(attention.guarded)}
+    made = kernel_of_several(op, "Attention", library.DOMAIN, [*qkv, *mask], [shape, kept], **own, **common)
     editor.place(some(attention.o.producer()))
     editor.replace(some(y.value.producer()), made[0])
     _write_gradient(

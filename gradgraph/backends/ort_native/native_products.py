@@ -69,7 +69,7 @@ def _turns_left(call: Call) -> bool:
     if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
         return False
     turned = bool(call.attrs.get("transA")) != (_before_transpose(left) is not None)
-    return turned and min(sizes) >= LEAST_SIDE and math.prod(sizes) >= LEAST_TURNED and library.here().turns_fast
+    return turned and min(sizes) >= LEAST_SIDE and math.prod(sizes) >= LEAST_TURNED and library.here().has_fast_vectors
 
 
 def _is_worth_it(call: Call) -> bool:

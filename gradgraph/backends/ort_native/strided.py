@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.after import is_order
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph import shapes
 from gradgraph.rules.registry import attributes
@@ -123,14 +124,25 @@ class Source:
         return other is not None and self.base is other.base and self.view == other.view
 
 
-def source(value: ir.Value | None) -> Source | None:
-    """The tensor furthest back that ``value`` is moved from; ``None`` where sizes are not known."""
+def behind_orders(value: ir.Value) -> ir.Value:
+    """``value``, or what it is that waits for others: the same numbers."""
+    while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def source(value: ir.Value | None, behind: bool = False) -> Source | None:
+    """The tensor furthest back that ``value`` is moved from; ``None`` where sizes are not known.
+
+    Args:
+        behind: go on where a tensor waits for others. To know what it holds, and not to read it: it would wait no more.
+    """
     sizes = sizes_of(value)
     if value is None or sizes is None:
         return None
-    best = Source(value, Strided.whole(sizes), 1.0)
     moves: list[Move] = []
-    scale, base = 1.0, value
+    scale, base = 1.0, behind_orders(value) if behind else value
+    best = Source(base, Strided.whole(sizes), 1.0)
     while (node := base.producer()) is not None:
         factor = scaled(node)
         if factor is not None:
@@ -141,6 +153,7 @@ def source(value: ir.Value | None) -> Source | None:
                 break
             base = node.inputs[0]
             moves.append(move)
+        base = behind_orders(base) if behind else base
         view = _view_after(base, reversed(moves))
         if view is not None:
             best = Source(base, view, scale)

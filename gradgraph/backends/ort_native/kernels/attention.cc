@@ -4,6 +4,7 @@
 // to the next. So queries, keys and values may be parts of one tensor, and so may their gradients.
 
 #include "attention_tiles.h"
+#include "attention_vectors.h"
 #include "kernels.h"
 
 namespace gradgraph {
@@ -114,13 +115,14 @@ struct Heads {
   }
 
   // Compute what `task(i)` is for every head.
-  template <class Task>
-  void each(const Context& context, const Task& task) const {
+  template <class Task, class Finish>
+  void each(const Context& context, const Task& task, const Finish& finish) const {
     const size_t count = batch * heads;
     context.parallel(count, 1, [&](size_t i, size_t) {
       const auto now = task(i), next = task(std::min(i + 1, count - 1));  // threads mostly take one after the other
       const auto* const after = i + 1 < count ? &next : nullptr;
-      if (!(parts == 3 ? by_tiles<3>(now, after) : by_tiles<2>(now, after))) plain(now);
+      if (!(parts == 3 ? by_tiles<3>(now, after) : by_tiles<2>(now, after))) by_vectors(now);
+      finish(now);
     });
   }
 
@@ -132,22 +134,31 @@ struct Heads {
   }
 };
 
-// (q, k, v[, mask]) -> y, and what is kept of each row of scores
+// (q, k, v[, mask]) -> y, and what is kept of each row of scores; `guarded`: zeros for a query whose weights are no numbers
 struct Attention {
   static constexpr Signature signature{"Attention", 4, 2, 1};
   Heads heads;
   Dims shape;
+  bool guarded;
 
-  explicit Attention(const Attributes& attributes) : heads(attributes), shape(shape_of(attributes, "shape")) {}
+  explicit Attention(const Attributes& attributes)
+      : heads(attributes), shape(shape_of(attributes, "shape")), guarded(attributes.integer("guarded", 0) != 0) {}
 
   void compute(Context& context) const {
     const auto qkv = heads.inputs(context, 0);
     const float* const mask = heads.masks(context, 3);
     const auto y = context.output(0, shape), kept = context.output(1, heads.kept());
     heads.expect(y, heads.y, heads.queries, heads.value_size);
-    heads.each(context, [&](size_t i) {
+    const auto task = [&](size_t i) {
       return Result{heads.head(qkv, mask, i), heads.rows(y, heads.y, i),
                     reinterpret_cast<Kept*>(kept.data) + i * heads.queries};
+    };
+    heads.each(context, task, [this](const Result& result) {
+      for (size_t i = 0; guarded && i < heads.queries; ++i) {
+        if (std::isfinite(result.kept[i].share)) continue;
+        std::fill_n(result.y[i], heads.value_size, 0.0f);
+        result.kept[i] = {0.0f, 0.0f};
+      }
     });
   }
 };
@@ -184,11 +195,12 @@ struct AttentionGrad {
     heads.expect(out[0], dq, heads.queries, heads.size);
     heads.expect(out[1], dk, heads.keys, heads.size);
     heads.expect(out[2], dv, heads.keys, heads.value_size);
-    heads.each(context, [&](size_t i) {
+    const auto task = [&](size_t i) {
       return Gradient{heads.head(qkv, mask, i), heads.rows(y, heads.y, i), heads.rows(given, dy, i),
                       reinterpret_cast<const Kept*>(kept.data) + i * heads.queries, heads.rows(out[0], dq, i),
                       heads.rows(out[1], dk, i), heads.rows(out[2], dv, i)};
-    });
+    };
+    heads.each(context, task, [](const Gradient&) {});
   }
 };
 

@@ -1,17 +1,14 @@
 // Attention of one head: y = softmax(scale·q·kᵀ + mask)·v, and its gradient.
 //
 // What a weight is made of is kept for the way back: the largest score of a query, and one over the sum of exponentials;
-// there scores are computed again. Here it is computed query by query; attention_tiles.h does it with AMX.
+// there scores are computed again. attention_tiles.h does it with AMX, and attention_vectors.h on any processor.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
-#include "elementary.h"
 #include "kernel.h"
-#include "sums.h"
 
 namespace gradgraph::attention {
 
@@ -49,7 +46,7 @@ struct Head {
 
 // What is kept of the scores of a query.
 struct Kept {
-  float largest, share;  // one over the sum of exponentials
+  float largest, share;  // one over the sum of exponentials; 0 where all weights are to be 0
 };
 
 struct Result {
@@ -64,62 +61,5 @@ struct Gradient {
   const Kept* kept;
   Rows<float> dq, dk, dv;
 };
-
-// Sums over queries or keys: in double, as one number after the other is added.
-class SumsOfRows {
- public:
-  SumsOfRows(size_t rows, size_t size) : size_(size), sums_(rows * size) {}
-  void add(size_t row, float factor, const float* x) {
-    double* const sums = sums_.data() + row * size_;
-#pragma omp simd
-    for (size_t i = 0; i < size_; ++i) sums[i] += static_cast<double>(factor) * x[i];
-  }
-  // The row `row` to `out`; from there on it is zero again.
-  void take(size_t row, float* out) {
-    double* const sums = sums_.data() + row * size_;
-    for (size_t i = 0; i < size_; ++i) out[i] = static_cast<float>(sums[i]), sums[i] = 0;
-  }
-
- private:
-  size_t size_;
-  std::vector<double> sums_;
-};
-
-inline void plain(const Result& result) {
-  const Head& h = result.head;
-  std::vector<float> weights(h.keys);
-  SumsOfRows y(1, h.value_size);
-  for (size_t i = 0; i < h.queries; ++i) {
-    float most = -kInfinity;
-    double sum = 0;
-    for (size_t j = 0; j < h.keys; ++j) {
-      weights[j] = h.mask.apply(h.scale * dot(h.q[i], h.k[j], h.size), i, j);
-      if (!(weights[j] <= most)) most = weights[j];
-    }
-    for (float& weight : weights) sum += weight = exp_below(weight - most);
-    result.kept[i] = {most, 1.0f / static_cast<float>(sum)};
-    for (size_t j = 0; j < h.keys; ++j) y.add(0, weights[j] * result.kept[i].share, h.v[j]);
-    y.take(0, result.y[i]);
-  }
-}
-
-inline void plain(const Gradient& g) {
-  const Head& h = g.head;
-  SumsOfRows dq(1, h.size), dk(h.keys, h.size), dv(h.keys, h.value_size);
-  for (size_t i = 0; i < h.queries; ++i) {
-    const float along = dot(g.dy[i], g.y[i], h.value_size);
-    for (size_t j = 0; j < h.keys; ++j) {
-      const float score = h.mask.apply(h.scale * dot(h.q[i], h.k[j], h.size), i, j);
-      const float weight = exp_below(score - g.kept[i].largest) * g.kept[i].share;
-      const bool hidden = h.mask.at != nullptr && h.mask.chosen && h.mask(i, j) != 0.0f;
-      const float slope = hidden ? 0.0f : weight * (dot(g.dy[i], h.v[j], h.value_size) - along) * h.scale;
-      dv.add(j, weight, g.dy[i]);
-      dq.add(0, slope, h.k[j]);
-      dk.add(j, slope, h.q[i]);
-    }
-    dq.take(0, g.dq[i]);
-  }
-  for (size_t j = 0; j < h.keys; ++j) dk.take(j, g.dk[j]), dv.take(j, g.dv[j]);
-}
 
 }  // namespace gradgraph::attention

@@ -4,9 +4,8 @@
 #pragma once
 
 #include <array>
-#include <numeric>
 
-#include "attention.h"
+#include "attention_sight.h"
 #include "panels.h"
 
 namespace gradgraph::attention {
@@ -73,15 +72,6 @@ class Shelf {
 // Rows as they lie: terms of a sum along them, or one row for each term.
 inline amx::Factor along(const Rows<const float>& x, size_t rows, size_t size) { return {x.at, rows, size, x.stride, 1}; }
 inline amx::Factor across(const Rows<const float>& x, size_t rows, size_t size) { return {x.at, size, rows, 1, x.stride}; }
-
-// Steps that are summed over: which blocks of terms, of keys, or of queries.
-using Steps = std::vector<size_t>;
-
-inline Steps every(size_t count) {
-  Steps steps(count);
-  std::iota(steps.begin(), steps.end(), size_t{0});
-  return steps;
-}
 
 // --- products, and what is done meanwhile -------------------------------------------------------------------------------
 
@@ -214,64 +204,6 @@ inline void multiply(const Product& p, float* block, Work& work) {
 }
 
 // --- scores and weights -------------------------------------------------------------------------------------------------
-
-// Which blocks the mask does not hide.
-class Sight {
- public:
-  // Below this a score is hidden; above a tenth of it a query's largest score leaves nothing of what is hidden.
-  static constexpr float kFar = -1e30f;
-
-  explicit Sight(const Head& h)
-      : queries_(up(h.queries, kBlock)), keys_(up(h.keys, kBlock)), seen_(queries_ * keys_, true) {
-    if (h.mask.at == nullptr || !is_modest(h)) return;
-    for (size_t i = 0; i < queries_; ++i) {
-      for (size_t j = 0; j < keys_; ++j) seen_[i * keys_ + j] = !is_hidden(h, i * kBlock, j * kBlock);
-    }
-  }
-
-  // Blocks of keys that a block of queries sees; all if there would be none.
-  Steps of(size_t block) const {
-    Steps steps;
-    for (size_t j = 0; j < keys_; ++j) {
-      if (seen_[block * keys_ + j]) steps.push_back(j);
-    }
-    return steps.empty() ? every(keys_) : steps;
-  }
-  // Let a block of queries see all.
-  void open(size_t block) { std::fill_n(seen_.begin() + static_cast<std::ptrdiff_t>(block * keys_), keys_, true); }
-  static bool counts(float largest) { return largest > kFar / 10; }
-
- private:
-  static float largest_of(const Rows<const float>& x, size_t rows, size_t size) {
-    float most = 0;
-    for (size_t i = 0; i < rows; ++i) {
-      const float* row = x[i];
-#pragma omp simd reduction(max : most)
-      for (size_t j = 0; j < size; ++j) most = std::max(most, std::fabs(row[j]));
-    }
-    return most;
-  }
-  // Are scores, before the mask, much smaller than what hides them?
-  static bool is_modest(const Head& h) {
-    const float q = largest_of(h.q, h.queries, h.size), k = largest_of(h.k, h.keys, h.size);
-    return q * k * std::fabs(h.scale) * static_cast<float>(h.size) < -kFar / 10;
-  }
-  static bool is_hidden(const Head& h, size_t query, size_t key) {
-    const size_t queries = h.mask.row == 0 ? 1 : std::min(kBlock, h.queries - query);
-    const size_t keys = h.mask.column == 0 ? 1 : std::min(kBlock, h.keys - key);
-    for (size_t i = 0; i < queries; ++i) {
-      const float* const row = h.mask.at + (query + i) * h.mask.row + key * h.mask.column;
-      int seen = 0;
-#pragma omp simd reduction(+ : seen)
-      for (size_t j = 0; j < keys; ++j) seen += !(row[j] <= kFar);
-      if (seen != 0) return false;
-    }
-    return true;
-  }
-
-  size_t queries_, keys_;
-  std::vector<bool> seen_;
-};
 
 // exp(x) for x <= 0, relative error 1e-7; 0 below the smallest normal number, NaN of NaN.
 inline __m512 exponential(__m512 x, __mmask16 lanes) {

@@ -24,7 +24,7 @@ class Forward {
       : result_(result),
         ahead_(ahead),
         h_(result.head),
-        sight_(h_),
+        sight_(h_, kBlock, kBlock),
         blocks_(up(h_.queries, kBlock)),
         terms_(every(up(h_.size, kDepth))) {
     lay_out();
@@ -173,7 +173,7 @@ class Backward {
         terms_(every(up(h_.size, kDepth))),
         value_terms_(every(up(h_.value_size, kDepth))),
         queries_(blocks_of_keys_) {
-    Sight sight(h_);
+    Sight sight(h_, kBlock, kBlock);
     for (size_t i = 0; i < blocks_of_queries_; ++i) {
       for (size_t q = i * kBlock; q < std::min(h_.queries, (i + 1) * kBlock); ++q) {
         if (!Sight::counts(g_.kept[q].largest)) sight.open(i);

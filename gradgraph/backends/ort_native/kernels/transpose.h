@@ -31,6 +31,14 @@ inline void transpose(__m512i (&r)[16]) {
   }
 }
 
+// 16 x 16 numbers, rows apart by `stride`, to their transpose, rows apart by `to_stride`.
+inline void transpose(const float* from, std::size_t stride, float* to, std::size_t to_stride) {
+  __m512i r[16];
+  for (std::size_t i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(from + i * stride);
+  transpose(r);
+  for (std::size_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_stride, r[i]);
+}
+
 }  // namespace gradgraph
 
 #endif
