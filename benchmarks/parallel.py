@@ -1,5 +1,6 @@
 """Two ranks with one thread each against one: samples a second, and what a step takes beyond computing and its message.
 
+    python -m benchmarks.parallel --overlap
     python -m benchmarks.parallel [resnet18 gpt] [--ranks 1 2] [--ways whole shared float16] [--rounds 3] [--steps 10]
 
 Needs the extras ``bench`` and ``mpi``. Each rank has a batch of the workload's size, so two ranks do twice the work.
@@ -7,7 +8,8 @@ Jobs of one and of more ranks take turns; medians over the rounds are printed. O
 core for each rank does the ratio say anything. ``computing`` is the time in onnxruntime, ``message`` the time until all
 have added up, the rest is ours. A way is how several ranks send: ``whole`` gradients, with ``shared`` optimizer state,
 with ``joint`` norms (``sync_batch_norm``), or by the name of a compression. ``processor`` is the time of the first
-rank's processor: on a busy machine it says more than the clock.
+rank's processor: on a busy machine it says more than the clock. ``--overlap`` tells in place of that what a message
+takes that is on its way while a rank computes.
 """
 
 from __future__ import annotations
@@ -37,18 +39,24 @@ WAYS: dict[str, dict[str, Any]] = {"whole": {}, "shared": {"shard_state": True},
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["resnet18", "gpt"], choices=WORKLOADS)
+    parser.add_argument("names", nargs="*", default=["resnet18", "gpt"], help=f"among {', '.join(WORKLOADS)}")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--ways", nargs="+", default=["whole", "shared", "bfloat16", "power_sgd(rank=4)"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--overlap", action="store_true", help="time a message that is on its way while ranks compute")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in WORKLOADS]:
+        parser.error(f"there is no workload {unknown[0]}; take one of {', '.join(WORKLOADS)}")
+    if importlib.util.find_spec("mpi4py") is None:
+        sys.exit("mpi4py is not installed; pip install -e '.[mpi]'")
+    if arguments.overlap:
+        print(*(overlapped() if arguments.job else overlap_table()), sep="\n")
+        return
     if arguments.job:
         work(arguments.names[0], arguments.steps, arguments.ways[0])
         return
-    if importlib.util.find_spec("mpi4py") is None:
-        sys.exit("mpi4py is not installed; pip install -e '.[mpi]'")
     print("| workload | ranks | way | samples/s | x one rank | ms a step | processor | computing | message | ours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     jobs = [(ranks, way) for ranks in arguments.ranks for way in (arguments.ways if ranks > 1 else ["whole"])]
@@ -118,6 +126,48 @@ def work(name: str, steps: int, way: str) -> None:
             taken.append({"step": time.perf_counter() - begin, "processor": worked, **clock.seconds})
     if parallel.is_first:
         print(json.dumps({part: statistics.median(each[part] for each in taken) for part in taken[0]}))
+
+
+BYTES, PASSES = 47 << 20, 60  # a message as long as the gradients of ResNet-18, and what is computed meanwhile
+
+
+def overlap_table() -> list[str]:
+    """Milliseconds of two ranks, the quickest of several rounds each."""
+    found: dict[str, float] = told_by_ranks(2, "benchmarks.parallel", "--overlap", "--job")
+    rows = [f"| {what} | {seconds * 1e3:.0f} |" for what, seconds in found.items()]
+    return [f"| two ranks, {BYTES >> 20} MiB | ms |", "|---|---|", *rows]
+
+
+def overlapped(rounds: int = 9) -> list[str]:
+    """One of the ranks: a message and computing, alone and at once; the first one gives them as JSON."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    bucket, numbers = np.ones(BYTES // 4, np.float32), np.ones(1 << 22, np.float32)
+
+    def compute(request: Any = None, polls: bool = False) -> None:
+        for _ in range(PASSES):
+            np.sqrt(numbers, out=numbers)
+            if polls:
+                request.Test()
+        if request is not None:
+            request.Wait()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "the message": lambda: world.Allreduce(MPI.IN_PLACE, bucket),
+        "computing": compute,
+        "the message begun before computing, awaited after": lambda: compute(world.Iallreduce(MPI.IN_PLACE, bucket)),
+        "likewise, and MPI is asked 60 times in between": lambda: compute(world.Iallreduce(MPI.IN_PLACE, bucket), True),
+    }
+    least = dict.fromkeys(ways, float("inf"))
+    for _ in range(rounds):
+        for what, way in ways.items():
+            bucket[:] = numbers[:] = 1
+            world.Barrier()
+            begin = time.perf_counter()
+            way()
+            least[what] = min(least[what], world.allreduce(time.perf_counter() - begin, MPI.MAX))
+    return [json.dumps(least)] if world.rank == 0 else []
 
 
 class Clock:

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from mpi4py import MPI
 
-from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError, listed
+from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError, listed, shown
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.compressions import Compression
@@ -29,7 +29,7 @@ from gradgraph.parallel.joint_norms import JointNorms, Message, joint_norms, nor
 from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.local_steps import LocalSteps, mean_of
 from gradgraph.parallel.sharded import ShardedUpdate
-from gradgraph.parallel.update_parts import Shards, shards_of
+from gradgraph.parallel.update_parts import Shards, shards_of, too_large
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.team import Team
@@ -150,7 +150,13 @@ class MpiTeam(Team):
             )
         self.joint_norms = joint_norms(halves) if self._sync_batch_norm else None
         self._averages = list(halves.manifest.averages.values())
-        self._shards = shards_of(halves, self.ranks) if self._shard_state else None
+        if self._shard_state:
+            self._shards = shards_of(halves, self.ranks)
+            if self.is_first and (found := too_large(halves.manifest, self.ranks)) is not None:
+                log.warning(
+                    "'%s' is %.0f %% of all weights, and is not divided: the rank that moves it keeps so much of the "
+                    "optimizer's state, in place of %.0f %%", shown(found[0]), found[1] * 100, 100 / self.ranks,
+                )  # fmt: skip
         return halves, options
 
     def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> HalvedSession:

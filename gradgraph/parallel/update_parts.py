@@ -24,6 +24,7 @@ from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
 NOTHING = "nothing"  # the output of a part that has no other
+UNEVEN = 1.25  # times a rank's share, above which one weight is named
 SMALL = 1024  # numbers that a value may have which all ranks are told
 _TOLD = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
 
@@ -92,6 +93,17 @@ def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
         found[name] = rank
         load[rank] += sizes[name]
     return {name: found[name] for name in sizes}
+
+
+def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
+    """The largest weight and its part of all numbers that are trained, where that is well above a rank's share.
+
+    Weights are shared out whole, so the rank that moves it keeps more of the optimizer's state than the others.
+    """
+    sizes = {s.name: math.prod(int(d or 0) for d in s.shape) for s in manifest.state if s.name in manifest.trainable}
+    largest = max(sizes, key=sizes.__getitem__)
+    part = sizes[largest] / max(1, sum(sizes.values()))
+    return (largest, part) if part > UNEVEN / ranks else None
 
 
 def shards_of(step: Step, ranks: int) -> Shards:

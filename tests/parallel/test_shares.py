@@ -14,6 +14,7 @@ from running import session
 import gradgraph as gg
 from gradgraph.errors import DataError, RuntimeUnavailableError
 from gradgraph.parallel.mpi import library, started_ranks, world
+from gradgraph.parallel.update_parts import too_large
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.data.batch import BatchChecker, batch_specs
 from gradgraph.runtime.data.glimpse import seen
@@ -25,6 +26,13 @@ STEP = gg.build(mlp())
 
 def checker() -> BatchChecker:
     return BatchChecker(batch_specs(STEP.manifest))
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, None), (2, None), (3, "first.weight"), (8, "first.weight")])
+def test_a_weight_above_the_share_of_a_rank_is_named(ranks: int, expected: str | None) -> None:
+    """The first matrix has 32 of the 67 numbers."""
+    found = too_large(STEP.manifest, ranks)
+    assert found == (expected and (expected, pytest.approx(32 / 67)))
 
 
 class Samples:
