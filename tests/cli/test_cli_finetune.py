@@ -75,6 +75,7 @@ def other_words(llm: Path) -> None:
 
 def more_words(llm: Path) -> None:
     small_folder.tokenizer({**small_folder.WORDS, "é": 98}).save(str(llm / "tokenizer.json"))
+    write_rows(llm.parent / "chat.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "é"}])
 
 
 def rows(*given: Any) -> Callable[[Path], None]:
@@ -124,7 +125,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "messages as they stand": (lambda llm: None, ["--template", "none"], "leave --template none out"),
     "too long": (lambda llm: None, ["--length", "20"], "--long drop to leave them out"),
     "fewer words": (other_words, [], "has 70 tokens, and the model 98"),
-    "more words": (more_words, [], "has 99 tokens, and the model 98"),
+    "more words": (more_words, [], "line 2 of 'chat.jsonl' has a token of the number 98, and the model knows 98"),
     "int4 without scales": (without_scales, [], "scales"),
     "no language model": (no_language_model, [], "no layer that can have an adapter matches"),
     "full folder": (full, [], "'tuned' is no empty folder; give another one, or --resume"),

@@ -173,3 +173,34 @@ def test_the_table_of_the_page_has_every_family() -> None:
 def test_a_cell_of_the_table_is_as_it_says(name: str, device: str, precision: str, tmp_path: Path) -> None:
     families.write_network(name, tmp_path / "hf")
     assert families.verdict(name, tmp_path / "hf", tmp_path / "out", precision, device) == ""
+
+
+def test_a_folder_that_chats_have_tuned_answers(written: tuple[str, Any, Path], tmp_path: Path) -> None:
+    """``finetune`` from the builder's folder; genai loads what it writes, and gives the answers that were taught."""
+    folder = tmp_path / "llm"
+    shutil.copytree(written[2], folder)
+    (folder / "chat_template.jinja").write_text(
+        "<s>{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}"
+        "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[a]{% endif %}"
+    )
+    taught = {"One?": "first", "Two?": "second"}
+    chats = [{"prompt": question, "completion": answer} for question, answer in taught.items()]
+    tuned = gg.finetune(
+        folder, chats * 2, tmp_path / "tuned", target=["*attn*", "*mlp*", "*lm_head*"], rank=8, epochs=60,
+        learning_rate=1e-2, held_out=0.0, progress=False,
+    )  # fmt: skip
+    assert tuned.figures["loss"] < 0.05
+    model = genai.Model(str(tmp_path / "tuned"))
+    tokenizer = gg.chat.Encoder(folder).tokenizer
+    for question, answer in taught.items():
+        prompt = f"<s>[u]{question}[a]"
+        ((ids, _),) = tokenizer.spans([prompt], special=False)
+        options = genai.GeneratorParams(model)
+        options.set_search_options(max_length=len(ids) + len(answer) + 1, do_sample=False)
+        generator = genai.Generator(model, options)
+        generator.append_tokens(np.array(ids, np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+        said = tokenizer.decode(list(generator.get_sequence(0))[len(ids) :])
+        assert said in (answer, answer + "</s>")
