@@ -8,6 +8,7 @@ from pathlib import Path
 import compiled_kernels
 import pytest
 
+from gradgraph.backends.ort_native import in_use
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.flags import COMPILERS
 from gradgraph.machine.caches import FILE_MODE, open_private
@@ -24,6 +25,7 @@ def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder without a library, which does not come with the package either."""
     monkeypatch.setattr(native, "BUILT", tmp_path / "none")
+    monkeypatch.setattr(in_use, "levels_in_use", lambda: ["avx2"])  # a processor for which there could be one
     use_cache(tmp_path / "cache", monkeypatch)
     return native.here().path.parent
 
