@@ -70,6 +70,7 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
         BuildError: by its table, the runtime would refuse a node, or compute it wrong.
     """
     if backend.keeps_functions:
+        run(backend.lowering.before, model)
         if backend.table is not None:
             check_against_table(backend, lowered(model.clone(), backend), file, spare)
         return write_functions(model)

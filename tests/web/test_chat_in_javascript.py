@@ -163,14 +163,14 @@ def test_batches_hold_the_token_that_follows(ask: Any, tmp_path: Path) -> None:
     samples = plain["samples"]
     for numbers, batch in zip([[0, 1], [2]], plain["batches"], strict=True):
         ids, target = (np.reshape(batch[name]["data"], batch[name]["dims"]) for name in ("input_ids", "target"))
-        assert ids.shape == target.shape and ids.shape[1] % 16 == 0
+        assert ids.shape == target.shape and ids.shape[-1] % 16 == 0
         for row, number in enumerate(numbers):
             one = samples[number]
             length = len(one["ids"])
             assert ids[row, :length].tolist() == one["ids"]
             assert (ids[row, length:] == byte_level().token_to_id("<|endoftext|>")).all()
             wanted = [i if learnt else -100 for i, learnt in zip(one["ids"][1:], one["learnt"][1:], strict=True)]
-            assert target[row].tolist() == wanted + [-100] * (ids.shape[1] - length + 1)
+            assert target[row].tolist() == wanted + [-100] * (ids.shape[-1] - length + 1)
 
 
 WRONG = {
