@@ -1,11 +1,12 @@
 """How long it takes to open a step for the first time, and again: processor time, each in a process of its own.
 
-    python -m benchmarks.opening_time                        networks of build_time.py
+    python -m benchmarks.opening_time                        networks of build_time.py, and adapters
     python -m benchmarks.opening_time resnet50 bert.onnx     one of these, and a model of yours
 
-"session" is what depends on decisions that are kept: lowering, and making onnxruntime's session. "first step" is all
-from ``gg.Trainer(folder)`` to the end of the first step, less what a later step takes; it includes memory that is
-touched for the first time, which nothing can spare. The cache is a folder of the benchmark's own.
+"session" is what depends on decisions that are kept: lowering, and making onnxruntime's session; "ms/node" is that for
+each node of the model. "first step" is all from ``gg.Trainer(folder)`` to the end of the first step, less what a later
+step takes ("step"); it includes memory that is touched for the first time, which nothing can spare. "lora" are adapters
+on a language model of 0.2 GB in 4 bits. The cache is a folder of the benchmark's own.
 """
 
 from __future__ import annotations
@@ -23,24 +24,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
-NETWORKS = ("mlp", "resnet50", "repvit", "gpt2")
+from benchmarks.large_models import LENGTH, language_model
+
+NETWORKS = ("mlp", "resnet50", "repvit", "gpt2", "lora")
 ROWS = 2
+SIZES = {"tokens": ROWS * LENGTH}  # of axes that have another name than that of the rows
 
 
-def build(name: str, folder: Path) -> None:
+def build(name: str, folder: Path) -> int:
+    """Save the step of a network; return the nodes of its model."""
     import gradgraph as gg
     from benchmarks.build_time import GRAPHS
 
-    model: Any = name if name.endswith(".onnx") else GRAPHS[name][1]()
+    model: Any = name
+    if name == "lora":
+        path = folder.with_name("llm.onnx")
+        language_model(path, 0.2)
+        model = gg.lora(path, target="layers.*.q*", rank=8, out=folder.with_name("adapted.onnx"))
+    elif not name.endswith(".onnx"):
+        model = GRAPHS[name][1]()
     gg.build(model, "cross_entropy", gg.optim.adamw(1e-4)).save(folder)
+    held = onnx.load(model, load_external_data=False) if isinstance(model, str | Path) else model
+    return len(held.graph.node)
 
 
 def size_of(dim: int | str | None) -> int:
     """The size of an axis: ROWS of each that has a name, and of a product such as ``8*batch`` what it gives."""
     if isinstance(dim, int):
         return dim
-    return math.prod(int(part) if part.isdigit() else ROWS for part in (dim or "").split("*"))
+    return math.prod(int(part) if part.isdigit() else SIZES.get(part, ROWS) for part in (dim or "").split("*"))
 
 
 def batch_of(manifest: Any) -> dict[str, np.ndarray]:
@@ -53,8 +67,8 @@ def batch_of(manifest: Any) -> dict[str, np.ndarray]:
     }
 
 
-def measure(folder: Path, threads: int) -> tuple[float, float]:
-    """Seconds for the session, and those before and in the first step."""
+def measure(folder: Path, threads: int) -> tuple[float, float, float]:
+    """Seconds for the session, those before and in the first step, and those of a later step."""
     import gradgraph as gg
 
     begin = time.process_time()
@@ -73,22 +87,23 @@ def measure(folder: Path, threads: int) -> tuple[float, float]:
         start = time.process_time()
         trainer.step(batch)
         later.append(time.process_time() - start)
-    return session, first - statistics.median(later)
+    step = statistics.median(later)
+    return session, first - step, step
 
 
-def row(name: str, rounds: int, threads: int) -> list[float]:
-    """Medians: session and first step for the first time, and again."""
+def row(name: str, rounds: int, threads: int) -> tuple[int, list[float]]:
+    """Nodes, and medians: session, first step and later step for the first time, and again."""
     found = []
     with tempfile.TemporaryDirectory() as place:
         step = Path(place) / "step"
-        build(name, step)
+        nodes = build(name, step)
         worker = [sys.executable, "-m", "benchmarks.opening_time", str(step), "--measure", "--threads", str(threads)]
         for i in range(rounds):
             environment = {**os.environ, "XDG_CACHE_HOME": str(Path(place) / f"cache{i}"), "GRADGRAPH_OPENINGS": ""}
             pair = [subprocess.run(worker, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
                     for _ in range(2)]  # fmt: skip
             found.append([number for text in pair for number in json.loads(text)])
-    return [statistics.median(column) for column in zip(*found, strict=True)]
+    return nodes, [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 def main() -> None:
@@ -101,12 +116,12 @@ def main() -> None:
     if given.measure:
         print(json.dumps(measure(Path(given.networks[0]), given.threads)))
         return
-    titles = ("session", "again", "ratio", "first step", "again")
-    print(f"{'':28}{''.join(f'{title:>12}' for title in titles)}")
+    titles = ("session", "ms/node", "again", "ratio", "first step", "again", "step")
+    print(f"{'':20}{''.join(f'{title:>12}' for title in titles)}")
     for name in given.networks:
-        session, first, session_again, first_again = row(name, given.rounds, given.threads)
-        cells = (session, session_again, session_again / session, first, first_again)
-        print(f"{Path(name).stem:28}{''.join(f'{cell:12.2f}' for cell in cells)}", flush=True)
+        nodes, (session, first, step, session_again, first_again, _) = row(name, given.rounds, given.threads)
+        cells = (session, 1e3 * session / nodes, session_again, session_again / session, first, first_again, step)
+        print(f"{Path(name).stem:20}{''.join(f'{cell:12.2f}' for cell in cells)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -99,14 +99,19 @@ _ATTRIBUTE_VALUE: dict[ir.AttributeType, Callable[[Any], Any]] = {
 }
 
 
+_USUAL: dict[type, Callable[[str, Any], ir.Attr]] = {int: ir.AttrInt64, float: ir.AttrFloat32, str: ir.AttrString}
+
+
 def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
     """Attributes of an operator that has no schema; one that is ``None`` is left out.
 
-    onnx-ir finds out their kinds; for a list of integers it takes longer than all else that a node needs.
+    onnx-ir finds out their kinds, which takes longer than all else that a node needs; so the usual ones are known here.
     """
     made = []
     for name, value in values.items():
-        if isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
+        if (usual := _USUAL.get(type(value))) is not None:
+            made.append(usual(name, value))
+        elif isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
             made.append(ir.AttrInt64s(name, value))
         elif value is not None:
             made.append(ir.convenience.convert_attribute(name, value))

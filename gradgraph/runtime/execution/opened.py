@@ -306,13 +306,17 @@ class OpenedStep:
         packs: bool = True,
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
         """A session of ``source``, of what was kept for it if there is something; and what it executes, if it tells."""
-        found = openings.read(key(), source)
+        name = key()
+        found = openings.read(name, source)
         if found is not None and found.executed:
             options = replace(self.options, optimization="none")
             session = create_session(found.model, self.placement, options, self.weights, packs=packs)
             return session, found.model if tells else None
         model = lowered() if found is None else found.model
-        name = key() if found is None and openings.is_worth_it(model) else None
+        if self._tuner is not None:
+            name = key()  # which knows by now what was chosen
+        if found is not None or not openings.is_worth_it(model):
+            name = None
         has_all = not any(map(is_external, model.graph.initializer))
         if tells or (name is not None and (has_all or not packs or self._writes_few_weights)):
             session, executed = self._session_and_model(model, tells, packs)
