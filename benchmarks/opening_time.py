@@ -40,9 +40,9 @@ def build(name: str, folder: Path) -> int:
 
     model: Any = name
     if name == "lora":
-        path = folder.with_name("llm.onnx")
+        path, model = folder.with_name("llm.onnx"), folder.with_name("adapted.onnx")
         language_model(path, 0.2)
-        model = gg.lora(path, target="layers.*.q*", rank=8, out=folder.with_name("adapted.onnx"))
+        gg.lora(path, target="layers.*.q*", rank=8, out=model)
     elif not name.endswith(".onnx"):
         model = GRAPHS[name][1]()
     gg.build(model, "cross_entropy", gg.optim.adamw(1e-4)).save(folder)
