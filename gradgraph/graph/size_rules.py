@@ -32,7 +32,7 @@ def sizes_by_rule(node: ir.Node, given: Sequence[Known], target: np.ndarray | No
 
 def _reshape(node: ir.Node, given: Sequence[Known], target: np.ndarray | None) -> Known:
     dims = given[0]
-    if dims is None or target is None or target.ndim != 1 or node.attributes.get_int("allowzero", 0):
+    if dims is None or target is None or target.ndim != 1 or node.attributes.get_int("allowzero", 0) != 0:
         return None
     if not _are_counts(dims) or (target == 0)[len(dims) :].any():
         return None
