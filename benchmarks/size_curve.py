@@ -24,7 +24,7 @@ MOST_INSIDE = 1.9  # GB that protobuf holds
 STAGES = {
     "build": 0, "save": 0, "train": 1, "export": 0, "save all": 0, "save run": 1, "export all": 2, "lora": 0,
     "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
-    "cli evaluate": 1, "cli predict": 1, "cli export": 0, "cli merge": 0,
+    "cli evaluate": 0, "cli predict": 1, "cli export": 0, "cli merge": 0,
 }  # fmt: skip
 FLOOR = 0.1  # GB: modules that are imported late, graphs, sessions; a model of 10 MB takes it, too
 PAGE = Path(__file__).parent.parent / "docs/how-to/large-models.md"
@@ -121,7 +121,9 @@ def draw(found: Found, path: Path) -> None:
         for name, state in STAGES.items():
             rows = [row for (_, where, stage), row in sorted(found.items()) if (where, stage) == (place, name)]
             points = [(row["weights"] / 1e9, row["peaks"][2] / 1e9) for row in rows if "peaks" in row]
-            axes.plot(*zip(*points, strict=True), "o-", color=colours[state], linewidth=0.8, markersize=3)
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], "o-", color=colours[state], linewidth=0.8, markersize=3
+            )
         sizes = sorted({row["weights"] / 1e9 for row in found.values()})
         for state, colour in colours.items():
             aims = [(state + 0.3) * size + FLOOR for size in sizes]

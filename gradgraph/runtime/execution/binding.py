@@ -64,7 +64,6 @@ class BoundSession:
         rows: copies of the rows of each measure that has a row for each sample.
         gathers: shapes of inputs whose rows the session gathers itself.
         moved: the groups of state tensors that a run moves, as bits of ``State.side``.
-        passes: mapped weights pass through memory in each run; ``released`` sees to many runs.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class BoundSession:
         self.gathers: Mapping[str, tuple[int, ...]] = {}
         gated = keeps is not None and bool(overwritable)
         self._keeping = None if keeps is None else Keeping(self._buffers[ports.results["loss"]], gated, keeps)
-        self.passes = False
         self._is_undone = False  # the last run has not moved the state
 
     @property
@@ -128,11 +126,7 @@ class BoundSession:
         if self._keeping is not None:
             options = self._keeping.begin(options)
         try:
-            if self.passes:
-                with weights_pass_through(self.session):
-                    self.session.run_with_iobinding(binding, options)
-            else:
-                self.session.run_with_iobinding(binding, options)
+            self.session.run_with_iobinding(binding, options)
         except Exception as error:
             self._failed(error)
         self._is_undone = self._keeping is not None and self._keeping.refuses()

@@ -259,11 +259,8 @@ class OpenedStep:
         safe = self._shared(executed, ports.next_of)
         keeps = self.checks_loss if self.options.in_place == "auto" and state.shared else None
         if any(i.name == ROWS for i in session.get_inputs()):
-            bound: BoundSession = GatheringSession(session, self.gathered, state, ports, safe, keeps)
-        else:
-            bound = BoundSession(session, state, ports, safe, keeps=keeps)
-        bound.passes = not packs
-        return bound
+            return GatheringSession(session, self.gathered, state, ports, safe, keeps)
+        return BoundSession(session, state, ports, safe, keeps=keeps)
 
     def half(
         self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]
