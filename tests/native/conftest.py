@@ -10,6 +10,7 @@ import pytest
 
 from gradgraph.backends.ort_native import in_use
 from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native import native_attention
 from gradgraph.backends.ort_native.flags import COMPILERS
 from gradgraph.machine.caches import FILE_MODE, open_private
 
@@ -50,3 +51,12 @@ def library(built: Path, monkeypatch: pytest.MonkeyPatch) -> native.Library:
     """The library of this machine, built."""
     use_cache(built, monkeypatch)
     return native.here()
+
+
+@pytest.fixture
+def every_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attentions of all sizes are computed by the kernels, on any processor."""
+    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK", "LEAST_SCORES"):
+        monkeypatch.setattr(native_attention, name, 1)
+    monkeypatch.setattr(native_attention, "MOST_HEAD_SIZES", dict.fromkeys(native.levels_here(), 1_000))
+    monkeypatch.setattr(native.Library, "has_fast_vectors", True)

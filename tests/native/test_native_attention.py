@@ -20,24 +20,9 @@ from gradgraph.backends.ort_native.native_precision import set_precision
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.reference import Oracle, in_float64
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = pytest.mark.usefixtures("library", "every_attention")
 
 CPU = Placement(("CPUExecutionProvider",))
-LIMITS: dict[str, Any] = {
-    "LEAST_ROWS": 1,
-    "LEAST_HEAD_SIZE": 1,
-    "LEAST_WORK": 1,
-    "LEAST_SCORES": 1,
-    "MOST_HEAD_SIZES": dict.fromkeys(native.levels_here(), 1_000),
-}
-
-
-@pytest.fixture(autouse=True)
-def take_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any processor."""
-    for name, size in LIMITS.items():
-        monkeypatch.setattr(native_attention, name, size)
-    monkeypatch.setattr(native.Library, "has_fast_vectors", True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lowered_networks import NETWORKS, batches, step
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
-from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
+from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
 from gradgraph.runtime.execution.session import RuntimeOptions
 
@@ -26,10 +26,8 @@ OPTIMIZERS: dict[str, Callable[[], gg.optim.Optimizer]] = {
 
 
 @pytest.fixture(autouse=True)
-def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch, every_attention: None) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
-    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
-        monkeypatch.setattr(native_attention, name, 1)
 
 
 def trainer(built: gg.Step, native_kernels: bool = False, **options: object) -> gg.Trainer:

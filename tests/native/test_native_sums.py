@@ -14,7 +14,7 @@ from form_kit import one_call, portable
 import gradgraph as gg
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
-from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
+from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
 from gradgraph.files.models import to_proto
 from gradgraph.rules.registry import Case, Draw, case, real, uniform
@@ -139,11 +139,9 @@ def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str]
     check(reference, fast, feeds, kernels)
 
 
+@pytest.mark.usefixtures("every_attention")
 @pytest.mark.parametrize(("queries", "keys"), [(40, 5_000), (5_000, 40)])
-def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
-        monkeypatch.setattr(native_attention, name, 1)
-    monkeypatch.setattr(native.Library, "has_fast_vectors", True)
+def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int) -> None:
     check_gradients(ATTENTION.format(q=queries, k=keys), "qkv", {"Attention", "AttentionGrad"}, lambda name: 1.0)
 
 
