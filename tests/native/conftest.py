@@ -8,9 +8,8 @@ from pathlib import Path
 import compiled_kernels
 import pytest
 
-from gradgraph.backends.ort_native import in_use
+from gradgraph.backends.ort_native import in_use, native_attention
 from gradgraph.backends.ort_native import library as native
-from gradgraph.backends.ort_native import native_attention
 from gradgraph.backends.ort_native.flags import COMPILERS
 from gradgraph.machine.caches import FILE_MODE, open_private
 
