@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gradgraph.cli.choices import Briefly
+from gradgraph.cli.choices import Briefly, Suggested
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,4 +38,6 @@ def _type_of(option: Field[Any]) -> Any:
     told = option.metadata
     if "choices" in told:
         return click.Choice(told["choices"])
+    if "suggested" in told:
+        return Suggested(told["suggested"])
     return Briefly(told["names"]) if "names" in told else told.get("kind", type(option.default))

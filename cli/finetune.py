@@ -31,7 +31,8 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.argument("folder", type=PATH)
 @click.option(
     "--data", type=PATH, required=True,
-    help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, or text.",
+    help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, text, or chosen and "
+    "rejected.",
 )  # fmt: skip
 @click.option("-o", "--out", type=PATH, help="The folder to write.")
 @click.option("--validation", type=PATH, help="Data to measure on; by default a share of the rows is held out.")
@@ -64,6 +65,7 @@ def command(
     Examples:
       gradgraph finetune llm-int4/ --data chat.jsonl --show 3
       gradgraph finetune llm-int4/ --data chat.jsonl --rank 16 -o tuned/
+      gradgraph finetune llm-int4/ --data preferences.jsonl --loss dpo -o tuned/
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
     """
     from gradgraph.chat.finetuning import finetune, shown_examples
@@ -88,6 +90,9 @@ def command(
     if "perplexity" in found.figures:
         before, after = (found.figures[name] for name in ("perplexity_before", "perplexity"))
         output.say(f"perplexity of held-out answers: {before:.4g} before, {after:.4g} after")
+    if "held_out_loss" in found.figures:
+        before, after = (found.figures[name] for name in ("held_out_loss_before", "held_out_loss"))
+        output.say(f"loss of held-out pairs: {before:.4g} before, {after:.4g} after")
     output.say(f"{found.figures['steps']} steps, {found.figures['tokens_a_second']:,.0f} tokens a second; wrote {out}")
 
 

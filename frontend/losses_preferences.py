@@ -177,8 +177,14 @@ _P, _BOTH = ("log_probability",), ("log_probability", "tokens")
 _REFERENCE = (like("log-probabilities by the reference `[pairs, 2]`"),)
 _WITH_KINDS = (*_REFERENCE, Target("desirable", "1 or 0, one a row", _one_a_row))
 
-named("dpo", dpo_loss, "beta label_smoothing reduction", _REFERENCE, reads=_P, check=_check)
-named("ipo", ipo_loss, "beta reduction", _REFERENCE, reads=_BOTH, check=_check)
-named("orpo", orpo_loss, "beta reduction", (), reads=_BOTH, check=_check)
-named("simpo", simpo_loss, "beta gamma label_smoothing reduction", (), reads=_BOTH, check=_check)
-named("kto", kto_loss, "beta desirable_weight undesirable_weight reduction", _WITH_KINDS, reads=_P, check=_check)
+PREFERENCES: list[str] = []  # the names of the losses of this file
+
+for _name, _function, _options, _targets, _reads in (
+    ("dpo", dpo_loss, "beta label_smoothing reduction", _REFERENCE, _P),
+    ("ipo", ipo_loss, "beta reduction", _REFERENCE, _BOTH),
+    ("orpo", orpo_loss, "beta reduction", (), _BOTH),
+    ("simpo", simpo_loss, "beta gamma label_smoothing reduction", (), _BOTH),
+    ("kto", kto_loss, "beta desirable_weight undesirable_weight reduction", _WITH_KINDS, _P),
+):
+    named(_name, _function, _options, _targets, reads=_reads, check=_check)
+    PREFERENCES.append(_name)

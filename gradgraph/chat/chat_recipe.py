@@ -18,8 +18,10 @@ from gradgraph.chat.option_fields import (
     or_none,
     whole,
 )
+from gradgraph.errors import ArgumentError, shown, suggestion
 
 LONG = ("error", "drop", "cut")
+NEXT_TOKEN = "cross_entropy"
 MERGE = ("float", "requantised", "none")
 TARGETS = ("*attn*", "*mlp*")
 
@@ -47,6 +49,10 @@ class Recipe:
     long: str = option("error", "What becomes of a text of more tokens: it is refused, left out, or cut.",
                         *one_of(LONG), choices=LONG)  # fmt: skip
     pack: bool = option(False, "Put several texts into a row, of which none sees another.", *FLAG)
+    loss: str = option(NEXT_TOKEN, "The loss: cross_entropy of the next token, or one of preferences.", *TEXT,
+                       suggested="frontend.losses_preferences:PREFERENCES")  # fmt: skip
+    beta: float | None = option(None, "Of a loss of preferences, its beta; by default that of the loss.",
+                                *or_none(number(0, above=True)), kind=float)  # fmt: skip
     label_smoothing: float = option(0.0, "The share of each label that is spread over all tokens.", *number(0, 1))
     z_loss: float = option(0.0, "Factor of the square of log Σ exp of the scores, such as 1e-4.", *number(0))
     held_out: float = option(0.1, "The share of rows to measure on, where no data are given for that.", *number(0, 0.9))
@@ -62,6 +68,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.prefers:
+            _check_preferences(self.loss)
+        if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
+            raise ArgumentError(
+                f"the loss {self.loss} compares two answers, and goes with no pack, label_smoothing or z_loss; leave "
+                "them out"
+            )
+        if self.beta is not None and not self.prefers:
+            raise ArgumentError(f"beta belongs to a loss of preferences, and the loss is {self.loss}; leave it out")
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """Give the same recipe with other values; raise ArgumentError where there is no such option."""
@@ -71,9 +86,22 @@ class Recipe:
         return changed_options(self, given, "fine-tuning")
 
     @property
+    def prefers(self) -> bool:
+        """Whether it learns which of two answers is better."""
+        return self.loss != NEXT_TOKEN
+
+    @property
     def is_plain(self) -> bool:
         """Whether the loss is the mean of −log p alone, whose exponential is the perplexity."""
         return self.label_smoothing == 0 and self.z_loss == 0
+
+
+def _check_preferences(loss: str) -> None:
+    """Raise ArgumentError unless it is a loss of preferences."""
+    from gradgraph.frontend.losses_preferences import PREFERENCES  # it takes a second, which help has not
+
+    if loss not in PREFERENCES:
+        raise ArgumentError(f"fine-tuning has no loss '{shown(loss)}'{suggestion(loss, [NEXT_TOKEN, *PREFERENCES])}")
 
 
 STOPS_ONLY = ("max_steps",)  # options that may differ in a run that goes on

@@ -21,6 +21,7 @@ from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.preferences import TARGET, PairBatches, fitted, pairs_of
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.errors import DataError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
@@ -52,8 +53,8 @@ class Prepared:
         digest: SHA-256 of all tokens.
     """
 
-    train: ChatBatches
-    held_out: ChatBatches | None
+    train: ChatBatches | PairBatches
+    held_out: ChatBatches | PairBatches | None
     figures: Mapping[str, int]
     digest: str
 
@@ -112,7 +113,8 @@ def finetune(
 
     Args:
         folder: of onnxruntime-genai's builder or of optimum: the model, ``tokenizer.json``, its chat template.
-        data: as for :func:`read`: messages, prompt and completion, or text.
+        data: as for :func:`read`: messages, prompt and completion, or text; for a loss of preferences two answers to
+            each prompt (``chosen`` and ``rejected``), or for kto one with its ``label``.
         out: the folder to write; made if missing, and empty otherwise.
         recipe: options; by default those of :class:`Recipe`.
         validation: data to measure on; by default the share ``held_out`` of the rows.
@@ -139,11 +141,14 @@ def finetune(
         load_model(base.model), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
     )  # fmt: skip
-    trainer = Trainer(step_of(surgery.language_model(adapted, packed=chosen.pack), prepared, chosen), seed=chosen.seed)
+    model = surgery.language_model(adapted, packed=chosen.pack)
+    model = surgery.pair_model(model) if chosen.prefers else model
+    trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
+    refer(adapted, trainer, prepared, chosen)
     _begin(place, chosen, prepared.digest, resume)
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
-        figures["perplexity_before"] = perplexity(trainer.evaluate(prepared.held_out, chosen.batch_size))
+        figures |= measured(trainer, prepared.held_out, chosen, "_before")
     if resume:
         trainer.load(place / TRAINING / CHECKPOINT)
     pace = Pace()
@@ -153,8 +158,9 @@ def finetune(
     rows_a_second = pace.steps * chosen.batch_size / pace.seconds if pace.seconds else 0.0
     figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
-        figures["perplexity"] = perplexity(trainer.evaluate(prepared.held_out, chosen.batch_size))
-    write_results(place, base, adapted, trainer.state_dict(), chosen, prepared.held_out, figures)
+        figures |= measured(trainer, prepared.held_out, chosen)
+    texts = prepared.held_out if isinstance(prepared.held_out, ChatBatches) else None
+    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures)
     return Finetuned(place, history, figures, trainer)
 
 
@@ -171,22 +177,58 @@ def prepare(
     encoder, rows = Encoder(base.path, template), read(data, columns)
     known = check_vocabulary(encoder, base)
     length = recipe.length or min(base.context or LONGEST, LONGEST)
-    every = fitted_length(rows, _known_alone(rows, encoder(rows), known), length, recipe.long)
+    every = samples_of(rows, encoder, recipe, length, known)
     if validation is None:
         order = permutation(recipe.seed, 0, len(every)).tolist()
         count = round(len(every) * recipe.held_out)
         tokens = [[every[i] for i in sorted(part)] for part in (order[count:], order[:count])]
     else:
         apart = read(validation, columns)
-        tokens = [every, fitted_length(apart, _known_alone(apart, encoder(apart), known), length, recipe.long)]
+        tokens = [every, samples_of(apart, encoder, recipe, length, known)]
     if not tokens[0]:
         raise DataError(f"no row of {rows.where} is left to train on; give more rows, or longer ones with --length")
-    train, held = (ChatBatches(each, length, recipe.pack, encoder.tokenizer.pad) for each in tokens)
+    pad = encoder.tokenizer.pad
+    train, held = (
+        PairBatches(each, pad) if recipe.prefers else ChatBatches(each, length, recipe.pack, pad) for each in tokens
+    )
     if not len(held):
-        log.info("nothing is held out, so that no perplexity is measured")
+        log.info("nothing is held out, so that nothing is measured")
+    texts = [[t for sample in each for t in ((sample.first, sample.second) if recipe.prefers else (sample,))]
+             for each in tokens]  # fmt: skip
     figures = {"rows": len(tokens[0]), "held_out_rows": len(tokens[1]), "tokens": train.tokens,
-               "learnt_tokens": sum(t.counted for t in tokens[0])}  # fmt: skip
-    return Prepared(train, held if len(held) else None, figures, _digest([*tokens[0], *tokens[1]]))
+               "learnt_tokens": sum(t.counted for t in texts[0])}  # fmt: skip
+    goods = [sample.good for each in tokens for sample in each] if recipe.prefers else []
+    return Prepared(train, held if len(held) else None, figures, _digest([*texts[0], *texts[1]], goods))
+
+
+def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, length: int, known: int | None) -> list[Any]:
+    """The rows as tokens, of those that fit; pairs where preferences are learnt."""
+    if recipe.prefers:
+        pairs = pairs_of(rows, encoder, recipe.loss)
+        for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
+            _known_alone(rows, each, known)
+        return fitted(pairs, length, recipe.long, rows)
+    return fitted_length(rows, _known_alone(rows, encoder(rows), known), length, recipe.long)
+
+
+def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) -> None:
+    """Compute the reference of pairs, if the loss compares with one: by the base without its adapters."""
+    if not any(spec.name == TARGET for spec in trainer.manifest.targets):
+        return
+    for part in (prepared.train, prepared.held_out):
+        if isinstance(part, PairBatches):
+            part.reference = surgery.reference(adapted, trainer, part, recipe.batch_size)
+
+
+def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
+    """The figures of held-out rows: the perplexity; of pairs the loss, and how often the better answer gains more."""
+    found = trainer.evaluate(held, recipe.batch_size)
+    if not recipe.prefers:
+        return {f"perplexity{when}": perplexity(found)}
+    told = {f"held_out_loss{when}": float(found["loss"])}
+    if not when and "reward_accuracy" in found:
+        told["reward_accuracy"] = float(found["reward_accuracy"])
+    return told
 
 
 def fitted_length(rows: Rows, samples: list[Tokens], length: int, long: str) -> list[Tokens]:
@@ -251,17 +293,23 @@ def _scores_of(base: ModelFolder) -> int | None:
 
 
 def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Any:
-    """The training step: cross entropy of the next token, AdamW under a cosine that begins with a warm-up."""
+    """The training step: the loss, and AdamW under a cosine that begins with a warm-up."""
     batches = math.ceil(len(prepared.train) / recipe.batch_size)
     total = recipe.epochs * math.ceil(batches / recipe.accumulate)
     rising = min(round(recipe.warmup * total), total - 1)
     rate = optim.cosine(recipe.learning_rate, total - rising)
     adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
+    if recipe.prefers:
+        loss = losses.by_name(recipe.loss, **({} if recipe.beta is None else {"beta": recipe.beta}))
+        shown_beside = [metrics.reward_accuracy()] if len(loss.targets) == 1 else []
+    else:
+        loss = losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1, z_loss=recipe.z_loss)
+        shown_beside = [] if recipe.is_plain else [metrics.perplexity(axis=-1)]
     return build(
         model,
-        losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1, z_loss=recipe.z_loss),
+        loss,
         optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw),
-        metrics=[] if recipe.is_plain else [metrics.perplexity(axis=-1)],
+        metrics=shown_beside,
         accumulate=recipe.accumulate > 1,
     )
 
@@ -331,8 +379,8 @@ def _begin(place: Path, recipe: Recipe, digest: str, resume: bool) -> None:
     write_atomically(file, json.dumps(now, indent=1).encode())
 
 
-def _digest(samples: Iterable[Tokens]) -> str:
-    found = hashlib.sha256()
+def _digest(samples: Iterable[Tokens], goods: Sequence[bool] = ()) -> str:
+    found = hashlib.sha256(np.array(goods, bool).tobytes())
     for tokens in samples:
         found.update(np.int64(len(tokens)).tobytes() + tokens.ids.astype(np.int64).tobytes() + tokens.learnt.tobytes())
     return found.hexdigest()

@@ -29,7 +29,7 @@ def option(default: Any, words: str, fits: Callable[[Any], bool], expected: str,
         fits: whether a value makes sense.
         expected: what a value should be, for messages.
         more: of the shell: ``flag``, another name; ``kind``, the type where the default is None; ``choices``;
-            ``names``, the table of the names that it takes.
+            ``names``, the table of the names that it takes; ``suggested``, of such among others.
     """
     return field(default=default, metadata={"words": words, "fits": fits, "expected": expected, **more})
 

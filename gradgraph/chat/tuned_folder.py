@@ -33,6 +33,9 @@ _WORDS = {
     "perplexity_before": "perplexity of held-out answers before training",
     "perplexity": "perplexity of held-out answers after training",
     "perplexity_merged": "perplexity of held-out answers of the merged model",
+    "held_out_loss_before": "loss of held-out rows before training",
+    "held_out_loss": "loss of held-out rows after training",
+    "reward_accuracy": "share of held-out rows whose better answer has gained more than the other",
     "largest_rounding": "largest ‖stored − W‖/‖W‖ of a weight that was quantised again",
 }
 

@@ -1,0 +1,177 @@
+"""Preferences as data: rows of two answers as tokens, and batches of them for a step on ``surgery.pair_model``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradgraph import losses
+from gradgraph.chat.chat_batches import MULTIPLE
+from gradgraph.chat.chat_rows import Row, Rows
+from gradgraph.chat.tokens import Encoder, Tokens
+from gradgraph.errors import DataError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.shuffling import by_length, permutation
+from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.manifest import TensorSpec, numpy_dtype
+from gradgraph.surgery.language_models import IGNORED
+from gradgraph.surgery.pair_models import LABELS
+
+log = logging.getLogger("gradgraph.chat")
+
+IDS, TARGET, DESIRABLE = "input_ids", "target", "desirable"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with two answers, as tokens; what is learnt of each are those of the answer.
+
+    Attributes:
+        first, second: the chosen answer and the rejected one; or the row's own, and that of another row.
+        good: of a row of one answer, whether it is good.
+    """
+
+    first: Tokens
+    second: Tokens
+    good: bool = True
+
+    def __len__(self) -> int:
+        return max(len(self.first), len(self.second))
+
+
+def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
+    """The pairs that a loss, by its name, reads of rows.
+
+    Raises:
+        DataError: the rows are of another kind; an answer has no token, or two are one; a template refuses a row.
+    """
+    unpaired = any(target.name == DESIRABLE for target in losses.by_name(loss).targets)
+    if rows.kind != ("unpaired" if unpaired else "preference"):
+        columns = "prompt, completion and label" if unpaired else "chosen and rejected, with a prompt"
+        raise DataError(f"the loss {loss} learns from {columns}, and {rows.where} holds others; give such rows")
+    if unpaired:
+        firsts: list[Row] = [{**row, "completion": row["completion"]} for row in rows]
+        seconds: list[Row] = [{**row, "completion": _of_another(rows, i)} for i, row in enumerate(rows)]
+    else:
+        firsts, seconds = (
+            [_answered(row, name, rows.place(i)) for i, row in enumerate(rows)] for name in ("chosen", "rejected")
+        )
+    first, second = (encoder(Rows("prompt", each, rows.where, rows.place)) for each in (firsts, seconds))
+    good = [bool(row.get("label", True)) for row in rows]
+    return [Pair(*parts) for parts in zip(first, second, good, strict=True)]
+
+
+def _of_another(rows: Rows, i: int) -> Any:
+    """The answer of the next row to another prompt."""
+    ways = (rows[(i + k) % len(rows)] for k in range(1, len(rows)))
+    found = next((row for row in ways if row["prompt"] != rows[i]["prompt"]), None)
+    if found is None:
+        raise DataError(
+            f"all rows of {rows.where} have one prompt, and this loss compares with answers to others; give more"
+        )
+    return found["completion"]
+
+
+def _answered(row: Row, name: str, place: str) -> Row:
+    """A row of prompt and completion, where the prompt may be what both answers begin with."""
+    answers = row["chosen"], row["rejected"]
+    if answers[0] == answers[1]:
+        raise DataError(f"{place}: 'chosen' and 'rejected' are one answer; leave the row out")
+    if row.get("prompt") is not None:
+        return {**row, "completion": row[name]}
+    if not all(isinstance(answer, list) for answer in answers):
+        raise DataError(f"{place} has texts as answers and no 'prompt'; give it, or messages")
+    alike = zip(*answers, strict=False)
+    same = next((i for i, (a, b) in enumerate(alike) if a != b), min(map(len, answers)))
+    if not same:
+        raise DataError(f"{place}: 'chosen' and 'rejected' begin with other messages, so that there is no prompt")
+    return {**row, "prompt": row[name][:same], "completion": row[name][same:]}
+
+
+def fitted(pairs: list[Pair], length: int, long: str, rows: Rows) -> list[Pair]:
+    """The pairs of at most ``length`` tokens; longer ones are refused, or left out where ``long`` is "drop".
+
+    Raises:
+        DataError: some are longer.
+    """
+    over = [i for i, pair in enumerate(pairs) if len(pair) > length]
+    if not over:
+        return pairs
+    said = f"{len(over)} of {len(pairs)} rows have more than {length} tokens, the first {rows.place(over[0])}"
+    if long != "drop":
+        raise DataError(
+            f"{said}, and half an answer is not preferred",
+            remedy="give length= as many, or long='drop' to leave them out",
+            shell="give --length as many, or --long drop to leave them out",
+        )
+    log.warning("%s; they are left out", said)
+    return [pair for pair in pairs if len(pair) <= length]
+
+
+class PairBatches(Loadable):
+    """Pairs as tokens, for a step on what ``surgery.pair_model`` gives; rows of similar lengths are in one batch.
+
+    Args:
+        samples: the pairs.
+        pad: the token that rows are filled up with, at their ends.
+
+    Attributes:
+        reference: the log-probabilities ``[pairs, 2]`` by the model before it learns, once they are known.
+    """
+
+    def __init__(self, samples: Sequence[Pair], pad: int = 0) -> None:
+        self.samples, self.pad = samples, pad
+        self.reference: Array | None = None
+        self._lengths = np.array([len(pair) for pair in samples], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> Pair:
+        return self.samples[i]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all texts."""
+        return sum(len(pair.first) + len(pair.second) for pair in self.samples)
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """No names; raises DataError where the step takes something else."""
+        extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
+        if extra or not {IDS, LABELS} <= set(specs):
+            takes = ", ".join(map(str, specs.values()))
+            raise DataError(f"pairs give tokens and labels, and the step takes {takes}; build it on pair_model")
+        if TARGET in specs and self.reference is None:
+            raise DataError("the step compares with a reference; set reference= to what surgery.reference gives")
+        return NO_NAMES
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
+        """Rows of similar lengths are in one batch, as they are drawn anew each epoch."""
+        return by_length(permutation(seed, epoch, len(self)), self._lengths, seed, epoch, batch_size)
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
+        for numbers in batches:
+            pairs = [self.samples[i] for i in numbers]
+            width = -(-max(map(len, pairs)) // MULTIPLE) * MULTIPLE
+            shape = len(pairs), 2, width
+            ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
+            for i, pair in enumerate(pairs):
+                for k, tokens in enumerate((pair.first, pair.second)):
+                    ids[i, k, : len(tokens)] = tokens.ids
+                    labels[i, k, : len(tokens) - 1] = np.where(tokens.learnt[1:], tokens.ids[1:], IGNORED)
+            named: dict[str, Any] = {IDS: ids, LABELS: labels, DESIRABLE: np.array([p.good for p in pairs])}
+            if self.reference is not None:
+                named[TARGET] = self.reference[list(numbers)]
+            yield {name: named[name].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}

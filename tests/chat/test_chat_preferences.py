@@ -1,0 +1,118 @@
+"""Preferences from rows: their tokens, batches, and a fine-tuning that learns which answer is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradgraph as gg
+from gradgraph.chat.preferences import PairBatches, fitted, pairs_of
+from gradgraph.errors import DataError, GradgraphError
+
+pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
+
+from tests.chat import small_folder
+
+PAIRS = [{"prompt": f"Say {i}.", "chosen": f"{i}!", "rejected": f"No, not {i % 3}."} for i in range(24)]
+JUDGED = [{"prompt": f"Say {i}.", "completion": f"{i}!" if i % 2 else "No.", "label": bool(i % 2)} for i in range(24)]
+SHORT = {"target": ("*attn*", "*mlp*"), "rank": 4, "learning_rate": 5e-3, "epochs": 3, "held_out": 0.25}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_folder.write(tmp_path_factory.mktemp("llm"))
+
+
+def test_a_row_becomes_its_prompt_with_each_answer(base: Path) -> None:
+    encoder = gg.chat.Encoder(base)
+    (pair,) = pairs_of(gg.chat.read(PAIRS[:1]), encoder, "dpo")
+    before = "<s>[u] Say 0. "
+    assert encoder.pieces(pair.first) == [(before, False), ("0!</s>", True)]
+    assert encoder.pieces(pair.second) == [(before, False), ("No, not 0.</s>", True)]
+    asked = [{"role": "user", "content": "Say 0."}]
+    whole = {name: [*asked, {"role": "assistant", "content": PAIRS[0][name]}] for name in ("chosen", "rejected")}
+    (same,) = pairs_of(gg.chat.read([whole]), encoder, "dpo")
+    np.testing.assert_array_equal(same.second.ids, pair.second.ids)
+    np.testing.assert_array_equal(same.second.learnt, pair.second.learnt)
+
+
+def test_a_judged_answer_stands_beside_one_to_another_prompt(base: Path) -> None:
+    encoder = gg.chat.Encoder(base)
+    pairs = pairs_of(gg.chat.read(JUDGED[:3]), encoder, "kto")
+    assert [pair.good for pair in pairs] == [False, True, False]
+    assert encoder.pieces(pairs[2].first)[1] == ("No.</s>", True)
+    assert encoder.pieces(pairs[0].second) == [("<s>[u] Say 0. ", False), ("1!</s>", True)]
+
+
+def test_batches_are_those_of_answer_pairs(base: Path) -> None:
+    encoder = gg.chat.Encoder(base)
+    pairs = pairs_of(gg.chat.read(PAIRS), encoder, "dpo")
+    adapted = gg.lora(base / "model.onnx", "*attn*", rank=2)
+    model = gg.surgery.pair_model(gg.surgery.language_model(adapted))
+    trainer = gg.Trainer(gg.build(model, "dpo"), device="cpu")
+    parts = [(t.ids[: (n := int(np.flatnonzero(t.learnt)[0]))], t.ids[n:]) for p in pairs for t in (p.first, p.second)]
+    prompts, answers = zip(*parts, strict=True)
+    arrays = gg.surgery.answer_pairs(prompts[::2], answers[::2], answers[1::2])
+    wanted = trainer.predict(arrays)
+    found = trainer.predict(PairBatches(pairs), 5)
+    np.testing.assert_allclose(found["log_probability"], wanted["log_probability"], rtol=1e-5)
+    np.testing.assert_array_equal(found["tokens"], wanted["tokens"])
+    with pytest.raises(DataError, match=r"set reference= to what surgery\.reference gives"):
+        trainer.evaluate(PairBatches(pairs))
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "orpo", "simpo", "kto"])
+def test_a_folder_learns_preferences(base: Path, tmp_path: Path, loss: str) -> None:
+    rows = JUDGED if loss == "kto" else PAIRS
+    found = gg.finetune(base, rows, tmp_path / "out", loss=loss, progress=False, **SHORT)
+    assert found.figures["held_out_loss"] < found.figures["held_out_loss_before"]
+    assert (found.figures.get("reward_accuracy", 1) > 0.8) and ("reward_accuracy" in found.figures) == (
+        loss in ("dpo", "ipo")
+    )
+    if loss == "dpo":
+        assert found.figures["held_out_loss_before"] == pytest.approx(np.log(2), rel=1e-5)
+    assert "| loss of held-out rows after training |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_run_on_preferences_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:
+    options = {**SHORT, "loss": "dpo", "beta": 0.3, "progress": False}
+    whole = gg.finetune(base, PAIRS, tmp_path / "whole", **options)
+    gg.finetune(base, PAIRS, tmp_path / "stopped", max_steps=4, **options)
+    again = gg.finetune(base, PAIRS, tmp_path / "stopped", resume=True, **options)
+    for name, array in whole.trainer.state_dict().items():
+        np.testing.assert_array_equal(again.trainer.state_dict()[name], array)
+
+
+WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "messages": ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+                 {"loss": "dpo"}, "the loss dpo learns from chosen and rejected"),
+    "judged": (JUDGED, {"loss": "orpo"}, "the loss orpo learns from chosen and rejected"),
+    "pairs": (PAIRS, {"loss": "kto"}, "the loss kto learns from prompt, completion and label"),
+    "pairs without a loss": (PAIRS, {}, "holds preferences, and the next token is learnt"),
+    "alike": ([{"prompt": "a", "chosen": "b", "rejected": "b"}], {"loss": "dpo"}, "are one answer"),
+    "no prompt": ([{"chosen": "b", "rejected": "c"}], {"loss": "dpo"}, "no 'prompt'"),
+    "one prompt": ([{**row, "prompt": "Say."} for row in JUDGED], {"loss": "kto"}, "have one prompt"),
+    "too long": (PAIRS, {"loss": "dpo", "length": 20}, "half an answer is not preferred"),
+    "packed": (PAIRS, {"loss": "dpo", "pack": True}, "goes with no pack"),
+    "no such loss": (PAIRS, {"loss": "dpoo"}, "did you mean 'dpo'"),
+    "beta": (PAIRS, {"beta": 0.1}, "beta belongs to a loss of preferences"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_said(base: Path, tmp_path: Path, name: str) -> None:
+    rows, options, words = WRONG[name]
+    with pytest.raises(GradgraphError, match=words):
+        gg.finetune(base, rows, tmp_path / "out", progress=False, **{**SHORT, **options})
+
+
+def test_longer_pairs_are_left_out_if_asked(base: Path) -> None:
+    rows = gg.chat.read(PAIRS)
+    pairs = pairs_of(rows, gg.chat.Encoder(base), "dpo")
+    most = max(map(len, pairs))
+    kept = fitted(pairs, most - 1, "drop", rows)
+    assert 0 < len(kept) < len(pairs) == len(fitted(pairs, most, "error", rows))
