@@ -98,7 +98,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
     vector = _last_vector(tokens_alone)
     if vector is None:
         return None
-    step = build(tokens_alone, losses.cross_entropy(axis=-1), optim.sgd(0.0), train=[vector])
+    step = build(tokens_alone, losses.cross_entropy(axis=-1), optim.adamw(0.0), train=[vector])
     texts = ChatBatches(data.samples, data.length, pad=data.pad)
     return float(np.exp(Trainer(step).evaluate(texts, batch_size)["loss"]))
 
