@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import gradgraph as gg
 from gradgraph import export, surgery
 from gradgraph.errors import OutputError
 from gradgraph.files.suffixes import FORMATS
+from tests.chat import small_folder
 
 MODEL = mlp()
 SCALAR = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
@@ -36,6 +38,13 @@ def mistakes(path: Path) -> None:
     export.save_mistakes(gg.Trainer(STEP, device="cpu"), arrays(32), path)
 
 
+def tuned(path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        base = small_folder.write(Path(folder) / "llm")
+        gg.finetune(base, [{"text": "ab"}], path, epochs=1, held_out=0.0, merge="none", progress=False)
+
+
 # by callable and argument: a call with a path, and the extensions that are its own; none of a folder
 WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     **{f"gg.{f.__name__}(out)": (lambda path, f=f: f(SCALAR, wrt="x", out=path), (".onnx",))
@@ -50,6 +59,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "export.save_required_operators(path)": (lambda path: export.save_required_operators(MODEL, path), (".config",)),
     "export.save_ort(folder)": (lambda path: export.save_ort(STEP, path), ()),
     "FlatWeights.save(path)": (lambda path: export.flat_weights(STEP).save(path), (".bin",)),
+    "gg.finetune(out)": (tuned, ()),
     "surgery.save_adapter(folder)": (lambda path: surgery.save_adapter(ADAPTED, path), ()),
     "Trainer.export(path)": (lambda path: gg.Trainer(STEP, device="cpu").export(path), (".onnx",)),
     "Trainer.export_file(path)": (lambda path: gg.Trainer(STEP, device="cpu").export_file(path), (".onnx",)),
@@ -59,7 +69,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "History.to_csv(path)": (history, (".csv",)),
 }  # fmt: skip
 READ = {"gg.image_folder(path)", "gg.shards(path)", "surgery.load_adapter(folder)", "extend.library(path)",
-        "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)",
+        "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)", "gg.finetune(folder)",
         "vision.coco(path)", "vision.yolo(path)", "vision.masks(path)", "vision.read(path)",
         "vision.is_annotated(path)"}  # fmt: skip
 KEEPERS = {"gg.CheckpointKeeper(folder)"}  # a folder of files that it names itself

@@ -26,6 +26,7 @@ from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.errors import DataError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model
+from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shapes import shape_of
@@ -133,6 +134,7 @@ def finetune(
     """
     from gradgraph.chat.tuned_folder import write_results
 
+    check_suffix(out, FOLDER)
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
