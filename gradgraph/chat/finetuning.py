@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from gradgraph import losses, metrics, optim, surgery
 from gradgraph.building.pipeline import build
@@ -145,6 +146,7 @@ def finetune(
     )  # fmt: skip
     model = surgery.language_model(adapted, packed=chosen.pack)
     model = surgery.pair_model(model) if chosen.prefers else model
+    assert isinstance(adapted, ir.Model)  # as load_model gives one
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     _begin(place, chosen, prepared.digest, resume)

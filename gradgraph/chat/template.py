@@ -184,6 +184,7 @@ class ChatTemplate:
 def _compiled(source: str, where: str) -> Any:
     try:
         import jinja2
+        from jinja2 import nodes
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
@@ -200,7 +201,7 @@ def _compiled(source: str, where: str) -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
 
         def _marked(self, caller: Callable[[], str]) -> str:
             return f"{_BEGIN}{caller()}{_END}"

@@ -65,6 +65,7 @@ def write_results(
             figures["largest_rounding"] = max(rounding.values())
         if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
             figures["perplexity_merged"] = measured
+        assert isinstance(merged, ir.Model)  # as the one that was given
         _save(merged, out / base.model.name)
         base.copy_beside(out)
     write_atomically(out / CARD, card(base, recipe, figures, named).encode())
@@ -95,6 +96,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
     It is measured as in training, by a step that could train one vector: not every file runs without its past.
     """
     tokens_alone = surgery.language_model(load_model(model))
+    assert isinstance(tokens_alone, ir.Model)  # as load_model gives one
     vector = _last_vector(tokens_alone)
     if vector is None:
         return None
