@@ -30,7 +30,7 @@ MODULES = (
 # gg.build looks up (tried below); PyTorch's Identity takes anything
 FREE = {"optim.stateless", "extend.case", "extend.point", "gg.Recompute", "frontend.nn.Identity"}
 # no callables of ours: a protocol, types for annotations
-NOT_CALLED = {"optim.Context", "extend.Gradients", "extend.Reads", "extend.Better"}
+NOT_CALLED = {"optim.Context", "extend.Gradients", "extend.Reads", "extend.Better", "extend.Messages"}
 DATA = arrays(32)
 
 
@@ -59,6 +59,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
     trainer = gg.Trainer(step, device="cpu")
     trainer.save(folder / "run.ckpt")
     return {
+        "gg.finetune": (folder, [], folder / "tuned"),
         "gg.memory": (step,),
         "vision.detections": ("detr", []),
         "vision.read": ("annotations.json",),

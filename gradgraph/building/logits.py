@@ -11,7 +11,7 @@ from gradgraph.autodiff.probabilities import Probabilities, probabilities
 from gradgraph.building.outputs import output_of, value_names
 from gradgraph.building.terms import Term
 from gradgraph.errors import Finding, shown
-from gradgraph.graph.builder import Builder
+from gradgraph.graph.builder import Builder, all_of
 from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import class_axis
 
@@ -52,7 +52,7 @@ def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
     at = op.like(-at, at) if found.negated else at
     for move in found.moves:
         others = [op.wrap(x) for x in move.inputs[1:]]
-        at = op.emit(move.op_type, at, *others, **{a.name: a.value for a in move.attributes.values()})
+        (at,) = all_of(op.emit(move.op_type, at, *others, **{a.name: a.value for a in move.attributes.values()}))
         at.value.shape = move.outputs[0].shape
     name = op.nodes[-1].name = at.value.name = op.fresh(f"{logits.name}.{'moved' if found.moves else 'negative'}")
     op.finish(graph)

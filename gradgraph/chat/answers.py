@@ -26,7 +26,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 class Steps(Protocol):
-    """What gives the next token of each prompt, again and again; see :meth:`Decoder.steps`."""
+    """A source of the next token of each prompt, again and again; see :meth:`Decoder.steps`."""
 
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
@@ -76,7 +76,11 @@ class Generator:
         template = self.encoder.template_for("messages") if not isinstance(prompt, str) or self._has_template else None
         if template is None:
             if not isinstance(prompt, str):
-                raise DataError("messages need a chat template; leave template='none' out, or give a text")
+                raise DataError(
+                    "messages need a chat template",
+                    remedy="leave template='none' out, or give a text",
+                    shell="leave --template none out, or give a text",
+                )
             text = prompt
         else:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

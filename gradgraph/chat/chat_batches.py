@@ -105,10 +105,9 @@ class ChatBatches(Loadable):
         fits = len(others) == 1 and len(others[0].shape) == 2 and numpy_dtype(others[0].dtype).kind in "iu"
         if not fits or len(targets) > 1 or self.packed != (SEGMENTS in specs):
             takes = ", ".join(map(str, specs.values()))
-            packed = ", packed=True" if self.packed else ""
             raise DataError(
                 f"chat data give tokens{' and their segments' if self.packed else ''}, and the step takes {takes}; "
-                f"build it on gg.surgery.language_model(model{packed})"
+                f"build it on gg.surgery.language_model(model{', packed=True' if self.packed else ''})"
             )
         return others[0], targets[0] if targets else None
 

@@ -148,7 +148,7 @@ class Decoder:
     def generated(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """What :meth:`steps` gives, as the new tokens of each prompt; a token of ``stop`` is the last of its row."""
+        """The new tokens of each prompt, as :meth:`steps` gives them; a token of ``stop`` is the last of its row."""
         found: list[list[int]] = [[] for _ in prompts]
         for group in [range(len(prompts))] if self.pads else _of_one_length(prompts):
             for tokens in self.steps([prompts[i] for i in group], stop, sampling, rows=group):

@@ -190,7 +190,11 @@ def prepare(
         apart = read(validation, columns)
         tokens = [every, samples_of(apart, encoder, recipe, length, known)]
     if not tokens[0]:
-        raise DataError(f"no row of {rows.where} is left to train on; give more rows, or longer ones with --length")
+        raise DataError(
+            f"no row of {rows.where} is left to train on",
+            remedy="give more rows, or take longer ones by length=",
+            shell="give more rows, or take longer ones by --length",
+        )
     pad = encoder.tokenizer.pad
     train, held = (
         PairBatches(each, pad) if recipe.prefers else ChatBatches(each, length, recipe.pack, pad) for each in tokens

@@ -58,7 +58,7 @@ def one_of(names: tuple[str, ...]) -> Fits:
 
 
 def or_none(kind: Fits) -> Fits:
-    """What ``kind`` takes, or None."""
+    """A kind that takes what ``kind`` takes, or None."""
     return lambda value: value is None or kind[0](value), kind[1]
 
 

@@ -166,7 +166,7 @@ class Buckets:
         return weight
 
     def unit(self, rows: int, counted: int) -> float:
-        """What a gradient of this rank counts for. Samples of no weight have gradients by norms that all share: there,
+        """The weight of this rank's gradients. Samples of no weight have gradients by norms that all share: there,
         their loss is a mean over one.
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)

@@ -54,14 +54,14 @@ class Message:
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """What one rank adds to the sums (float64), where its gradients count for ``unit``."""
+        """The share of one rank in the sums (float64), where its gradients count for ``unit``."""
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """What one rank is told of the sums of all."""
+        """The sums of all, as one rank is told them."""
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)
@@ -176,7 +176,7 @@ class _Joining:
         self.editor.replace(node, *(op.cast(new, _dtype(old)) for new, old in results))
 
     def _told(self, own: Var, channels: int, is_gradient: bool) -> Var:
-        """What all ranks have of ``own``: by a node that nothing but messages can compute."""
+        """``own`` of all ranks: by a node that nothing but messages can compute."""
         op = self.editor.op
         name = op.fresh_in(op.scope, TOLD)
         node = ir.Node(RANKS, TOLD, [own.value], name=name)

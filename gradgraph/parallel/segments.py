@@ -206,7 +206,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """What belongs to one segment."""
+    """The ports of one segment."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

@@ -68,7 +68,7 @@ class Team:
         return dict(values)
 
     def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """What a checkpoint holds: the whole state, and beside it the arrays that each has for itself."""
+        """The content of a checkpoint: the whole state, and beside it the arrays that each has for itself."""
         return dict(values), {}
 
     def end(self, state: State) -> None:
