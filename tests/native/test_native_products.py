@@ -298,7 +298,7 @@ def turned(text: str, terms: int = 1024) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", TURNED)
 def test_gradients_of_large_weights_are_written(library: native.Library, name: str) -> None:
     """With tiles, all large products are; with AVX2, those whose left factor onnxruntime turns again and again."""
-    if not (library.has_tiles or library.turns_fast):
+    if not (library.has_tiles or library.has_fast_vectors):
         assert native.DOMAIN not in dict(turned(TURNED[name]))
         return
     assert turned(TURNED[name]) == [(native.DOMAIN, "MatMul")]
