@@ -75,6 +75,7 @@ OTHER_ENDS = {
 }
 LOGITS = {name for name, make in LOSSES.items() if make().activation and len(make().reads) == 1}
 OF_DETECTORS = {"detr", "retinanet", "fcos", "iou", "giou", "diou", "ciou"}  # of boxes, and several outputs
+OF_PAIRS = {"dpo", "ipo", "orpo", "simpo", "kto"}  # of log-probabilities of two answers
 OF_LOGS = {"kl_div", "nll"}
 OF_VALUES = {  # that may well be probabilities
     "bce", "gaussian_nll", "hinge", "hinge_embedding", "huber", "l1", "log_cosh", "mse", "multi_margin",
@@ -113,7 +114,7 @@ def words(step: gg.Step) -> str:
 
 def test_every_loss_is_of_logits_of_logarithms_or_of_values() -> None:
     assert {name for name, make in LOSSES.items() if make().of_logs} == OF_LOGS
-    assert {*LOGITS} | OF_LOGS | OF_VALUES | OF_DETECTORS == {*LOSSES.keys()}
+    assert {*LOGITS} | OF_LOGS | OF_VALUES | OF_DETECTORS | OF_PAIRS == {*LOSSES.keys()}
 
 
 @pytest.mark.parametrize(

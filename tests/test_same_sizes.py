@@ -52,8 +52,9 @@ def sizes_for(name: str, first: str | None) -> list[Any]:
     return [first, 9, C] if name == "ctc" else [first, C]
 
 
-# those of detectors read outputs of other shapes
-COMPARING = sorted(n for n in {*losses.LOSSES} - {"detr", "retinanet", "fcos"} if losses.by_name(n).targets)
+# those of detectors and of pairs of answers read outputs of other shapes
+OTHER_SHAPES = {"detr", "retinanet", "fcos", "dpo", "ipo", "kto", "orpo", "simpo"}
+COMPARING = sorted(n for n in {*losses.LOSSES} - OTHER_SHAPES if losses.by_name(n).targets)
 
 
 @pytest.mark.parametrize("name", COMPARING)

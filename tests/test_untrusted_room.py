@@ -42,6 +42,7 @@ ELSEWHERE = {
     ("reduction/parts.py", "json.loads"): "what a process of ours answers",
     ("reduction/watched.py", "json.loads"): "what a process of ours answers",
     ("reduction/watched.py", "onnx.load"): "a model that this process's parent has just written",
+    ("files/aside.py", "np.memmap"): "a file that it has just written",
     ("files/atomic.py", "os.open"): "a folder, to have its names written",
     ("files/external.py", _FOR_READING): "a file that was found to be a regular one as the model was read",
     ("runtime/data/stored.py", "os.open"): "a file whose header was read from a regular one",

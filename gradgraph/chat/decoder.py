@@ -17,6 +17,8 @@ import onnxruntime as ort
 from gradgraph.chat.picking import picked
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import DataError, ModelError, shown
+from gradgraph.files.untrusted.messages import message_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -38,8 +40,8 @@ class Decoder:
         pads_behind: whether rows are filled up behind their tokens, as GroupQueryAttention reads them.
 
     Raises:
-        ModelError: it takes something else, or computes in numbers that NumPy does not have; or the adapter does not
-            fit.
+        ModelError: the file cannot be read; or it takes something else, or computes in numbers that NumPy does not
+            have; or the adapter does not fit.
     """
 
     def __init__(
@@ -49,7 +51,10 @@ class Decoder:
         head_size: int | None = None,
         threads: int = 0,
     ) -> None:
-        graph = onnx.load(model, load_external_data=False).graph
+        try:
+            graph = message_of(regular_bytes(model)).graph
+        except UnreadableError as error:
+            raise ModelError(f"'{shown(model)}' cannot be read ({error}); give another file") from None
         attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
         self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
         options = ort.SessionOptions()

@@ -119,7 +119,7 @@ def test_the_kinds_are_those_of_the_table(cli: Cli) -> None:
 # arguments of functions that the shell has no option for
 PYTHON_ONLY = {
     "distill": {"match_weight", "output", "teacher_output"},
-    "language_model": {"keep", "outputs"},
+    "language_model": {"keep", "outputs", "packed"},  # rows of several texts: finetune --pack
     "load_weights": {"names", "turned"},
     "use_adapters": {"train"},
 }

@@ -214,6 +214,7 @@ WRITERS = {
     "cli/demo.py": {"mkdir"},
     "cli/run_folder.py": {"mkdir", "open"},  # a line at the end of the commands of a run
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
+    "gradgraph/chat/finetuning.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/reduction/reduced.py": {"TemporaryDirectory"},
@@ -223,7 +224,8 @@ WRITERS = {
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
     "gradgraph/surgery/integer_model.py": {"TemporaryDirectory"},
-    "gradgraph/files/aside.py": {"mkdtemp"},
+    "gradgraph/files/aside.py": {"mkdtemp", "open"},
+    "gradgraph/chat/answers.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
     "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
