@@ -87,8 +87,10 @@ def outputs(model: onnx.ModelProto, feeds: Feeds, kernels: bool) -> Feeds:
     return dict(zip([y.name for y in session.get_outputs()], found, strict=True))
 
 
-def check(reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds, kernels: set[str]) -> None:
-    """The mean error of every output is about that of onnxruntime at most, or what rounding the result costs."""
+def check(
+    reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds, kernels: set[str], rounding: float = 2.0**-23
+) -> None:
+    """The mean error of every output is about that of onnxruntime at most, or ``rounding``: what its rounding costs."""
     assert kernels <= {n.op_type for n in fast.graph.node if n.domain == native.DOMAIN}
     wide = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
     exact = Oracle(in_float64(reference))(wide)
@@ -96,7 +98,7 @@ def check(reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds, kerne
     for name, wanted in exact.items():
         scale = np.abs(wanted).mean()
         errors = [float(np.abs(found[name] - wanted).mean() / scale) for found in (ours, theirs)]
-        assert errors[0] <= max(1.5 * errors[1], 2.0**-23), (name, errors)
+        assert errors[0] <= max(1.5 * errors[1], rounding), (name, errors)
 
 
 @pytest.mark.parametrize(("name", "given"), TRIALS)
@@ -127,7 +129,9 @@ def scaled(shape: list[int], rng: np.random.Generator, size: float) -> np.ndarra
     return np.asarray(rng.uniform(0, size, shape), np.float32)
 
 
-def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str], float]) -> None:
+def check_gradients(
+    text: str, wrt: str, kernels: set[str], size: Callable[[str], float], rounding: float = 2.0**-23
+) -> None:
     """Of the inputs named in ``wrt``, a letter each."""
     model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
     reference: onnx.ModelProto = gg.vjp(model, wrt=list(wrt))
@@ -136,13 +140,15 @@ def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str]
     for value in reference.graph.input:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
         feeds[value.name] = scaled(shape, rng, size(value.name))
-    check(reference, fast, feeds, kernels)
+    check(reference, fast, feeds, kernels, rounding)
 
 
 @pytest.mark.usefixtures("every_attention")
 @pytest.mark.parametrize(("queries", "keys"), [(40, 5_000), (5_000, 40)])
 def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int) -> None:
-    check_gradients(ATTENTION.format(q=queries, k=keys), "qkv", {"Attention", "AttentionGrad"}, lambda name: 1.0)
+    """Weights are computed again as exp(S − log Σ exp S), so that the rounding of that logarithm comes in, too."""
+    text, kernels = ATTENTION.format(q=queries, k=keys), {"Attention", "AttentionGrad"}
+    check_gradients(text, "qkv", kernels, lambda name: 1.0, rounding=2.0**-22)
 
 
 @pytest.mark.parametrize(("steps", "sequences", "units"), [(3_000, 1, 3), (2, 3_000, 3), (3, 2, 700)])
