@@ -25,10 +25,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 # stages of the benchmark, and how many sizes of the weights each may take: state counts, and half of one is room
-# (the forward and the backward pass of adapters each read a copy of their own, and batches of other sizes the file)
+# (the forward and the backward pass of adapters each read a copy of their own, and batches of other sizes the file;
+# at this size, `gradgraph export` takes 0.15 to 0.20 GB from run to run)
 BOUNDS = {
     "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "train": 1.5, "predict .onnx": 1.5, "cli train": 1.5,
-    "cli export": 0.5, "lora": 0.5, "train lora": 4.0,
+    "cli export": 1.2, "lora": 0.5, "train lora": 4.6,
 }  # fmt: skip
 
 
