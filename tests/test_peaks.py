@@ -33,8 +33,9 @@ BOUNDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stage", BOUNDS)
-def test_no_whole_copy_of_the_weights(stage: str, folder: Path) -> None:
-    found = watched(stage, folder, share=False)
-    assert "error" not in found, found
-    assert found["peaks"][2] / 1e9 < BOUNDS[stage] * GIGABYTES + FLOOR
+def test_no_whole_copy_of_the_weights(folder: Path) -> None:
+    """One after the other: some stages read what others have written."""
+    found = {stage: watched(stage, folder, share=False) for stage in BOUNDS}
+    assert {stage: said for stage, said in found.items() if "error" in said} == {}
+    peaks = {stage: said["peaks"][2] / 1e9 for stage, said in found.items()}
+    assert {stage: peak for stage, peak in peaks.items() if peak >= BOUNDS[stage] * GIGABYTES + FLOOR} == {}
