@@ -12,7 +12,7 @@ from benchmarks.large_memory import watched, write_model
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system tells peaks in /proc")
 
 GIGABYTES = 0.1
-FLOOR = 0.13  # GB: graphs, and what does not grow with the weights
+FLOOR = 0.1  # GB: graphs, and what does not grow with the weights
 PLACES = ("inside", "beside")
 
 
@@ -24,18 +24,19 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-# stages of the benchmark, and how many sizes of the weights each may take: state counts, and half of one is room
-# (the forward and the backward pass of adapters each read a copy of their own, and batches of other sizes the file;
-# at this size, `gradgraph export` takes 0.15 to 0.20 GB from run to run)
+# Stages of the benchmark, and how many sizes of the weights each may take: state counts, and half of one is room
+# (commands import more). The forward and the backward pass of adapters each read a copy of their own.
 BOUNDS = {
-    "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "train": 1.5, "predict .onnx": 1.5, "cli train": 1.5,
-    "cli export": 1.2, "lora": 0.5, "train lora": 4.6,
+    "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "train": 1.5, "predict .onnx": 1.5, "cli train": 1.7,
+    "cli export": 0.5, "lora": 0.5, "train lora": 3.0,
 }  # fmt: skip
 
 
 def test_no_whole_copy_of_the_weights(folder: Path) -> None:
-    """One after the other: some stages read what others have written."""
+    """Of memory that no file backs, as a copy is; how many pages of files stay in memory is the system's choice, and
+    differs from run to run. One stage after the other: some read what others have written.
+    """
     found = {stage: watched(stage, folder, share=False) for stage in BOUNDS}
     assert {stage: said for stage, said in found.items() if "error" in said} == {}
-    peaks = {stage: said["peaks"][2] / 1e9 for stage, said in found.items()}
+    peaks = {stage: said["peaks"][0] / 1e9 for stage, said in found.items()}
     assert {stage: peak for stage, peak in peaks.items() if peak >= BOUNDS[stage] * GIGABYTES + FLOOR} == {}
