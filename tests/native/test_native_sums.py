@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,18 +87,23 @@ def outputs(model: onnx.ModelProto, feeds: Feeds, kernels: bool) -> Feeds:
     return dict(zip([y.name for y in session.get_outputs()], found, strict=True))
 
 
-def check(
-    reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds, kernels: set[str], rounding: float = 2.0**-23
-) -> None:
-    """The mean error of every output is about that of onnxruntime at most, or ``rounding``: what its rounding costs."""
+def check(reference: onnx.ModelProto, fast: onnx.ModelProto, draws: Sequence[Feeds], kernels: set[str]) -> None:
+    """The mean error of every output is about that of onnxruntime at most, or what rounding the result costs."""
     assert kernels <= {n.op_type for n in fast.graph.node if n.domain == native.DOMAIN}
+    errors = [errors_of(reference, fast, feeds) for feeds in draws]
+    for name in errors[0]:
+        ours, theirs = np.mean([found[name] for found in errors], axis=0)
+        assert ours <= max(1.5 * theirs, 2.0**-23), (name, ours, theirs)
+
+
+def errors_of(reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds) -> dict[str, list[float]]:
+    """Mean errors of the kernels and of onnxruntime, as parts of the mean size of each output."""
     wide = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
-    exact = Oracle(in_float64(reference))(wide)
-    ours, theirs = outputs(fast, feeds, True), outputs(reference, feeds, False)
-    for name, wanted in exact.items():
-        scale = np.abs(wanted).mean()
-        errors = [float(np.abs(found[name] - wanted).mean() / scale) for found in (ours, theirs)]
-        assert errors[0] <= max(1.5 * errors[1], rounding), (name, errors)
+    both = outputs(fast, feeds, True), outputs(reference, feeds, False)
+    return {
+        name: [float(np.abs(found[name] - wanted).mean() / np.abs(wanted).mean()) for found in both]
+        for name, wanted in Oracle(in_float64(reference))(wide).items()
+    }
 
 
 @pytest.mark.parametrize(("name", "given"), TRIALS)
@@ -106,7 +111,7 @@ def test_long_sums_of_one_sign_are_as_exact_as_those_of_onnxruntime(name: str, g
     form = FORMS[name]
     model, feeds = one_call(form.domain, form.op_type, given, unknown=False)
     fast = to_proto(lower(model.clone(), ORT_NATIVE, lambda call, forms: [f for f in forms if f is form]))
-    check(portable(model), fast, feeds, set())
+    check(portable(model), fast, [feeds], set())
     assert any(n.domain == native.DOMAIN for n in fast.graph.node)
 
 
@@ -129,26 +134,24 @@ def scaled(shape: list[int], rng: np.random.Generator, size: float) -> np.ndarra
     return np.asarray(rng.uniform(0, size, shape), np.float32)
 
 
-def check_gradients(
-    text: str, wrt: str, kernels: set[str], size: Callable[[str], float], rounding: float = 2.0**-23
-) -> None:
-    """Of the inputs named in ``wrt``, a letter each."""
+def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str], float], draws: int = 1) -> None:
+    """Of the inputs named in ``wrt``, a letter each; errors are means over so many draws of all inputs."""
     model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
     reference: onnx.ModelProto = gg.vjp(model, wrt=list(wrt))
     fast = gg.vjp(model, wrt=list(wrt), backend="ort-cpu-native")
-    feeds = {}
-    for value in reference.graph.input:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        feeds[value.name] = scaled(shape, rng, size(value.name))
-    check(reference, fast, feeds, kernels, rounding)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in reference.graph.input}
+    drawn = [{name: scaled(shape, rng, size(name)) for name, shape in shapes.items()} for _ in range(draws)]
+    check(reference, fast, drawn, kernels)
 
 
 @pytest.mark.usefixtures("every_attention")
 @pytest.mark.parametrize(("queries", "keys"), [(40, 5_000), (5_000, 40)])
 def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int) -> None:
-    """Weights are computed again as exp(S − log Σ exp S), so that the rounding of that logarithm comes in, too."""
+    """Of few queries, errors of one draw are those of a few sums: of ours and of onnxruntime's 0.8 to 1.8 times the
+    other's.
+    """
     text, kernels = ATTENTION.format(q=queries, k=keys), {"Attention", "AttentionGrad"}
-    check_gradients(text, "qkv", kernels, lambda name: 1.0, rounding=2.0**-22)
+    check_gradients(text, "qkv", kernels, lambda name: 1.0, draws=8)
 
 
 @pytest.mark.parametrize(("steps", "sequences", "units"), [(3_000, 1, 3), (2, 3_000, 3), (3, 2, 700)])
