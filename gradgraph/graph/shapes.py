@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
-from gradgraph.graph.size_rules import sizes_by_rule
 
 OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
 IR_VERSION = 10
@@ -209,8 +208,6 @@ def infer_node(node: ir.Node) -> None:
         return
     if node.domain == "" and node.op_type in POOLS:
         _infer_windows(node)
-    if _infer_by_rule(node):
-        return
     _infer_by_schema(node)
     infer_beyond_onnx(node)
     lost, found = lost_sizes(node), recorded_shape(node.outputs[0])
@@ -264,17 +261,6 @@ def _unsliced(node: ir.Node, dims: Shape | None) -> Shape | None:
         return None
     named = {int(a) % len(dims) for a in axes if -len(dims) <= a < len(dims)}
     return tuple(None if i in named else d for i, d in enumerate(dims))
-
-
-def _infer_by_rule(node: ir.Node) -> bool:
-    """Whether one of our own rules tells the shape of a node whose types are known; it is recorded."""
-    if node.domain or any(v is not None and v.type is None for v in (*node.inputs, *node.outputs)):
-        return False
-    target = small_constant(node.inputs[1]) if node.op_type == "Reshape" else None
-    shape = sizes_by_rule(node, [recorded_shape(v) for v in node.inputs], target)
-    if shape is not None and node.outputs[0].shape is None:
-        record_shape(node.outputs[0], shape)
-    return shape is not None
 
 
 def _infer_by_schema(node: ir.Node) -> None:
