@@ -40,4 +40,4 @@ def _type_of(option: Field[Any]) -> Any:
         return click.Choice(told["choices"])
     if "suggested" in told:
         return Suggested(told["suggested"])
-    return Briefly(told["names"]) if "names" in told else told.get("kind", type(option.default))
+    return Briefly(told["names"]) if "names" in told else told.get("typed", type(option.default))

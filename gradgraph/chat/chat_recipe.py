@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradgraph.chat.option_fields import (
-    FLAG,
-    TEXT,
-    TEXTS,
-    changed_options,
-    check_options,
-    number,
-    one_of,
-    option,
-    or_none,
-    whole,
-)
+from gradgraph.arguments import FLAG, NAMES, TEXT, as_names
+from gradgraph.chat.option_fields import changed_options, check_options, number, one_of, option, whole
 from gradgraph.errors import ArgumentError, shown, suggestion
 
 LONG = ("error", "drop", "cut")
@@ -30,44 +20,45 @@ TARGETS = ("*attn*", "*mlp*")
 class Recipe:
     """Options of a fine-tuning; ``words`` of each field explain it."""
 
-    rank: int = option(16, "Rank of the adapters.", *whole(1))
+    rank: int = option(16, "Rank of the adapters.", whole(1))
     alpha: float | None = option(None, "Adapters count alpha/rank times; twice the rank by default.",
-                                  *or_none(number(0, above=True)), kind=float)  # fmt: skip
-    target: tuple[str, ...] = option(TARGETS, "Layers that get adapters, by name or glob; repeatable.", *TEXTS)
-    kind: str = option("lora", "Kind of the adapters.", *TEXT, names="surgery.adapter_kinds.adapter_table:KINDS")
-    dropout: float = option(0.0, "Dropout before the adapters, in training.", *number(0, 1))
-    epochs: int = option(3, "Passes over the data.", *whole(1))
-    batch_size: int = option(8, "Rows of a batch.", *whole(1))
-    accumulate: int = option(1, "Batches that move the weights once, as one batch of all their rows would.", *whole(1))
-    learning_rate: float = option(2e-4, "The highest learning rate of AdamW.", *number(0, above=True), flag="lr")
+                                  number(0, above=True).or_none(), typed=float)  # fmt: skip
+    target: str | Sequence[str] = option(TARGETS, "Layers that get adapters, by name or glob; repeatable.", NAMES)
+    kind: str = option("lora", "Kind of the adapters.", TEXT, names="surgery.adapter_kinds.adapter_table:KINDS")
+    dropout: float = option(0.0, "Dropout before the adapters, in training.", number(0, 1))
+    epochs: int = option(3, "Passes over the data.", whole(1))
+    batch_size: int = option(8, "Rows of a batch.", whole(1))
+    accumulate: int = option(1, "Batches that move the weights once, as one batch of all their rows would.", whole(1))
+    learning_rate: float = option(2e-4, "The highest learning rate of AdamW.", number(0, above=True), flag="lr")
     warmup: float = option(0.03, "The share of all steps in which it rises; then it falls as a cosine to 0.",
-                            *number(0, 1))  # fmt: skip
-    weight_decay: float = option(0.0, "Of AdamW.", *number(0))
-    clip_norm: float = option(1.0, "The largest norm of all gradients together.", *number(0, above=True))
+                            number(0, 1))  # fmt: skip
+    weight_decay: float = option(0.0, "Of AdamW.", number(0))
+    clip_norm: float = option(1.0, "The largest norm of all gradients together.", number(0, above=True))
     length: int | None = option(None, "Tokens that a row may have; by default what the model takes, 2048 at most.",
-                                 *or_none(whole(2)), kind=int)  # fmt: skip
+                                 whole(2).or_none(), typed=int)  # fmt: skip
     long: str = option("error", "What becomes of a text of more tokens: it is refused, left out, or cut.",
-                        *one_of(LONG), choices=LONG)  # fmt: skip
-    pack: bool = option(False, "Put several texts into a row, of which none sees another.", *FLAG)
-    loss: str = option(NEXT_TOKEN, "The loss: cross_entropy of the next token, or one of preferences.", *TEXT,
+                        one_of(LONG), choices=LONG)  # fmt: skip
+    pack: bool = option(False, "Put several texts into a row, of which none sees another.", FLAG)
+    loss: str = option(NEXT_TOKEN, "The loss: cross_entropy of the next token, or one of preferences.", TEXT,
                        suggested="frontend.losses_preferences:PREFERENCES")  # fmt: skip
     beta: float | None = option(None, "Of a loss of preferences, its beta; by default that of the loss.",
-                                *or_none(number(0, above=True)), kind=float)  # fmt: skip
-    label_smoothing: float = option(0.0, "The share of each label that is spread over all tokens.", *number(0, 1))
-    z_loss: float = option(0.0, "Factor of the square of log Σ exp of the scores, such as 1e-4.", *number(0))
-    held_out: float = option(0.1, "The share of rows to measure on, where no data are given for that.", *number(0, 0.9))
+                                number(0, above=True).or_none(), typed=float)  # fmt: skip
+    label_smoothing: float = option(0.0, "The share of each label that is spread over all tokens.", number(0, 1))
+    z_loss: float = option(0.0, "Factor of the square of log Σ exp of the scores, such as 1e-4.", number(0))
+    held_out: float = option(0.1, "The share of rows to measure on, where no data are given for that.", number(0, 0.9))
     eval_every: int | None = option(None, "Measure after so many steps; by default after each epoch.",
-                                     *or_none(whole(1)), kind=int)  # fmt: skip
+                                     whole(1).or_none(), typed=int)  # fmt: skip
     patience: int | None = option(None, "Stop after so many measurements without a lower loss; the best state counts.",
-                                   *or_none(whole(1)), kind=int)  # fmt: skip
-    max_steps: int | None = option(None, "Stop after so many steps; --resume goes on.", *or_none(whole(1)), kind=int)
+                                   whole(1).or_none(), typed=int)  # fmt: skip
+    max_steps: int | None = option(None, "Stop after so many steps; --resume goes on.", whole(1).or_none(), typed=int)
     merge: str = option("float",
                          "How the merged model stores changed weights: as float, or as they were quantised; or "
-                         "no such model.", *one_of(MERGE), choices=MERGE)  # fmt: skip
-    seed: int = option(0, "Of the adapters' first numbers, the order of rows and what is held out.", *whole(0))
+                         "no such model.", one_of(MERGE), choices=MERGE)  # fmt: skip
+    seed: int = option(0, "Of the adapters' first numbers, the order of rows and what is held out.", whole(0))
 
     def __post_init__(self) -> None:
         check_options(self)
+        object.__setattr__(self, "target", tuple(as_names(self.target)))  # as it is compared and kept
         if self.prefers:
             _check_preferences(self.loss)
         if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
@@ -80,10 +71,7 @@ class Recipe:
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """Give the same recipe with other values; raise ArgumentError where there is no such option."""
-        given: dict[str, Any] = {
-            n: tuple([v] if isinstance(v, str) else v) if n == "target" else v for n, v in changes.items()
-        }
-        return changed_options(self, given, "fine-tuning")
+        return changed_options(self, changes, "fine-tuning")
 
     @property
     def prefers(self) -> bool:

@@ -2,72 +2,52 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from typing import Any, TypeVar
 
-from gradgraph.errors import ArgumentError, shown, suggestion
+from gradgraph.arguments import FINITE, WHOLE, Kind, meant
+from gradgraph.errors import ArgumentError, shown
 
-Fits = tuple[Callable[[Any], bool], str]
 T = TypeVar("T")
 
-FLAG: Fits = (lambda value: isinstance(value, bool), "True or False")
-TEXT: Fits = (lambda value: isinstance(value, str), "a text")
-TEXTS: Fits = (
-    lambda value: isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value),
-    "names or globs",
-)
 
-
-def option(default: Any, words: str, fits: Callable[[Any], bool], expected: str, **more: Any) -> Any:
+def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
     """A field with a default.
 
     Args:
         words: what it is, for help and pages.
-        fits: whether a value makes sense.
-        expected: what a value should be, for messages.
-        more: of the shell: ``flag``, another name; ``kind``, the type where the default is None; ``choices``;
+        kind: of its values.
+        more: of the shell: ``flag``, another name; ``typed``, the type where the default is None; ``choices``;
             ``names``, the table of the names that it takes; ``suggested``, of such among others.
     """
-    return field(default=default, metadata={"words": words, "fits": fits, "expected": expected, **more})
+    return field(default=default, metadata={"words": words, "kind": kind, **more})
 
 
-def whole(least: int) -> Fits:
+def whole(least: int) -> Kind:
     """Whole numbers of at least ``least``."""
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least, (
-        f"a whole number of at least {least}"
+    return Kind(f"a whole number of at least {least}", lambda value: WHOLE.fits(value) and value >= least)
+
+
+def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
+    """Finite numbers from ``least``, or above it, to ``most``."""
+    end = "" if most == math.inf else f" and at most {most:g}"
+    return Kind(
+        f"a number {'above' if above else 'of at least'} {least:g}{end}",
+        lambda value: FINITE.fits(value) and (least < value if above else least <= value) and value <= most,
     )
 
 
-def number(least: float, most: float = math.inf, above: bool = False) -> Fits:
-    """Finite numbers from ``least``, or above it, to ``most``."""
-
-    def fits(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return is_number and (least < value if above else least <= value) and value <= most
-
-    end = "" if most == math.inf else f" and at most {most:g}"
-    return fits, f"a number {'above' if above else 'of at least'} {least:g}{end}"
-
-
-def one_of(names: tuple[str, ...]) -> Fits:
+def one_of(names: tuple[str, ...]) -> Kind:
     """One of these names."""
-    return lambda value: value in names, f"one of {', '.join(names)}"
-
-
-def or_none(kind: Fits) -> Fits:
-    """A kind that takes what ``kind`` takes, or None."""
-    return lambda value: value is None or kind[0](value), kind[1]
+    return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def check_options(options: Any) -> None:
     """Raise ArgumentError where a field has a value that makes no sense."""
     for known in fields(options):
-        value = getattr(options, known.name)
-        if not known.metadata["fits"](value):
-            raise ArgumentError(f"{known.name} is {shown(repr(value))}; it should be {known.metadata['expected']}")
+        known.metadata["kind"].check(known.name, getattr(options, known.name))
 
 
 def changed_options(options: T, changes: Mapping[str, Any], what: str) -> T:
@@ -75,6 +55,5 @@ def changed_options(options: T, changes: Mapping[str, Any], what: str) -> T:
     known = [option.name for option in fields(options)]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise ArgumentError(f"{what} has no option '{shown(name)}'{suggestion(name, near or known)}")
+            raise ArgumentError(f"{what} has no option '{shown(name)}'{meant(name, known)}")
     return replace(options, **changes)  # type: ignore[type-var]

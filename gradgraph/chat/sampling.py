@@ -13,19 +13,19 @@ from gradgraph.chat.option_fields import changed_options, check_options, number,
 class Sampling:
     """How an answer is written; ``words`` of each field explain it."""
 
-    max_tokens: int = option(128, "Tokens that an answer has at most.", *whole(1))
+    max_tokens: int = option(128, "Tokens that an answer has at most.", whole(1))
     temperature: float = option(
-        0.0, "What scores are divided by before a token is drawn; 0 takes the likeliest.", *number(0)
+        0.0, "What scores are divided by before a token is drawn; 0 takes the likeliest.", number(0)
     )
-    top_k: int = option(0, "Draw from so many of the likeliest tokens; 0: from all.", *whole(0))
+    top_k: int = option(0, "Draw from so many of the likeliest tokens; 0: from all.", whole(0))
     top_p: float = option(
-        1.0, "Draw from the fewest likeliest tokens that have this probability together.", *number(0, 1, above=True)
+        1.0, "Draw from the fewest likeliest tokens that have this probability together.", number(0, 1, above=True)
     )
     repetition_penalty: float = option(
         1.0, "Divide scores above 0 of tokens that are there already by it, and multiply those below.",
-        *number(0, above=True),
+        number(0, above=True),
     )  # fmt: skip
-    seed: int = option(0, "Of the draws; the n-th prompt draws the same whatever stands beside it.", *whole(0))
+    seed: int = option(0, "Of the draws; the n-th prompt draws the same whatever stands beside it.", whole(0))
 
     def __post_init__(self) -> None:
         check_options(self)
