@@ -33,7 +33,7 @@ class Peer:
 
     def __init__(self, job: Job) -> None:
         model = to_proto(normalise(load_model(job.path("model.onnx"))))
-        self.threads = job.threads
+        ort.set_global_thread_pool_sizes(job.threads, 1)
         wanted = work(model)
         self.memory = Memory(largest(form for item in wanted for form in item.forms))
         self.known: dict[Form, tuple[float, Run]] = {}
@@ -55,7 +55,7 @@ class Peer:
 
     def run_of(self, form: Form) -> Run:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
+        options.use_per_session_threads = False  # a pool of each would spin while the next one computes
         session = ort.InferenceSession(model_of(form), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         for name, shape in zip("ab"[: 1 if form.constant else 2], form.shapes, strict=False):
