@@ -134,6 +134,9 @@ _NAME = _option("--name", "What adapters are called, where a model has several: 
 _TRAINED = _option("--trained", "With --merge or --save-adapter: what training made of the weights.", type=PATH,
                    metavar="FILE")  # fmt: skip
 
+_LAYERS = _several("--called", "LAYER=MODULE", "With --adapter or --save-adapter: what a layer is called in the "
+                   "folder, where that cannot be derived; * stands for the same in both.", _table, _TWO)  # fmt: skip
+
 CHANGES: Sequence[Change] = (
     Change("cut", "cut the model", {
         "inputs": _several("--input", "VALUE", "Cut: feed this inner value."),
@@ -151,6 +154,11 @@ CHANGES: Sequence[Change] = (
     Change("open_axes", "opened {open}", {
         "axes": _several("--open", "INPUT:AXIS=NAME", "Let an axis of an input take any size, such as x:0=batch.",
                          _axes, "such as x:0=batch"),
+    }),
+    Change("fix_inputs", "fixed {fix}", {
+        "values": _several("--fix", "INPUT=VALUE", "Let an input have this number for good, such as "
+                           "use_cache_branch=0; an If that it decides is its branch.",
+                           lambda given: dict(_numbers(given)), "such as use_cache_branch=0"),
     }),
     Change("new_head", "a new last layer of {new_head} classes, {head_name}.weight: train it with --train "
            "'{head_name}.*'", {
@@ -195,6 +203,7 @@ CHANGES: Sequence[Change] = (
     Change("load_adapter", "adapters of {adapter}", {
         "folder": _option("--adapter", "Put in the adapters of a folder of PEFT.", type=PATH, metavar="FOLDER"),
         "name": _NAME,
+        "names": _LAYERS,
     }),
     Change("use_adapters", "adapters count {use}", {
         "weights": _several("--use", "NAME=WEIGHT", "How often adapters count.", lambda given: dict(_numbers(given)),
@@ -207,6 +216,7 @@ CHANGES: Sequence[Change] = (
         "name": _NAME,
         "family": _option("--family", "With --save-adapter: the names that Hugging Face has, for PEFT beside PyTorch.",
                           type=Briefly("surgery.peft_names:FAMILIES")),
+        "names": _LAYERS,
     }),
     Change("merge_adapters", "merged the adapters", {
         "(merge)": _flag("--merge", "Make adapters part of the weights."),

@@ -14,7 +14,6 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.sampling import Sampling
 from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import ArgumentError, DataError, listed, shown
-from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.surgery.ort_adapters import SUFFIX
@@ -200,5 +199,5 @@ def _decoder_of(base: ModelFolder, adapter: str | os.PathLike[str] | None, runti
         return Decoder(base.model, adapter, head_size)
     with tempfile.TemporaryDirectory() as folder:
         with_adapter = Path(folder) / "model.onnx"
-        surgery.forget_sizes(surgery.load_adapter(load_model(base.model), adapter), out=with_adapter)
+        surgery.forget_sizes(surgery.load_adapter(base.decoder(), adapter), out=with_adapter)
         return Decoder(with_adapter, None, head_size)

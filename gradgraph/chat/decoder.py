@@ -1,5 +1,7 @@
 """Generation in plain onnxruntime: one run for the prompts, then one for each token, with keys and values kept.
 
+A model without a past runs on the whole text for each token.
+
 Prompts of different lengths are filled up where the model does not look: GroupQueryAttention reads of a mask how many
 tokens a row has, so that its rows are filled up behind them; others read which ones, and have their padding in front.
 """
@@ -20,10 +22,10 @@ from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
+from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _WHOLE = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-MASK, POSITIONS = "attention_mask", "position_ids"
 
 
 class Decoder:
@@ -31,7 +33,8 @@ class Decoder:
 
     Args:
         model: the file that onnxruntime-genai's builder or optimum has written: tokens, and where it has them a mask,
-            positions and past keys and values in; scores and present keys and values out.
+            positions and past keys and values in; scores and present keys and values out. In a merged decoder of
+            optimum, ``use_cache_branch`` is False in the first run and True in those that follow.
         adapter: a file of onnxruntime's adapter format, for a model with adapters as optional inputs.
         head_size: how long a key or value is, where the file does not say it (``genai_config.json`` does).
         threads: of a run; 0: as many as there are cores.
@@ -92,7 +95,7 @@ class Decoder:
         return found
 
     def _only_tokens(self, model: object) -> str:
-        known = {*self._past, MASK, POSITIONS}
+        known = {*self._past, MASK, POSITIONS, USE_CACHE}
         others = [name for name in self._inputs if name not in known]
         if len(others) != 1 or self._inputs[others[0]].type not in _WHOLE or len(self._inputs[others[0]].shape) != 2:
             told = ", ".join(f"'{shown(name)}'" for name in others)
@@ -129,7 +132,7 @@ class Decoder:
                 "the prompts have several lengths, and this model takes no mask and positions, or keeps a window of "
                 "its past; give those of one length together"
             )
-        placed = _Rows(prompts, self.pads_behind)
+        placed = _Rows(prompts, self.pads_behind, bool(self._past))
         cache = {name: self._empty(name, len(prompts)) for name in self._past}
         draws, done = (
             [np.random.default_rng([chosen.seed, i]) for i in rows or range(len(prompts))],
@@ -165,7 +168,8 @@ class Decoder:
     def pads(self) -> bool:
         """Whether prompts of several lengths go through the model together."""
         reads = {MASK} if self.pads_behind else {MASK, POSITIONS}
-        return reads <= set(self._inputs) and not self._windows
+        in_order = bool(self._past) or not self.pads_behind  # new tokens stand behind what fills up a row
+        return reads <= set(self._inputs) and not self._windows and in_order
 
     def _empty(self, name: str, rows: int) -> Any:
         value = self._inputs[name]
@@ -187,6 +191,8 @@ class Decoder:
             for name, array in arrays.items()
             if name in self._inputs
         }
+        if USE_CACHE in self._inputs:
+            feeds[USE_CACHE] = ort.OrtValue.ortvalue_from_numpy(np.array([rows.has_past]))
         wanted = [self._scores, *self._past.values()]
         found = self._session.run_with_ort_values(wanted, {**feeds, **cache}, self._run)
         cache.update(zip(self._past, found[1:], strict=True))
@@ -218,9 +224,11 @@ class _Rows:
     Attributes:
         mask: of all tokens so far, and what fills rows up ``[rows, all]``.
         positions: of the new ones ``[rows, new]``.
+        has_past: whether some tokens are not new.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], behind: bool) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], behind: bool, cached: bool) -> None:
+        self._cached, self.has_past = cached, False
         self._counts = np.array([len(prompt) for prompt in prompts])
         longest = int(self._counts.max())
         self._tokens, self.mask = np.zeros((len(prompts), longest), np.int64), np.zeros((len(prompts), longest), int)
@@ -235,8 +243,11 @@ class _Rows:
         return self._tokens, self._ends
 
     def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
-        """A token more in each row, and where it stands among the new ones."""
+        """A token more in each row, and where it stands among the new ones; without a cache, all are new."""
         self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
-        self.positions = self._counts[:, None]
-        self._counts = self._counts + 1
-        return np.array(tokens)[:, None], np.zeros(len(tokens), int)
+        last = np.array(tokens)[:, None]
+        if self._cached:
+            self.has_past, self.positions, self._counts = True, self._counts[:, None], self._counts + 1
+            return last, np.zeros(len(tokens), int)
+        self._tokens, self.positions = np.concatenate([self._tokens, last], 1), np.maximum(self.mask.cumsum(1) - 1, 0)
+        return self._tokens, np.full(len(tokens), self._tokens.shape[1] - 1)

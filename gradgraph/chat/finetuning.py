@@ -141,7 +141,7 @@ def finetune(
     _check_place(place, resume)
     prepared = prepare(base, data, chosen, validation=validation, columns=columns, template=template)
     adapted = surgery.lora(
-        load_model(base.model), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
+        base.decoder(), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
     )  # fmt: skip
     model = surgery.language_model(adapted, packed=chosen.pack)

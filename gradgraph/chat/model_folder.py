@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
+from gradgraph import surgery
 from gradgraph.errors import DataError, ModelError, listed, shown
+from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.surgery.language_models import USE_CACHE
 
 GENAI, CONFIG = "genai_config.json", "config.json"
-_USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx")
+_USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
+          "onnx/decoder_model_merged.onnx")  # fmt: skip
+_CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_length")  # of genai, most, GPT-2, Falcon
 BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
 _PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
 
@@ -63,7 +70,7 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The tokens that the model takes; None where nothing says it."""
-        found = self.described.get("context_length", self.described.get("max_position_embeddings"))
+        found = next((self.described[name] for name in _CONTEXT if name in self.described), None)
         return found if isinstance(found, int) and found > 0 else None
 
     @property
@@ -78,6 +85,15 @@ class ModelFolder:
         kind = self.described.get("type", self.described.get("model_type"))
         return _PEFT_FAMILY.get(str(kind), "llama")
 
+    def decoder(self) -> ir.Model:
+        """The model, for adapters to be put in; of a merged decoder of optimum, the one without a past."""
+        model = load_model(self.model)
+        if not is_merged(model):
+            return model
+        one = surgery.fix_inputs(model, {USE_CACHE: False})
+        assert isinstance(one, ir.Model)  # as the one that was given
+        return one
+
     def copy_beside(self, folder: Path) -> list[str]:
         """Copy what goes with the model (its tokenizer, its descriptions) to another folder; give the names."""
         copied = []
@@ -86,6 +102,11 @@ class ModelFolder:
                 shutil.copyfile(file, folder / file.name)
                 copied.append(file.name)
         return copied
+
+
+def is_merged(model: ir.Model) -> bool:
+    """Whether a model of optimum holds two decoders."""
+    return any(value.name == USE_CACHE for value in model.graph.inputs)
 
 
 def _described(folder: Path) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,13 +15,18 @@ from gradgraph import losses, optim, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import Recipe
-from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.model_folder import ModelFolder, is_merged
 from gradgraph.errors import BuildError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
+from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.surgery.weights import give_weights
+
+log = logging.getLogger("gradgraph.chat")
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a past
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
 _WORDS = {
     "rows": "rows that it trained on",
@@ -55,6 +61,7 @@ def write_results(
         BuildError: adapters of this kind cannot be merged or saved.
         OutputError: something cannot be written.
     """
+    file = base.model.name
     named = _save_for_peft(out / ADAPTER, base, adapted, state)
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
     if recipe.merge != "none":
@@ -66,18 +73,51 @@ def write_results(
         if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
             figures["perplexity_merged"] = measured
         assert isinstance(merged, ir.Model)  # as the one that was given
-        _save(merged, out / base.model.name)
+        file = _save(merged, base, out)
         base.copy_beside(out)
-    write_atomically(out / CARD, card(base, recipe, figures, named).encode())
+    write_atomically(out / CARD, card(base, recipe, figures, named, file).encode())
 
 
-def _save(merged: ir.Model, path: Path) -> None:
-    """Save a model; of one that keeps its past in 16 bits without the sizes that its builder declares, some wrongly."""
+def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
+    """Save a model, and return the name of its file.
+
+    One that keeps its past in 16 bits is saved without the sizes that its builder declares, some wrongly.
+    """
+    path, whole = out / base.model.name, load_model(base.model)
+    if is_merged(whole) and not _give_both(whole, merged):
+        path = out / ALONE
+        log.warning("the weights that have changed are not those of both decoders of '%s'; %s has no past, and "
+                    "generates without a cache", shown(base.model.name), ALONE)  # fmt: skip
+    elif is_merged(whole):
+        merged = whole
     halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     if any(value.dtype in halves for value in merged.graph.inputs):
         surgery.forget_sizes(merged, out=path)
     else:
         save_model(merged, path)
+    return path.name
+
+
+def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
+    """Give two decoders in one file what has changed in the one that has learnt; whether both read all of it."""
+    shared = set(whole.graph.initializers)
+    make_names_unique(whole)  # as they were when one was taken
+    before, after = _weights(whole), _weights(merged)
+    changed = {name: new for name, new in after.items() if name not in before or not _alike(new, before[name])}
+    if not all(name in shared and new.shape == before[name].shape for name, new in changed.items()):
+        return False
+    give_weights(whole, {name: new.numpy() for name, new in changed.items()})
+    return True
+
+
+def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """The floats that a model stores."""
+    stored = model.graph.initializers.items()
+    return {name: v.const_value for name, v in stored if v.dtype in _FLOATS and v.const_value is not None}
+
+
+def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+    return one is other or np.array_equal(one.numpy(), other.numpy())
 
 
 def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> bool:
@@ -114,12 +154,12 @@ def _last_vector(model: ir.Model) -> str | None:
     return None
 
 
-def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: bool) -> str:
+def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: bool, file: str) -> str:
     """The model card, in Markdown with the head that model hubs read."""
     told = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
     names = "with the names of Hugging Face's layers" if named else "with the names of the layers of this file"
-    merged = [f"- `{base.model.name}`: the merged model, with its tokenizer and descriptions"]
+    merged = [f"- `{file}`: the merged model, with its tokenizer and descriptions"]
     lines = [
         "---", "library_name: onnxruntime", "tags: [onnx, gradgraph, lora]", "---", "",
         f"# {shown(base.path.resolve().name)}, fine-tuned", "",

@@ -12,6 +12,7 @@ from gradgraph.surgery.adapters import lora, use_adapters
 from gradgraph.surgery.axes import open_axes
 from gradgraph.surgery.cuts import below, cut
 from gradgraph.surgery.embeddings import resize_embedding
+from gradgraph.surgery.fixed_inputs import fix_inputs
 from gradgraph.surgery.floats import in_float32
 from gradgraph.surgery.forgotten import forget_sizes
 from gradgraph.surgery.heads import new_head
@@ -32,6 +33,7 @@ __all__ = [
     "below",
     "cut",
     "distill",
+    "fix_inputs",
     "forget_sizes",
     "in_float32",
     "language_model",

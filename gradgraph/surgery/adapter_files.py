@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -23,8 +23,8 @@ import numpy as np
 import onnx_ir as ir
 import safetensors.numpy
 
-from gradgraph.arguments import NAMES, PATH, TEXT, checked
-from gradgraph.errors import BuildError, DataError, listed, shown
+from gradgraph.arguments import NAMES, PATH, TEXT, Kind, checked
+from gradgraph.errors import ArgumentError, BuildError, DataError, listed, shown
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
@@ -36,9 +36,18 @@ from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_a
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
 from gradgraph.surgery.linear_layers import Layer, linear_layers
-from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    array_named,
+    check_patterns,
+    closed,
+    opened,
+    set_numbers,
+    value_named,
+)
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
-from gradgraph.surgery.peft_names import FAMILIES, Factors, Family, as_ours, for_layers, for_modules
+from gradgraph.surgery.peft_names import FAMILIES, Factors, Family, Renamed, as_ours, for_layers, for_modules
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted, is_as_in_peft, joined
 from gradgraph.surgery.stored_weights import write_floats
@@ -52,7 +61,13 @@ Array = np.ndarray[Any, Any]
 N = TypeVar("N", int, float)
 
 
-@checked(folder=PATH, name=NAMES.or_none(), family=TEXT.or_none())
+_LAYERS = Kind(
+    'a dict of names in the folder by layer, such as {"model.layers.*.attn.o_proj": "h.*.attn.out"}',
+    lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, (*value, *value.values()))),
+)
+
+
+@checked(folder=PATH, name=NAMES.or_none(), family=TEXT.or_none(), names=_LAYERS.or_none())
 def save_adapter(
     model: Source,
     folder: Path,
@@ -60,6 +75,7 @@ def save_adapter(
     *,
     name: str | None = None,
     family: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> None:
     """Write the adapters of a model, without the model, as PEFT reads them.
 
@@ -72,11 +88,14 @@ def save_adapter(
         family: write the names of Hugging Face's models, for PEFT beside PyTorch: ``"llama"`` for all that call their
             projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of packed
             layers become those of their pieces, and the other way round. By default layers keep the model's names.
+        names: what layers of the model are called in the folder, where that is neither their own name nor one of the
+            family: ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same in both.
 
     Raises:
+        ArgumentError: ``names`` has a ``*`` on one side alone.
         BuildError: the model has no adapters, or several names of them; or they are not of the kinds that have other
             names (lora, rslora, dora).
-        UnknownNameError: it has none of this name, or there is no such family.
+        UnknownNameError: it has none of this name, or no layer of one of ``names``; or there is no such family.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
@@ -92,15 +111,19 @@ def save_adapter(
     if weights is not None:
         give_weights(work, weights)
     if os.fspath(folder).endswith(SUFFIX):
-        if family is not None:
-            raise BuildError(f"a file {SUFFIX} has the model's names; leave the family out")
+        if family is not None or names:
+            raise BuildError(f"a file {SUFFIX} has the model's names; leave {'names' if names else 'the family'} out")
         save_ort_adapter(work, adapters, folder)
         return
+    called = _called(names or {}, [adapter.module for adapter in adapters])
     if is_as_in_peft(work, adapters):
+        if called:
+            raise BuildError("prefixes of all layers are one tensor in PEFT's files; leave names out")
         arrays, config = joined(work, adapters)
     elif family is not None:
-        arrays, config = _of_family(work, adapters, FAMILIES.named(family))
+        arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)
     else:
+        adapters = [replace(adapter, module=called.get(adapter.module, adapter.module)) for adapter in adapters]
         arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
         config = _config(adapters, {a.module: _rank_held(work, a) for a in adapters if _is_low_rank(a.kind)})
     target = FilePath(os.fspath(folder))
@@ -108,6 +131,27 @@ def save_adapter(
         target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / WEIGHTS, safetensors.numpy.save(arrays, {"format": "pt"}))
     write_atomically(target / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """The names in the folder of those of the layers that ``names`` has.
+
+    Raises:
+        UnknownNameError: no layer has one of the names.
+        ArgumentError: two would have one name.
+    """
+    check_patterns([*names], layers, "layer with an adapter", layers)
+    renamed = Renamed(names)
+    called = {layer: theirs for layer in layers if (theirs := renamed.theirs(layer)) is not None}
+    _check_apart(layers, called)
+    return called
+
+
+def _check_apart(names: Sequence[str], called: Mapping[str, str]) -> None:
+    """Raise ArgumentError where two of the names, called otherwise, are one."""
+    again, count = Counter(called.get(name, name) for name in {*names}).most_common(1)[0]
+    if count > 1:
+        raise ArgumentError(f"by names= '{shown(again)}' would be {count} layers; give each a name of its own")
 
 
 def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
@@ -173,8 +217,10 @@ def _is_low_rank(kind: str) -> bool:
     return KINDS[kind].peft == "LORA"
 
 
-def _of_family(work: ir.Model, adapters: list[Adapter], family: Family) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Tensors and settings with the names that Hugging Face has for the layers."""
+def _of_family(
+    work: ir.Model, adapters: list[Adapter], family: Family, called: Mapping[str, str]
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Tensors and settings with the names that Hugging Face has for the layers, or that ``called`` has."""
     other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
     if other is not None:
         low_rank = ", ".join(filter(_is_low_rank, KINDS))
@@ -184,7 +230,8 @@ def _of_family(work: ir.Model, adapters: list[Adapter], family: Family) -> tuple
         )
     layers = {layer.name: layer for layer in linear_layers(work, "*")[0]}
     given = {a.module: Factors(*_factors(list(_as_stored(work, a).values()), a.scale)) for a in adapters}
-    found = for_modules(given, family, layers)
+    found = for_modules({name: factors for name, factors in given.items() if name not in called}, family, layers)
+    found |= {theirs: given[name] for name, theirs in called.items()}
     first, spread = adapters[0], KINDS[adapters[0].kind].spread
     named = [
         replace(first, module=m, scale=f.scale, rank=len(f.a), alpha=f.scale * spread(len(f.a)))
@@ -231,8 +278,15 @@ def _rank_held(work: ir.Model, adapter: Adapter) -> int:
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-@checked(folder=PATH, name=TEXT, out=PATH.or_none())
-def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path | None = None) -> Result:
+@checked(folder=PATH, name=TEXT, names=_LAYERS.or_none(), out=PATH.or_none())
+def load_adapter(
+    model: Source,
+    folder: Path,
+    *,
+    name: str = DEFAULT,
+    names: Mapping[str, str] | None = None,
+    out: Path | None = None,
+) -> Result:
     """The model with the adapters of a folder that :func:`save_adapter` or PEFT has written.
 
     Args:
@@ -241,17 +295,22 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
         folder: with ``adapter_config.json`` and ``adapter_model.safetensors``. What was trained whole there
             (``modules_to_save``) becomes the weights of the model, as floats.
         name: what they are called in the model.
+        names: what layers of the model are called in the folder, where that cannot be derived; as for
+            :func:`save_adapter`.
         out: write the result to this path.
 
     Raises:
+        ArgumentError: ``names`` has a ``*`` on one side alone.
         DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model; or it is a
             prefix of PEFT, and the model does not count the text's positions on from it.
-        UnknownNameError: no layer of the model has the name of one in the folder.
+        UnknownNameError: no layer of the model has the name of one in the folder, or the folder lacks one of ``names``.
         BuildError: the model has adapters of this name already.
         OutputError: ``out`` cannot be written.
     """
     settings, arrays = _read(folder)
     kind = _kind(settings, folder)
+    if names:
+        settings, arrays = _renamed(kind, settings, arrays, names)
     work = opened(model, out)
     before = adapters_of(work)
     arrays = _take_whole_weights(work, settings, arrays)
@@ -273,6 +332,29 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     _fill(work, made, arrays, folder)
     write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
+
+
+def _renamed(
+    kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
+) -> tuple[Settings, dict[str, Array]]:
+    """Give what is in a folder the names of the layers that ``names`` has for it."""
+    parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "weight", "bias")
+    places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
+    modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
+    known = sorted({*modules.values()})
+    check_patterns([*names.values()], known, "module of the folder", known)
+    renamed = Renamed(names)
+    ours = {module: layer for module in known if (layer := renamed.ours(module)) is not None}
+    _check_apart(known, ours)
+    moved = {f"{_PREFIX}{ours[m]}.{places[k]}" if (m := modules[k]) in ours else k: a for k, a in arrays.items()}
+    settings = replace(
+        settings,
+        ranks={layer: _own(settings.ranks, m, settings.rank) for m, layer in ours.items()} | dict(settings.ranks),
+        alphas={layer: _own(settings.alphas, m, settings.alpha) for m, layer in ours.items()} | dict(settings.alphas),
+        inward=(*settings.inward, *(layer for m, layer in ours.items() if _fits(m, settings.inward))),
+        whole=(*settings.whole, *(layer for m, layer in ours.items() if _fits(m, settings.whole))),
+    )
+    return settings, moved
 
 
 def _take_whole_weights(work: ir.Model, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:

@@ -184,6 +184,13 @@ def adaptable(
     if not layers:
         known, _ = search(work, "*")
         because = f": {others[0]}" if others else ""
+        if not known and any(node.op_type == "If" for node in work.graph):
+            raise UnknownNameError(
+                f"no {what} that can have an adapter matches {listed(as_names(target))}, as those in branches of an If "
+                "get none",
+                remedy="take one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
+                shell="take one of its branches first: --fix INPUT=VALUE",
+            )
         raise UnknownNameError(
             f"no {what} that can have an adapter matches "
             f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"

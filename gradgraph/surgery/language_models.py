@@ -3,6 +3,7 @@
 What onnxruntime-genai's model builder and optimum write has inputs for one token after the other: the keys and values
 of the past, a mask, positions. In training a whole text comes at once, with nothing before it. So:
 
+0. of two decoders in one file (:func:`fix_inputs`), it is the one without a past;
 1. inputs of the past hold no tokens: an attention or a Concat that reads one does without;
 2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
    other token look, and the loss does not (:func:`next_tokens`);
@@ -26,11 +27,13 @@ from gradgraph.files.models import Source
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
+from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.operated import Path, Result, closed, opened
 
 IGNORED = -100  # the label that no loss counts
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
+USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a past, or without
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
 _PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "MultiHeadAttention"): (6, 7),
            ("", "Attention"): (4, 5)}  # where an attention reads the past; it may be left out  # fmt: skip
@@ -72,6 +75,9 @@ def language_model(
     """
     work = opened(model, out)
     graph = work.graph
+    if any(v.name == USE_CACHE for v in graph.inputs):
+        fix_input(work, USE_CACHE, False)
+    every = list(graph.outputs)
     _choose_outputs(graph, outputs)
     kept = set(_matched(as_names(keep), graph.inputs, "input"))
     if packed:
@@ -79,17 +85,15 @@ def language_model(
         kept |= {POSITIONS}
     given = {v.name or "": v for v in graph.inputs if not v.is_initializer() and v.name not in kept}
     past = [given.pop(name) for name in _like(_PAST, list(given))]
-    tokens = next((v for v in given.values() if _is_whole(v) and v.name not in _COUNTED), None) or next(
-        (v for v in given.values() if v.dtype and v.dtype.is_floating_point()), None
-    )
+    tokens = _tokens_of(list(given.values()))
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
-    if tokens is None or not (past or counted):
+    if tokens is None or not (past or counted or len(graph.outputs) < len(every)):
         raise BuildError(
             "the model has no inputs of a past, a mask or positions; it trains as it is",
             remedy="gg.surgery.cut(model, outputs=...) chooses its outputs",
             shell="gradgraph surgery MODEL --output NAME chooses its outputs",
         )
-    _check(past, given)
+    _check(past)
     mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
     editor = Editor(work, Builder(taken=names_of(work)))
     for value in counted:
@@ -138,19 +142,26 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
 
 
-def _check(past: Sequence[ir.Value], others: dict[str, ir.Value]) -> None:
+def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
+    """The input of tokens, or of their vectors: by its name, or the first that may be one."""
+    whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
+    named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask before
+    floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
+    return next(iter([*named, *whole, *floating]), None)
+
+
+def _check(past: Sequence[ir.Value]) -> None:
     for value in past:
+        if "encoder" in (value.name or "") and value.uses():
+            raise BuildError(
+                f"the past '{shown(value.name)}' holds what the decoder has computed of its encoder's states; give "
+                "the decoder without a past (decoder_model.onnx), or the merged one"
+            )
         if len(shape_of(value) or ()) != 4 or not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
                 f"the input '{shown(value.name)}' is a state, but no keys or values of [batch, heads, length, size] "
                 "that could be empty; such a model cannot be trained from its tokens alone"
             )
-    branch = next((name for name in others if name.startswith("use_cache")), None)
-    if branch is not None:
-        raise BuildError(
-            f"the input '{shown(branch)}' chooses between two decoders in one file; export the one without a past, or "
-            "with it, as a file of its own"
-        )
 
 
 # --- what stands in the place of inputs --------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import Table
-from gradgraph.errors import BuildError, DataError, shown
+from gradgraph.errors import ArgumentError, BuildError, DataError, shown
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import numbers_of
 
@@ -91,6 +91,46 @@ def pieces_of(name: str) -> tuple[str, ...]:
     """The names of the pieces of a packed layer; of another one, its own."""
     parent, point, last = name.rpartition(".")
     return tuple(f"{parent}{point}{piece}" for piece in PIECES.get(last, (last,)))
+
+
+# --- names that the caller knows ------------------------------------------------------------------------------------
+
+
+class Renamed:
+    """Names of layers that cannot be derived: of the model's, the name in the folder.
+
+    Args:
+        names: such as ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; a ``*`` on both sides stands
+            for the same text.
+
+    Raises:
+        ArgumentError: a name has no ``*`` where its other one has one, or several.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        for ours, theirs in names.items():
+            if ours.count("*") != theirs.count("*") or ours.count("*") > 1:
+                raise ArgumentError(
+                    f"the names '{shown(ours)}' and '{shown(theirs)}' do not have one * each; write one in both or none"
+                )
+        self._names = dict(names)
+
+    def theirs(self, layer: str) -> str | None:
+        """The name in the folder of a layer of the model; None where nobody says it."""
+        return _moved(layer, self._names.items())
+
+    def ours(self, module: str) -> str | None:
+        """The name in the model of a module of the folder; None where nobody says it."""
+        return _moved(module, [(theirs, ours) for ours, theirs in self._names.items()])
+
+
+def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
+    """``name`` by the first pair that it matches, with the same text in the place of ``*``."""
+    for source, target in pairs:
+        begin, star, end = source.partition("*")
+        if name == source or (star and len(name) >= len(begin + end) and name.startswith(begin) and name.endswith(end)):
+            return target.replace("*", name[len(begin) : len(name) - len(end)])
+    return None
 
 
 # --- the tensors of packed layers ----------------------------------------------------------------------------------

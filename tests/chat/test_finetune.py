@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
 from gradgraph.chat import Recipe
+from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.tuned_folder import perplexity_of
 from gradgraph.errors import ArgumentError, DataError, GradgraphError, OutputError
 from gradgraph.files.models import load_model
@@ -20,6 +22,7 @@ pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
 
 from tests.chat import small_folder
+from tests.surgery import merged_decoder
 
 SHORT = {"target": ("*attn*", "*mlp*", "lm_head"), "rank": 4, "learning_rate": 1e-2}
 IDS = np.array([[1, 20, 21, 22, 30, 31]])
@@ -73,6 +76,33 @@ def test_a_tuned_folder_is_one_to_begin_with(base: Path, tmp_path: Path) -> None
     again = gg.finetune(tmp_path / "a", small_folder.chats(30), tmp_path / "b", **options)
     assert again.figures["perplexity_before"] == pytest.approx(first.figures["perplexity_merged"], rel=1e-6)
     assert again.figures["perplexity"] < first.figures["perplexity"]
+
+
+def of_optimum(folder: Path, apart: bool) -> Path:
+    """As optimum writes it: no genai_config.json, and two decoders in one file."""
+    small_folder.write(folder)
+    for name in ("genai_config.json", "model.onnx"):
+        (folder / name).unlink()
+    onnx.save(merged_decoder.model(apart), folder / "decoder_model_merged.onnx")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 120, "vocab_size": 98}))
+    return folder
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one weight for both", "a weight for each"])
+def test_both_decoders_of_one_file_learn(apart: bool, tmp_path: Path, caplog: Any) -> None:
+    base = of_optimum(tmp_path / "llm", apart)
+    assert ModelFolder.of(base).context == 120
+    options: dict[str, Any] = {**SHORT, "target": "*", "epochs": 4, "progress": False}
+    found = gg.finetune(base, small_folder.chats(40), tmp_path / "tuned", **options)
+    assert found.figures["perplexity"] < 0.8 * found.figures["perplexity_before"]
+    assert found.figures["perplexity_merged"] == pytest.approx(found.figures["perplexity"], rel=1e-4)
+    with_adapter = gg.chat.generate(base, "Say ab.", adapter=tmp_path / "tuned" / "adapter", max_tokens=12)
+    assert gg.chat.generate(tmp_path / "tuned", "Say ab.", max_tokens=12) == with_adapter
+    assert gg.chat.generate(base, "Say ab.", max_tokens=12) != with_adapter
+    assert ("generates without a cache" in caplog.text) == apart
+    written = "decoder_model.onnx" if apart else "decoder_model_merged.onnx"
+    assert [file.name for file in (tmp_path / "tuned").glob("*.onnx")] == [written]
+    assert f"- `{written}`: the merged model" in (tmp_path / "tuned" / "README.md").read_text()
 
 
 def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:

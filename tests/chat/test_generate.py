@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
@@ -24,6 +25,7 @@ pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
 
 from tests.chat import small_folder
+from tests.surgery import merged_decoder
 
 MODELS = {kind: small_folder.ROOT / "examples" / f"tiny_llama_{kind}.onnx" for kind in ("int4", "fp16")}
 RNG = np.random.default_rng(0)
@@ -125,6 +127,33 @@ def test_an_option_that_makes_no_sense_is_refused(option: str) -> None:
         Sampling(**{option: -1})
     with pytest.raises(ArgumentError, match="generation has no option 'max_token'; did you mean 'max_tokens'"):
         Sampling().changed({"max_token": 3})
+
+
+@pytest.mark.parametrize("sampling", [SHORT, DRAWN], ids=["likeliest", "drawn"])
+def test_a_merged_decoder_and_one_without_a_past_say_the_same(sampling: Sampling, tmp_path: Path) -> None:
+    """By a cache, of which the first run has none; and by the whole text for each token."""
+    onnx.save(merged_decoder.model(), tmp_path / "merged.onnx")
+    surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False}, out=tmp_path / "alone.onnx")
+    found = [decoder(tmp_path / name).generated(PROMPTS, (), sampling) for name in ("merged.onnx", "alone.onnx")]
+    assert found[0] == found[1] and len({tuple(tokens) for tokens in found[0]}) > 1
+    if sampling is SHORT:
+        for prompt, tokens in zip(PROMPTS, found[0], strict=True):
+            whole = np.array([[*prompt, *tokens]])
+            likeliest = merged_decoder.scores(merged_decoder.model(), whole)[0].argmax(-1)
+            assert tokens == likeliest[len(prompt) - 1 : -1].tolist()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_without_a_past_prompts_together_are_prompts_alone(kind: str, tmp_path: Path) -> None:
+    """A mask and positions follow the whole text; behind the padding of GroupQueryAttention no token comes."""
+    keep = ["attention_mask"] if kind == "int4" else ["attention_mask", "position_ids"]
+    surgery.language_model(MODELS[kind], keep=keep, out=tmp_path / "m.onnx")
+    model = decoder(tmp_path / "m.onnx")
+    assert model.pads == (kind == "fp16")
+    found = model.generated(PROMPTS, (), SHORT)
+    assert found == [model.generated([prompt], (), SHORT)[0] for prompt in PROMPTS]
+    if kind == "fp16":
+        assert found == [without_cache(MODELS[kind], p, 10) for p in PROMPTS]
 
 
 # --- folders -----------------------------------------------------------------------------------------------------

@@ -41,24 +41,54 @@ def test_experts(case):
     assert wrong_gradients(model, found, given, list(given)) == []
 
 
-def gated(feeds, attrs):
+def best_of_softmax(scores, k):
+    p = np.exp(scores) / np.exp(scores).sum()
+    return {e: p[e] for e in np.argsort(-p)[:k]}
+
+
+def sparsely_mixed(scores, k):
+    """As onnxruntime's kernel for CUDA goes through the experts; transformers' PhiMoE does the same in inference."""
+    gates = {}
+    for _ in range(k):
+        others = [e for e in range(len(scores)) if e not in gates]
+        best = max(others, key=lambda e: scores[e])
+        near = [e for e in others if scores[best] - scores[e] <= 0.02 * max(abs(scores[e]), scores[best])]
+        gates[best] = 1 / sum(np.exp(scores[e] - scores[best]) for e in near)
+    return gates
+
+
+def gated(feeds, k, gates=best_of_softmax):
     """What the documentation of the operator says, in float64, for layouts that only other processors run."""
     x, router, w1, w2, w3 = (feeds[n].astype(float) for n in ("x", "router", "w1", "w2", "w3"))
-    p = np.exp(router) / np.exp(router).sum(-1, keepdims=True)
     y = np.zeros_like(x)
-    for t, best in enumerate(np.argsort(-p, -1)[:, : attrs["k"]]):
-        for e in best:
+    for t, scores in enumerate(router):
+        for e, gate in gates(scores, k).items():
             g, linear = w1[e] @ x[t], w3[e] @ x[t]
-            y[t] += p[t, e] * (w2[e] @ (g / (1 + np.exp(-g)) * linear))
+            y[t] += gate * (w2[e] @ (g / (1 + np.exp(-g)) * linear))
     return y.astype(np.float32)
+
+
+WITH_A_THIRD = {"x": MOE["x"], "router": MOE["router"], "w1": MOE["w1"], "b1": None, "w2": MOE["w2"], "b2": None,
+                "w3": real(EXPERTS, INNER, HIDDEN, seed=7)}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["silu", "swiglu"])
 def test_a_gate_with_a_third_weight(kind):
-    feeds = {"x": MOE["x"], "router": MOE["router"], "w1": MOE["w1"], "b1": None, "w2": MOE["w2"], "b2": None}
-    feeds["w3"] = real(EXPERTS, INNER, HIDDEN, seed=7)
-    model, given = fused("MoE", feeds, {"k": 2, "activation_type": kind})
-    assert_same([gated(feeds, {"k": 2})], run(normal_form(model), given), atol=1e-5)
+    model, given = fused("MoE", WITH_A_THIRD, {"k": 2, "activation_type": kind})
+    assert_same([gated(WITH_A_THIRD, 2)], run(normal_form(model), given), atol=1e-5)
+
+
+def test_a_sparse_mixer():
+    """Scores of all signs, some of them near each other."""
+    rng = np.random.default_rng(0)
+    near = 1 + rng.choice([0, 0.005, 0.015, 0.03], (TOKENS, EXPERTS)) + rng.random((TOKENS, EXPERTS)) * 1e-3
+    scores = (near * np.array([1, 3, -1, -3, 1, 1])[:, None]).astype(np.float32)
+    feeds = WITH_A_THIRD | {"router": scores}
+    model, given = fused("MoE", feeds, {"k": 2, "activation_type": "silu", "use_sparse_mixer": 1})
+    found = normal_form(model)
+    assert any(0.01 < gate < 0.99 for row in scores for gate in sparsely_mixed(row, 2).values())
+    assert_same([gated(feeds, 2, sparsely_mixed)], run(found, given), atol=1e-5)
+    assert wrong_gradients(found, found, given, ["x", "router"]) == []
 
 
 def test_gates_that_lie_one_after_the_other():
@@ -105,7 +135,7 @@ def test_quantized_experts(bits, block, points):
 
 
 REFUSED = {
-    "a sparse mixer": ("MoE", MOE, {"use_sparse_mixer": 1}),
+    "chooses 1 experts by a sparse mixer": ("MoE", MOE, {"use_sparse_mixer": 1}),
     "the activation 'geglu'": ("MoE", MOE | TWO, {"activation_type": "geglu", "swiglu_fusion": 1}),
     "without its second half": ("MoE", MOE | TWO, {"activation_type": "swiglu"}),
     "packed for one kind of processor": ("QMoE", packed(4, 32, False), GPT_OSS | {"weights_prepacked": 1}),

@@ -10,13 +10,15 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from surgery import merged_decoder
 
 import gradgraph as gg
 from gradgraph import surgery
-from gradgraph.errors import ArgumentError, BuildError, DataError, UnknownNameError
+from gradgraph.errors import ArgumentError, BuildError, DataError, ModelError, UnknownNameError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = {kind: EXAMPLES / f"tiny_llama_{kind}.onnx" for kind in ("int4", "fp16")}
+RNG = np.random.default_rng(1)
 IDS = np.random.default_rng(0).integers(3, 98, (2, 11))
 
 
@@ -166,6 +168,33 @@ def tiny(inputs: dict[str, tuple[int, list[Any]]]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+# --- two decoders in one file ------------------------------------------------------------------------------------
+
+
+def test_of_a_merged_decoder_the_one_without_a_past_trains() -> None:
+    model = merged_decoder.model()
+    found = surgery.language_model(model)
+    assert [v.name for v in (*found.graph.input, *found.graph.output)] == ["input_ids", "logits"]
+    wanted = merged_decoder.scores(model, IDS)
+    np.testing.assert_allclose(outputs(found, input_ids=IDS)["logits"], wanted, atol=1e-6)
+    alone = surgery.fix_inputs(model, {merged_decoder.BRANCH: False})
+    adapted = gg.lora(alone, "*attn*", rank=2)
+    trainer = gg.Trainer(gg.build(surgery.language_model(adapted), gg.losses.cross_entropy(axis=-1)), device="cpu")
+    np.testing.assert_allclose(trainer.predict(IDS), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_an_input_that_is_fixed_chooses_its_branch(branch: bool) -> None:
+    model = merged_decoder.model()
+    fixed = surgery.fix_inputs(model, {merged_decoder.BRANCH: branch})
+    assert not any(node.op_type == "If" for node in fixed.graph.node)
+    onnx.checker.check_model(fixed, full_check=True)
+    feeds = {"input_ids": IDS, merged_decoder.PAST: RNG.normal(size=(2, 1, 3, 8)).astype(np.float32)}
+    wanted = outputs(model, **feeds, **{merged_decoder.BRANCH: np.array([branch])})
+    for name, array in outputs(fixed, **feeds).items():
+        np.testing.assert_allclose(array, wanted[name], atol=1e-6)
+
+
 IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
 
 
@@ -178,13 +207,10 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
             BuildError,
             "'past_conv.0' is a state, but no keys or values",
         ),
-        (
-            lambda: surgery.language_model(
-                tiny({**IN, "attention_mask": IN["input_ids"], "use_cache_branch": (TensorProto.BOOL, [1])})
-            ),
-            BuildError,
-            "'use_cache_branch' chooses between two decoders",
-        ),
+        (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "take one of its branches first"),
+        (lambda: surgery.fix_inputs(tiny(IN), {"use_cache": 1}), UnknownNameError, "no input 'use_cache'"),
+        (lambda: surgery.fix_inputs(tiny(IN), {"input_ids": 1}), ModelError, "nobody knows the sizes of the input"),
+        (lambda: surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: 2}), ModelError, "2 is none"),
         (lambda: surgery.language_model(MODELS["int4"], keep="mask"), UnknownNameError, "no input 'mask'"),
         (lambda: surgery.language_model(MODELS["int4"], outputs="y"), UnknownNameError, "no output 'y'"),
         (lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]), BuildError, "no outputs but those"),

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gradgraph as gg
 from gradgraph import surgery
-from gradgraph.errors import BuildError, DataError
+from gradgraph.errors import ArgumentError, BuildError, DataError, UnknownNameError
 
 INPUTS = 6
 SIZES = {"q_proj": 8, "k_proj": 4, "v_proj": 4, "gate_proj": 5, "up_proj": 5, "o_proj": 3}
@@ -163,6 +163,70 @@ def test_what_was_trained_whole_becomes_the_weight(tmp_path: Path) -> None:
     safetensors.numpy.save_file({**tensors, name: whole[:, 1:]}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(DataError, match="was trained whole, and the model has no weight of its name and sizes"):
         surgery.load_adapter(network(), tmp_path)
+
+
+OTHERS = {"model.layers.*.attn.q_proj": "h.*.asks", "model.layers.0.mlp.up_proj": "ups",
+          "model.layers.*.attn.o_proj": "h.*.gives"}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [None, "llama"])
+def test_names_that_nobody_can_derive_are_given(family: str | None, tmp_path: Path) -> None:
+    """Both ways, with ranks, alphas and a whole weight under names of the folder."""
+    adapted = gg.lora(network(), "*", rank=2)
+    rng = np.random.default_rng(2)
+    numbers = {
+        t.name: rng.normal(size=t.dims).astype(np.float32) for t in adapted.graph.initializer if "lora_" in t.name
+    }
+    surgery.save_adapter(adapted, tmp_path, numbers, family=family, names=OTHERS)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    attention = "attn" if family is None else "self_attn"
+    rest = {f"model.layers.0.{attention}.{p}" for p in ("k_proj", "v_proj")} | {"model.layers.0.mlp.gate_proj"}
+    assert set(config["target_modules"]) == {"h.0.asks", "h.0.gives", "ups", *rest}
+    trained = predicted(surgery.load_weights(adapted, numbers, strict=False))
+    assert np.abs(trained - PLAIN).max() > 0.1
+    found = predicted(surgery.load_adapter(network(), tmp_path, names=OTHERS))
+    np.testing.assert_allclose(found, trained, rtol=1e-4, atol=1e-4)
+
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    for part in ("A", "B"):  # the product counts twice as much again: 3 times the rank, and an alpha of its own
+        key = f"base_model.model.h.0.asks.lora_{part}.weight"
+        tensors[key] = np.concatenate([tensors[key]] * 3, axis="AB".index(part))
+    whole = tensors["base_model.model.h.0.gives.weight"] = rng.normal(size=BASE["o_proj"].shape).astype(np.float32)
+    kept = {name: array for name, array in tensors.items() if "gives.lora" not in name}
+    safetensors.numpy.save_file(kept, tmp_path / "adapter_model.safetensors")
+    own = {"rank_pattern": {"asks": 6}, "alpha_pattern": {"asks": 8}, "modules_to_save": ["gives"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | own))
+    found = predicted(surgery.load_adapter(network(), tmp_path, names=OTHERS))
+    wanted = trained.copy()
+    wanted[:, : SIZES["q_proj"]] += (trained - PLAIN)[:, : SIZES["q_proj"]]
+    wanted[:, -SIZES["o_proj"] :] = X @ whole.T
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+WRONG_NAMES: dict[str, tuple[dict[str, str], type[Exception], str]] = {
+    "no layer": ({"model.layers.*.attn.query": "h.*.q"}, UnknownNameError, "matches no layer with an adapter"),
+    "no module": ({"model.layers.*.attn.q_proj": "h.*.q"}, UnknownNameError, "matches no module of the folder"),
+    "a * on one side": ({"model.layers.*.attn.q_proj": "h.0.q"}, ArgumentError, "do not have one \\* each"),
+    "one name twice": ({"model.layers.0.attn.q_proj": "q", "model.layers.0.attn.k_proj": "q"}, ArgumentError,
+                       "'q' would be 2 layers"),
+    "a name that is there": ({"model.layers.0.attn.q_proj": "model.layers.0.attn.k_proj"}, ArgumentError,
+                             "would be 2 layers"),
+    "numbers": ({"model.layers.0.attn.q_proj": 3}, ArgumentError, "a dict of names in the folder by layer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_NAMES)
+def test_names_that_make_no_sense_are_refused(what: str, tmp_path: Path) -> None:
+    names, error, says = WRONG_NAMES[what]
+    adapted = gg.lora(network(), "*", rank=2)
+    surgery.save_adapter(adapted, tmp_path / "plain")
+    with pytest.raises(error, match=says):
+        if what == "no module":
+            surgery.load_adapter(network(), tmp_path / "plain", names=names)
+        else:
+            surgery.save_adapter(adapted, tmp_path / "named", names=names)
+    with pytest.raises(BuildError, match="has the model's names; leave names out"):
+        surgery.save_adapter(adapted, tmp_path / "a.onnx_adapter", names=OTHERS)
 
 
 def without(folder: Path, part: str) -> None:

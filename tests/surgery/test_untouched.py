@@ -18,6 +18,7 @@ from gradgraph.errors import OutputError
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "distill": lambda m, **out: surgery.distill(m, language_model(), **out),
     "cut": lambda m, **out: surgery.cut(m, inputs="e", outputs="n", **out),
+    "fix_inputs": lambda m, **out: surgery.fix_inputs(m, {"x": 1}, **out),
     "forget_sizes": lambda m, **out: surgery.forget_sizes(surgery.lora(m, "*"), **out),
     "in_float32": lambda m, **out: surgery.in_float32(surgery.lora(m, "*"), **out),
     "switchable": lambda m, **out: surgery.switchable(surgery.lora(m, "*"), **out),

@@ -5,11 +5,13 @@ Here every expert sees every token, in one product for all of them, and gates of
     y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
 
 That costs as many times more than the kernel as there are experts for each one chosen, and needs no sizes that depend
-on the data. A gate is the softmax of the router's scores, 0 but for the k largest ones.
+on the data. A gate is the softmax of the router's scores, 0 but for the k largest ones; with a sparse mixer see
+:func:`_sparsely_mixed`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,9 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.dialects.contrib import dequantized, fused, refuse, unpacked
+
+_MIXED = 2  # the experts that a sparse mixer chooses
+_JITTER = 0.01  # of a sparse mixer, as onnxruntime's kernel and the configuration of PhiMoE have it
 
 _SIMPLE: dict[str, Callable[[Builder, Var], Var]] = {
     "relu": lambda op, x: op.Relu(x),
@@ -45,13 +50,14 @@ def mixture_of_experts(
     **activation: Any,
 ) -> Any:
     """``x``: [..., hidden]; ``router``: [tokens, experts]; weights: [experts, outputs, inputs]."""
-    if use_sparse_mixer:
-        raise refuse(node, "chooses experts by a sparse mixer")
+    if use_sparse_mixer and k != _MIXED:
+        raise refuse(node, f"chooses {k} experts by a sparse mixer, which chooses {_MIXED}")
     rows = op.Unsqueeze(op.Reshape(x, op.Concat([-1], op.dim(x, -1), axis=0)), [0])  # [1, tokens, hidden]
     first = _linear(op, rows, w1, b1)
     third = None if w3 is None else _linear(op, rows, w3, b3)
     y = _linear(op, _activated(op, node, first, third, **activation), w2, b2)  # [experts, tokens, hidden]
-    gates = op.Unsqueeze(op.Transpose(_gates(op, router, k, bool(normalize_routing_weights)), perm=[1, 0]), [2])
+    chosen = _sparsely_mixed(op, router) if use_sparse_mixer else _gates(op, router, k, bool(normalize_routing_weights))
+    gates = op.Unsqueeze(op.Transpose(chosen, perm=[1, 0]), [2])
     return op.Reshape(op.ReduceSum(y * gates, [0], keepdims=0), op.shape(x))
 
 
@@ -130,7 +136,26 @@ def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
     chosen, places = op.TopK(op.Softmax(router, axis=-1), [k], axis=-1, outputs=2)
     if normalized:
         chosen = chosen / op.ReduceSum(chosen, [-1], keepdims=1)
-    return op.ScatterElements(op.Expand(op.const(0.0, router.dtype), op.shape(router)), places, chosen, axis=1)
+    return op.ScatterElements(op.zeros_like(router), places, chosen, axis=1)
+
+
+def _sparsely_mixed(op: Builder, router: Var) -> Var:
+    """[tokens, experts]: the gates of the sparse mixer of PhiMoE (GRIN, Liu et al. 2024, arXiv:2409.12136).
+
+    The best expert e of scores s has the gate 1/Σ exp(sⱼ − sₑ) over the scores that are near: sₑ − sⱼ ≤
+    2ε·max(|sⱼ|, sₑ). The second is the best of the others, and its gate is that among these. Nothing is drawn, as in
+    inference, and the gradient is that of this formula; PhiMoE's own training draws experts, and estimates gradients
+    otherwise.
+    """
+    gates, left = op.zeros_like(router), router
+    none = op.const(-math.inf, router.dtype)
+    for _ in range(_MIXED):
+        best, place = op.TopK(left, [1], axis=-1, outputs=2)
+        near = op.LessOrEqual(best - left, op.Max(op.Abs(router), best) * (2 * _JITTER))
+        gate = op.GatherElements(op.Softmax(op.Where(near, router, none), axis=-1), place, axis=1)
+        gates = op.ScatterElements(gates, place, gate, axis=1)
+        left = op.ScatterElements(left, place, op.Expand(none, op.shape(place)), axis=1)
+    return gates
 
 
 def _activated(
