@@ -115,6 +115,13 @@ def export_all(folder: Path, _: bool) -> None:
     gg.Trainer(folder / "all", device="cpu").export(folder / "export" / "all.onnx")
 
 
+def resume_all(folder: Path, _: bool) -> None:
+    """Weights come from the checkpoint that the stage ``save run`` has written."""
+    import gradgraph as gg
+
+    gg.Trainer.resume(folder / "all", folder / "export" / "all.ckpt", device="cpu")
+
+
 def merge(model: Path, out: Path) -> None:
     import gradgraph as gg
 
@@ -178,6 +185,9 @@ OTHERS: dict[str, Callable[[Path, Path], Any]] = {
         "predict", model.parent / "step", "--untrained", "--data", rows(out), "-o", out / "y.npz"
     ),
     "cli export": lambda model, out: shell("export", model.parent / "step", "-o", out / "exported.onnx"),
+    "cli small": lambda model, out: shell(
+        "export", model.parent / "step", "--size", "batch=2", "--store", "float16", "-o", out / "small.onnx"
+    ),
     "cli merge": lambda model, out: shell("surgery", out / "lora.onnx", "--merge", "-o", out / "whole.onnx"),
 }
 STAGES: dict[str, Callable[..., Any]] = {
@@ -189,6 +199,7 @@ STAGES: dict[str, Callable[..., Any]] = {
     "export": lambda folder, _: export(folder),
     "save all": save_all,
     "save run": checkpoint_all,
+    "resume": resume_all,
     "export all": export_all,
     **{
         name: lambda folder, _, function=function: function(folder / "model.onnx", folder / "export")

@@ -22,9 +22,9 @@ PLACES = ("beside", "inside")
 MOST_INSIDE = 1.9  # GB that protobuf holds
 # stages, in an order in which each finds what it reads; and the weights that count as state or as what is computed with
 STAGES = {
-    "build": 0, "save": 0, "train": 1, "export": 0, "save all": 0, "save run": 1, "export all": 2, "lora": 0,
-    "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
-    "cli evaluate": 0, "cli predict": 1, "cli export": 0, "cli merge": 0,
+    "build": 0, "save": 0, "train": 1, "export": 0, "save all": 0, "save run": 1, "resume": 1, "export all": 1,
+    "lora": 0, "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
+    "cli evaluate": 0, "cli predict": 1, "cli export": 0, "cli small": 0, "cli merge": 0,
 }  # fmt: skip
 FLOOR = 0.1  # GB: modules that are imported late, graphs, sessions; a model of 10 MB takes it, too
 PAGE = Path(__file__).parent.parent / "docs/how-to/large-models.md"
@@ -116,7 +116,7 @@ def draw(found: Found, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    colours = {0: "#1f77b4", 1: "#d62728", 2: "#8c564b"}
+    colours = {0: "#1f77b4", 1: "#d62728"}
     for axes, place in zip(panels, PLACES, strict=True):
         for name, state in STAGES.items():
             rows = [row for (_, where, stage), row in sorted(found.items()) if (where, stage) == (place, name)]

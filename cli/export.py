@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,10 @@ from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.files.path_kinds import step_of
 
 if TYPE_CHECKING:
-    import onnx
+    import onnx_ir as ir
 
-    from gradgraph.export.temperature import Calibration
+    from gradgraph.export.temperature import Temperature
+    from gradgraph.runtime.trainer import Trainer
 
 
 @click.command("export", cls=Command)
@@ -163,111 +163,100 @@ class _Kind:
     takes: tuple[str, ...]
 
 
-def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    from gradgraph.export import float16_storage
+def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]:
+    """The model and facts of it; its weights lie in files and in the trainer's state until it is written."""
+    from gradgraph.export.artifacts import served
+    from gradgraph.export.storage import store_as_float16
 
-    model = write(export.step, checkpoint=export.checkpoint, outputs=export.outputs or None,
-                  averaged=not export.not_averaged, mixed=export.mixed, weights=export.other_weights(),
-                  sizes=export.size)  # fmt: skip
+    model = served(trainer, export.outputs or None, averaged=not export.not_averaged, mixed=export.mixed,
+                   sizes=export.size)  # fmt: skip
     facts = {"file": str(export.out), **_shape_of(model)}
     if export.calibrate:
-        model, found = _calibrated(export, model)
-        facts |= {"calibrated": str(found), "calibration": found.as_data, "nodes": len(model.graph.node)}
+        found = _calibrated(export, trainer, model)
+        facts |= {"calibrated": str(found), "calibration": found.as_data, "nodes": len(model.graph)}
     if export.store == "float16":
-        stored = float16_storage(model)
-        model = stored.result
+        stored = store_as_float16(model)
         facts |= {"stored": str(stored), "largest_error": stored.largest_error, "relative_error": stored.relative_error}
     if export.quantize:
+        from gradgraph.files.models import load_model
         from gradgraph.surgery import quantize
 
         small = quantize(model, _samples(export, model))
-        model = small.result
-        facts |= {"quantized": str(small), "nodes": len(model.graph.node), "samples": small.samples,
+        model = load_model(small.result)
+        facts |= {"quantized": str(small), "nodes": len(model.graph), "samples": small.samples,
                   "quantized_outputs": {name: vars(one) for name, one in small.outputs.items()}}  # fmt: skip
     return model, facts
 
 
-def _samples(export: _Export, model: onnx.ModelProto) -> Any:
+def _samples(export: _Export, model: ir.Model) -> Any:
     """The samples by which the model is quantised, as its data are read."""
     from gradgraph.cli.data import Reading
     from gradgraph.step.data_names import DataNames
 
     if export.calibration is None:
         return None
-    names = DataNames.read_from({p.key: p.value for p in model.metadata_props})
-    return Reading(model=export.step).data(export.calibration, names)
+    return Reading(model=export.step).data(export.calibration, DataNames.read_from(model.metadata_props))
 
 
-def _calibrated(export: _Export, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Calibration]:
-    """``model`` with the temperature of its step on the held-out data."""
+def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperature:
+    """Put the temperature of the step on the held-out data into ``model``."""
     from gradgraph.cli.data import Reading
-    from gradgraph.export import with_temperature
-    from gradgraph.export.artifacts import opened_trainer
-    from gradgraph.export.temperature import calibrate
+    from gradgraph.export.temperature import put_temperature, temperature_of
 
     assert export.calibrate is not None
-    trainer = opened_trainer(export.step, export.checkpoint, export.other_weights())
     held_out = Reading(model=export.step).data(export.calibrate, trainer.names)
     output = export.outputs[0] if export.outputs else None
-    found = calibrate(trainer, held_out, output=output, averaged=not export.not_averaged)
-    return with_temperature(model, found.temperature), found  # its first output is the one that was asked for
+    found, _ = temperature_of(trainer, held_out, output=output, averaged=not export.not_averaged)
+    put_temperature(model, found.temperature)  # its first output is the one that was asked for
+    return found
+
+
+def _opened(export: _Export) -> Trainer:
+    """A trainer with the weights to export; its sessions copy none where they run a batch or two."""
+    from gradgraph.export.artifacts import opened_trainer
+    from gradgraph.runtime.execution.session import RuntimeOptions
+
+    options = None if export.calibrate else RuntimeOptions(pack_weights=False)
+    return opened_trainer(export.step, export.checkpoint, export.other_weights(), options)
 
 
 def _onnx(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import export_report, inference_model
+    from gradgraph.export.held_against import report_of
+    from gradgraph.export.image_input import taking_images
     from gradgraph.files.models import save_model
+    from gradgraph.runtime.execution.exported import plain
 
-    if export.store == "float32" and not (export.quantize or export.calibrate or export.size):
-        facts = _streamed(export)
-    else:
-        model, facts = _model(export, inference_model)
-        save_model(model, export.out)
+    trainer = _opened(export)
+    model, facts = _model(export, trainer)
+    save_model(plain(model), export.out)
     if not export.calibrate:  # by which the file is to differ from the step
-        report = export_report(export.out, export.step, export.checkpoint, averaged=not export.not_averaged,
-                               weights=export.other_weights())  # fmt: skip
+        report = report_of(export.out, trainer, averaged=not export.not_averaged)
         facts |= report.as_data | {"checked": str(report)}
     if export.image_input:
-        model = _with_image_input(export.out)
+        model = taking_images(export.out)
         save_model(model, export.out)
         facts |= _shape_of(model)
     return facts
-
-
-def _streamed(export: _Export) -> dict[str, Any]:
-    """Write the model as it is; its weights go from file to file."""
-    from gradgraph.export.artifacts import opened_trainer
-    from gradgraph.files.models import load_model
-
-    trainer = opened_trainer(export.step, export.checkpoint, export.other_weights())
-    trainer.export_file(export.out, outputs=export.outputs or None, averaged=not export.not_averaged,
-                        mixed=export.mixed)  # fmt: skip
-    graph = load_model(export.out).graph
-    names = {"inputs": [i.name for i in graph.inputs], "outputs": [o.name for o in graph.outputs]}
-    return {"file": str(export.out), "nodes": len(graph), **names}
 
 
 def _ort(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import inference_model, ort_model
+    from gradgraph.export import ort_model
+    from gradgraph.export.image_input import taking_images
     from gradgraph.files.atomic import write_atomically
+    from gradgraph.files.models import to_proto
 
-    model, facts = _model(export, inference_model)
+    model, facts = _model(export, _opened(export))
     if export.image_input:
-        model = _with_image_input(model)
+        model = taking_images(model)
         facts |= _shape_of(model)
-    write_atomically(export.out, ort_model(model))
+    write_atomically(export.out, ort_model(to_proto(model)))
     return facts
 
 
-def _with_image_input(model: Any) -> onnx.ModelProto:
-    from gradgraph.export import with_image_input
-
-    return with_image_input(model)
-
-
-def _shape_of(model: onnx.ModelProto) -> dict[str, Any]:
+def _shape_of(model: ir.Model) -> dict[str, Any]:
     graph = model.graph
-    names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
-    return {"nodes": len(graph.node), **names}
+    names = {"inputs": [i.name for i in graph.inputs], "outputs": [o.name for o in graph.outputs]}
+    return {"nodes": len(graph), **names}
 
 
 def _safetensors(export: _Export) -> dict[str, Any]:

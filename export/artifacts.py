@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from gradgraph.arguments import checked
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.late_message import message_in
 from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.files.streamed import safetensors_pieces
 from gradgraph.files.suffixes import check_suffix
@@ -19,6 +21,8 @@ from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.fixed import SIZES, Sizes, fix_sizes
+from gradgraph.runtime.execution.exported import plain
+from gradgraph.runtime.execution.frozen_weights import initial_value
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
@@ -57,8 +61,9 @@ def inference_model(
         CheckpointError: the checkpoint is damaged, or of another step.
     """
     trainer = opened_trainer(step, checkpoint, weights)
-    model = trainer.export(outputs=outputs, averaged=averaged, mixed=mixed)
-    return model if not sizes else fixed_sizes(model, sizes)
+    if not sizes:
+        return trainer.export(outputs=outputs, averaged=averaged, mixed=mixed)
+    return to_proto(served(trainer, outputs, averaged=averaged, mixed=mixed, sizes=sizes))
 
 
 def save_inference(
@@ -78,15 +83,31 @@ def save_inference(
         BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
+    check_suffix(path, ".onnx")
+    trainer = opened_trainer(step, checkpoint, weights)
     if not sizes:
-        return opened_trainer(step, checkpoint, weights).export(path, outputs=outputs, averaged=averaged, mixed=mixed)
-    model = inference_model(step, checkpoint, outputs, averaged=averaged, mixed=mixed, weights=weights, sizes=sizes)
-    save_model(model, path)
-    return model
+        return trainer.export(path, outputs=outputs, averaged=averaged, mixed=mixed)
+    save_model(plain(served(trainer, outputs, averaged=averaged, mixed=mixed, sizes=sizes)), path)
+    return message_in(path)
+
+
+def served(
+    trainer: Trainer,
+    outputs: str | Sequence[str] | None = None,
+    *,
+    averaged: bool = True,
+    mixed: bool = False,
+    sizes: Sizes | None = None,
+) -> ir.Model:
+    """The model that ``inference_model`` gives; its weights lie in files, and in the state of the trainer."""
+    model = trainer.exported(outputs, averaged=averaged, mixed=mixed, preprocess=True)
+    return model if not sizes else _with_sizes(model, sizes)
 
 
 def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
     """Every weight of the model by its name: trained, running statistics, frozen; each with its shape and dtype.
+
+    Large frozen ones are what is mapped of the step's files.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
@@ -95,8 +116,8 @@ def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool
     manifest = trainer.manifest
     names = [s.name for s in manifest.state if s.kind in ("parameter", "statistic")]
     moving = trainer.state.seen_for_use(names, manifest.averages if averaged else {})
-    still = {t.name: t for t in trainer.definition.resolved("eval").graph.initializer}
-    return {**moving, **{n: onnx.numpy_helper.to_array(still[n]) for n in manifest.frozen if n in still}}
+    still = {t.name: t for t in trainer.definition.eval.graph.initializer}
+    return {**moving, **{n: initial_value(trainer.definition, still[n]) for n in manifest.frozen if n in still}}
 
 
 def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
@@ -124,11 +145,15 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
         UnknownNameError: no input has such a dimension, or there is no such input.
         BuildError: an input has other dimensions.
     """
-    copy = load_model(model)
-    fix_sizes(copy, sizes)
-    opset = copy.opset_imports.get("", OPSET)
-    folded = clean_up(normalise(copy, keep_quantization=True))
-    return to_proto(write_at(folded, opset if opset in IR_VERSIONS else OPSET))
+    return to_proto(_with_sizes(load_model(model), sizes))
+
+
+def _with_sizes(model: ir.Model, sizes: Sizes) -> ir.Model:
+    """As ``fixed_sizes``; ``model`` may change, and weights are shared."""
+    fix_sizes(model, sizes)
+    opset = model.opset_imports.get("", OPSET)
+    folded = clean_up(normalise(model, keep_quantization=True))
+    return write_at(folded, opset if opset in IR_VERSIONS else OPSET)
 
 
 def opened_trainer(

@@ -36,6 +36,11 @@ def with_image_input(model: Source) -> onnx.ModelProto:
         ModelError: the model has no input of images, or is of an opset below 13; images of four channels are resized,
             or by another filter than bilinear and bicubic.
     """
+    return to_proto(taking_images(model))
+
+
+def taking_images(model: Source) -> ir.Model:
+    """As ``with_image_input``, an onnx-ir model whose weights lie where they lay."""
     work = load_model(model)
     learn_preprocessing(work, model)
     names = DataNames.read_from(work.metadata_props)
@@ -46,7 +51,7 @@ def with_image_input(model: Source) -> onnx.ModelProto:
     if work.opset_imports.get("", LEAST_OPSET) < LEAST_OPSET:
         raise ModelError(f"the model is of an opset below {LEAST_OPSET}; convert it first")
     _put_in_front(work, known[0], names)
-    return to_proto(work)
+    return work
 
 
 def _put_in_front(work: ir.Model, value: ir.Value, names: DataNames) -> None:

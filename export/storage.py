@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from gradgraph.arguments import checked, instance
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.float16_weights import LEAST, STORED
+from gradgraph.files.mapped import forget_pages
 from gradgraph.step.step import Step
 
 __all__ = ["Float16Storage", "float16_storage"]
@@ -77,36 +79,63 @@ def float16_storage(model: onnx.ModelProto | Step) -> Float16Storage:
 
 
 def _stored(model: onnx.ModelProto) -> Float16Storage:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    fed = {v.name for v in graph.input}
-    before = after = count = 0
-    largest = relative = 0.0
-    kept = list[str]()
-    casts = list[onnx.NodeProto]()
-    for tensor in graph.initializer:
+    for tensor in model.graph.initializer:
         if is_external(tensor):
             raise ModelError(
                 f"the weights of '{shown(tensor.name)}' lie in another file; load the model with them first"
             )
-        wide = onnx.numpy_helper.to_array(tensor)
-        before, after = before + wide.nbytes, after + wide.nbytes
-        if tensor.data_type != onnx.TensorProto.FLOAT or wide.size < LEAST or tensor.name in fed:
+    work: ir.Model = ir.from_proto(model)
+    found = store_as_float16(work)
+    return dataclasses.replace(found, result=ir.to_proto(work))
+
+
+def store_as_float16(model: ir.Model) -> Float16Storage:
+    """As ``float16_storage``, in place; weights are rounded when they are written, one after the other."""
+    graph = model.graph
+    before = after = count = 0
+    largest = relative = 0.0
+    kept, casts = list[str](), list[ir.Node]()
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype == ir.DataType.STRING:
             continue
-        with np.errstate(over="ignore"):
-            narrow = wide.astype(np.float16)
+        before, after = before + tensor.nbytes, after + tensor.nbytes
+        if tensor.dtype != ir.DataType.FLOAT or tensor.size < LEAST or value.is_graph_input():
+            continue
+        wide, narrow = tensor.numpy(), _narrow(tensor)
         if not np.isfinite(narrow).all():
-            kept.append(tensor.name)
+            kept.append(name)
             continue
         error = np.abs(narrow.astype(np.float32) - wide)
         largest, count, after = max(largest, float(error.max())), count + 1, after - narrow.nbytes
         norm = float(np.linalg.norm(wide))
         relative = max(relative, float(np.linalg.norm(error)) / norm if norm else 0.0)
-        name = tensor.name
-        tensor.CopyFrom(onnx.numpy_helper.from_array(narrow, f"{name}{STORED}"))
-        casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], f"{name}.widen", to=onnx.TensorProto.FLOAT))
-    nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return Float16Storage(result, count, before, after, largest, relative, tuple(kept))
+        forget_pages(wide)
+        casts.append(_widened_in(graph, value, tensor))
+    if len(graph):
+        graph.insert_before(graph[0], casts)
+    else:
+        graph.extend(casts)
+    return Float16Storage(model, count, before, after, largest, relative, tuple(kept))
+
+
+def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
+    wide = tensor.numpy()
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float16)
+    forget_pages(wide)
+    return narrow
+
+
+def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Node:
+    """A Cast that gives what the initializer ``value`` was, whose numbers are stored as float16 now."""
+    name, half, shape = value.name or "", ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy())
+    kept = ir.LazyTensor(lambda: ir.tensor(_narrow(tensor)), half, shape, name=f"{name}{STORED}")
+    stored = ir.Value(name=kept.name, type=ir.TensorType(half), shape=shape, const_value=kept)
+    graph.initializers.pop(name)
+    graph.register_initializer(stored)
+    cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, name=f"{name}.widen")
+    value.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
+    made = cast.outputs[0]
+    made.name, made.type, made.shape = name, ir.TensorType(ir.DataType.FLOAT), shape
+    return cast

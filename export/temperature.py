@@ -34,7 +34,26 @@ TINY = 1e-38  # probabilities below count as this
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Temperature:
+    """A ``Calibration`` without its model."""
+
+    temperature: float
+    nll: tuple[float, float]
+    ece: tuple[float, float]
+    labels: int
+
+    def __str__(self) -> str:
+        nll, ece = (f"{before:.4g} -> {after:.4g}" for before, after in (self.nll, self.ece))
+        return f"temperature {self.temperature:.4g}: NLL {nll}, ECE {ece} ({self.labels:,} labels)"
+
+    @property
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"temperature": self.temperature, "nll": self.nll, "ece": self.ece, "labels": self.labels}
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration(Temperature):
     """A temperature, and what it changes on the data that it was found on. Printed, it is a line.
 
     Attributes:
@@ -45,20 +64,7 @@ class Calibration:
         model: the exported model with the Div.
     """
 
-    temperature: float
-    nll: tuple[float, float]
-    ece: tuple[float, float]
-    labels: int
     model: onnx.ModelProto = field(repr=False)
-
-    def __str__(self) -> str:
-        nll, ece = (f"{before:.4g} -> {after:.4g}" for before, after in (self.nll, self.ece))
-        return f"temperature {self.temperature:.4g}: NLL {nll}, ECE {ece} ({self.labels:,} labels)"
-
-    @property
-    def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"temperature": self.temperature, "nll": self.nll, "ece": self.ece, "labels": self.labels}
 
     def export(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
         """Write the model to a file and return it.
@@ -90,6 +96,19 @@ def calibrate(
         ModelError: the loss compares with something else, or one cannot see the logits behind an output.
         UnknownNameError: the model has no such output.
     """
+    found, served = temperature_of(trainer, data, batch_size, output=output, averaged=averaged)
+    model = with_temperature(trainer.export(averaged=averaged), found.temperature, served)
+    return Calibration(**vars(found), model=model)
+
+
+def temperature_of(
+    trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
+) -> tuple[Temperature, str]:
+    """The temperature of ``calibrate``, and the output of the exported model that it belongs to; no weight is copied.
+
+    Raises:
+        DataError, ModelError, UnknownNameError: as for ``calibrate``.
+    """
     m = trainer.manifest
     if len(m.parts) > 1 or not m.targets or not _fits(m.targets[0], m.loss.get("name", "")):
         raise ModelError(
@@ -99,10 +118,9 @@ def calibrate(
     name = output or m.outputs[0]
     if name not in m.outputs:
         raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
-    exported = trainer.export(averaged=averaged)
-    plain = load_model(trainer.export(averaged=averaged, preprocess=False)).graph
+    plain, whole = (trainer.exported(averaged=averaged, preprocess=behind).graph for behind in (False, True))
     end = output_of(plain, name)
-    served = exported.graph.output[list(plain.outputs).index(end)].name  # another one where a column has that name
+    served = whole.outputs[list(plain.outputs).index(end)].name or ""  # another one where a column has that name
     found = probabilities(end)
     rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
     logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
@@ -112,9 +130,8 @@ def calibrate(
         raise DataError("the model gives NaN or infinity for some of these data; look at them with trainer.worst(data)")
     scores = _Scores(logits[weights > 0], hits[weights > 0], weights[weights > 0])
     temperature = scores.best()
-    return Calibration(temperature, (scores.nll(1.0), scores.nll(temperature)),
-                       (scores.ece(1.0), scores.ece(temperature)), len(scores.hits),
-                       with_temperature(exported, temperature, served))  # fmt: skip
+    nll, ece = ((measure(1.0), measure(temperature)) for measure in (scores.nll, scores.ece))
+    return Temperature(temperature, nll, ece, len(scores.hits)), served
 
 
 def _fits(target: TargetSpec, loss: str) -> bool:
@@ -207,7 +224,13 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
         ModelError: the output holds probabilities whose logits one cannot see.
     """
     changed = load_model(model)
-    graph = changed.graph
+    put_temperature(changed, temperature, output)
+    return to_proto(changed)
+
+
+def put_temperature(model: ir.Model, temperature: float, output: str | None = None) -> None:
+    """As ``with_temperature``, in place."""
+    graph = model.graph
     end = graph.outputs[0] if output is None else output_of(graph, output)
     logits = _logits_of(end)
     divisor = ir.Value(name=_free(graph, "temperature"), const_value=ir.tensor(
@@ -227,7 +250,6 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
         graph.insert_after(before, node)
     if is_output:
         made.name, logits.name = logits.name, _free(graph, f"{logits.name}/before_temperature")
-    return to_proto(changed)
 
 
 def _logits_of(end: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -224,6 +225,32 @@ def test_a_large_model_is_exported_beside_its_weights(
         trainer.export()
 
 
+def test_what_export_returns_is_read_when_it_is_looked_at(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradgraph.files.late_message.LEAST_KEPT", 1 << 20)
+    trainer = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.sgd(0.1)), device="cpu")
+    path, whole = tmp_path / "out.onnx", trainer.export()
+    first, second, late = (trainer.export(path) for _ in range(3))
+    written = onnx.load(path)
+    trainer.step(batch(trainer.definition))
+    trainer.export(path)  # takes the place of the file that they are in
+    assert onnx.load(path) != written
+    assert isinstance(first, onnx.ModelProto) and not locations(first)
+    _same_weights(first, whole)
+    assert first == second == written and repr(first) == repr(written) and dir(first) == dir(written)
+    assert pickle.loads(pickle.dumps(second)) == copy.deepcopy(late) == written
+    onnx.checker.check_model(first, full_check=True)
+    assert gg.build(first, "cross_entropy").manifest.trainable == trainer.manifest.trainable
+    first.doc_string = "mine"
+    onnx.save(first, path)
+    assert onnx.load(path).doc_string == "mine"
+    late = trainer.export(path)
+    path.write_bytes(b"another one")
+    with pytest.raises(ModelError, match="was written over"):
+        late.SerializeToString()
+
+
 def test_what_lay_in_a_file_lies_in_one_again(model: Path, tmp_path: Path) -> None:
     """Otherwise a small change would bring all weights into memory."""
     gg.lora(model, "*.q.*", out=tmp_path / "adapted.onnx")
@@ -354,13 +381,13 @@ def test_a_model_in_memory_that_no_message_holds_goes_the_whole_way(model: Path,
     x = batch(step)["x"]
     wanted = trainer.predict(x)["logits"]
     exported = trainer.exported()
-    copy = pickle.loads(pickle.dumps(step))
-    assert copy.eval == step.eval
+    other = pickle.loads(pickle.dumps(step))
+    assert other.eval == step.eval
     step.save(tmp_path / "step")
     assert trained(tmp_path / "step", MAPPED)[1] == found
     with pytest.raises(OutputError, match="there is nothing to share"):
         step.save(tmp_path / "shared", share_weights=True)
-    del step, trainer, copy
+    del step, trainer, other
     gc.collect()
     assert not file.parent.exists()
     for of in (exported, tmp_path / "out.onnx"):  # both have what they need

@@ -9,9 +9,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
 
 BLOCK = 1 << 20
 
@@ -37,9 +34,6 @@ class Digest:
         encoded = text.encode()
         self.update(b"%d:" % len(encoded))
         self.update(encoded)
-
-    def update_array(self, array: np.ndarray[Any, Any]) -> None:
-        self.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def text(self) -> str:
         """The digest of what was added; nothing can be added after it."""

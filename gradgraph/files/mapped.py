@@ -41,12 +41,16 @@ def is_cut(array: Array) -> bool:
 def pieces(array: Array) -> Iterator[memoryview]:
     """The bytes of ``array``, a few at a time; of one that lies in a file, none stay in memory."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    found = _mapping(flat)
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
         yield piece.data
-        if found is not None:
-            _give_back(found[0], piece)
+        forget_pages(piece)
+
+
+def forget_pages(array: Array) -> None:
+    """Let the system forget that ``array`` was read, if it lies in a file and nobody may write to it there."""
+    if (found := _mapping(array)) is not None and not array.flags.writeable:
+        _give_back(found[0], array)
 
 
 def _give_back(mapping: mmap.mmap, read: Array) -> None:
@@ -54,7 +58,7 @@ def _give_back(mapping: mmap.mmap, read: Array) -> None:
     if not hasattr(mapping, "madvise"):
         return
     start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
-    end, start = start + len(read), start - start % mmap.PAGESIZE
+    end, start = start + read.nbytes, start - start % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 

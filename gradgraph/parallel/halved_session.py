@@ -98,7 +98,7 @@ class HalvedSession(BoundSession):
         reports = {n: o for n, o in ports.results.items() if o in manifest.reports}
         first = Ports({n: o for n, o in ports.results.items() if n not in reports},
                       constants={**ports.constants, **draws}, measures=ports.measures, memory=memory)  # fmt: skip
-        gradient = _gradient(opened, sizes, first, team)
+        gradient = _gradient(opened, part, sizes, first, team)
         counted = buckets.weight if spec.weight else buckets.counted
         fed = {name: to_ortvalue(counted) for name in (spec.weight, BATCH_WEIGHT) if name}
         shards = team.sharded(opened)
@@ -159,14 +159,14 @@ class HalvedSession(BoundSession):
         super().release()
 
 
-def _gradient(opened: OpenedStep, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
-    """The session of the first half."""
-    spec = opened.manifest.separate
+def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
+    """The session of the first half, which reads frozen weights as that of one process does."""
+    spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:
         model = opened.lowered(joint.gradient, sizes)
-        return SegmentedGradient(opened, model, joint.messages, spec.weight, ports, team.tell)
-    session, _ = opened.half(opened.definition.separate["gradient"], sizes, {})
+        return SegmentedGradient(opened, model, joint.messages, spec.weight, ports, team.tell, packs)
+    session, _ = opened.half(opened.definition.separate["gradient"], sizes, {}, packs)
     if any(i.name == ROWS for i in session.get_inputs()):
         return GatheringSession(session, opened.gathered, opened.state, ports, frozenset())
     return BoundSession(session, opened.state, ports)

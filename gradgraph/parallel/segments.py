@@ -108,6 +108,7 @@ class SegmentedGradient:
         messages, ahead: as for :func:`cut`.
         ports: what is beside the batch.
         tell: fills arrays with the sums of all ranks.
+        packs: whether sessions may keep a copy of frozen weights.
 
     Attributes:
         numbers, measures, sums, gathers: as of a ``BoundSession``.
@@ -122,6 +123,7 @@ class SegmentedGradient:
         ahead: str,
         ports: Ports,
         tell: Told,
+        packs: bool = True,
     ) -> None:
         segments = cut(model, messages, ahead)
         places = [(m, own, told) for segment in segments for m, own, told in segment.told]
@@ -139,7 +141,7 @@ class SegmentedGradient:
         known = _types(model)
         for segment in segments:
             part = _model_of(model, segment, known)
-            session = create_session(part, opened.placement, options, opened.weights, shares_memory=True)
+            session = create_session(part, opened.placement, options, opened.weights, packs=packs, shares_memory=True)
             self.sessions.append(_SegmentSession(session, opened.state, _of(ports, part), segment))
             self._told.append([(m, own[x], told[y]) for m, x, y in segment.told])
         self.numbers: dict[str, float] = {}

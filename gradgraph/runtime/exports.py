@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, as_names, checked
 from gradgraph.errors import shown
+from gradgraph.files.late_message import message_in
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.exported import Exported
@@ -36,8 +37,9 @@ class Exports(Diagnosis):
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
         Args:
-            path: a file to write it to; weights of more than 1.5 GB, and of 8 MiB and more that lay in a file, go to
-                ``<name>.data`` beside it, and what is returned refers to them there.
+            path: a file to write it to, piece by piece; weights of more than 1.5 GB, and frozen ones of 8 MiB and more
+                that lay beside a model, go to ``<name>.data`` beside it, and what is returned refers to them there.
+                What is returned of a file of 8 MiB and more is read from it when it is first used.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
@@ -55,9 +57,10 @@ class Exports(Diagnosis):
         if path is not None:
             check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess)
-        if path is not None and self._executor.team.is_first and exported.write(path):
-            return onnx.load(path, load_external_data=False)
-        return exported.proto()
+        if path is None or not self._executor.team.is_first:
+            return exported.proto()
+        exported.write(path)
+        return message_in(path)
 
     def export_file(
         self,
@@ -67,17 +70,22 @@ class Exports(Diagnosis):
         averaged: bool = True,
         mixed: bool = False,
     ) -> None:
-        """Write what :meth:`export` writes to ``path``, and return nothing, so that no weight is copied."""
+        """Write what :meth:`export` writes to ``path``, and return nothing."""
         check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess=True)
         if self._executor.team.is_first:
             exported.write(path)
 
-    def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
-        """Export as :meth:`export` does without preprocessing, to an onnx-ir model, which copies no weight: the next
-        step changes them.
-        """
-        return self._exported(outputs, averaged, mixed=False, preprocess=False).model()
+    def exported(
+        self,
+        outputs: str | Sequence[str] | None = None,
+        *,
+        averaged: bool = True,
+        mixed: bool = False,
+        preprocess: bool = False,
+    ) -> ir.Model:
+        """Export as :meth:`export` does, to an onnx-ir model, which copies no weight: the next step changes them."""
+        return self._exported(outputs, averaged, mixed, preprocess).model()
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool, preprocess: bool) -> Exported:
         self._warn_if_untrained()

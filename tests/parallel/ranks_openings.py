@@ -31,6 +31,21 @@ def trained(kind: str) -> dict[str, str]:
     return {name: np.asarray(value).tobytes().hex() for name, value in own.state_dict().items()}
 
 
+def packed() -> list[bool]:
+    """Whether each session may pack frozen weights, where these are many: for the usual batches, then for others."""
+    told, usual, least = [], opened.create_session, opened.LEAST_PASSED
+
+    def listening(*given: Any, packs: bool = True, **options: Any) -> Any:
+        told.append(packs)
+        return usual(*given, packs=packs, **options)
+
+    opened.create_session, opened.LEAST_PASSED = listening, 0
+    own = gg.Trainer(gg.build(mlp()), device="cpu", parallel=gg.DataParallel())
+    own.fit(data(np.float32, rows=26), 1, 10, progress=False)
+    opened.create_session, opened.LEAST_PASSED = usual, least
+    return told
+
+
 def main(folder: Path) -> None:
     openings.LEAST = 0
     usual = opened.for_machine
@@ -52,6 +67,7 @@ def main(folder: Path) -> None:
             states.append(trained(kind))
             counts.append(count - before)
         found[kind] = {"same": states[0] == states[1] == states[2], "again": counts[1], "kept": openings.kept()[0]}
+    found["packed"] = {"sessions": packed()}
     rank = gg.DataParallel().rank
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

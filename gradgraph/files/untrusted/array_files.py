@@ -10,6 +10,7 @@ import contextlib
 import io
 import lzma
 import math
+import mmap
 import os
 import tokenize
 import zipfile
@@ -23,6 +24,7 @@ import safetensors
 from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
 Array = np.ndarray[Any, Any]
@@ -154,5 +156,29 @@ def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no dict
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableError(reason_of(error)) from None
+
+
+def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
+    """As ``safetensors_in``; the tensors are what is mapped of the file, whatever takes its name later.
+
+    Raises:
+        UnreadableError: likewise.
+    """
+    try:
+        with open_regular(path) as opened, safetensors.safe_open(path, framework="np") as file:  # checks the header
+            whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
+            places = json_of(whole[8:start].tobytes())
+            found = {}
+            for name in file.keys():  # noqa: SIM118 - no dict
+                begin, end = (start + at for at in places[name]["data_offsets"])
+                one = file.get_slice(name)
+                if shape := one.get_shape():
+                    found[name] = whole[begin:end].view(one[:0].dtype).reshape(shape)
+                else:
+                    found[name] = file.get_tensor(name)
+            return found, file.metadata() or {}
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableError(reason_of(error)) from None

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError
-from gradgraph.files.models import goes_beside, save_model, to_proto
+from gradgraph.files.models import save_model, to_proto
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.stored_integers import store_integers, stores_integers
 from gradgraph.runtime.execution.executor import Executor
@@ -49,23 +49,24 @@ class Exported:
                 shell="leave --mixed out",
             )
 
-    def write(self, path: str | os.PathLike[str]) -> bool:
-        """Write the model to ``path``; no weight is copied on the way. Returns whether weights lie beside it."""
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to ``path``; no weight is copied on the way."""
         with self.executor.turns.taken():
-            model = _plain(self.model())
-            save_model(model, path)
-        return goes_beside(model)
+            save_model(plain(self.model()), path)
 
     def model(self) -> ir.Model:
         """An onnx-ir model. Large frozen weights stay in their files; weights that are trained are those of the state,
         which the next step changes.
         """
         definition, manifest = self.executor.definition, self.executor.manifest
-        if manifest.precision or stores_integers(definition.eval):
-            return self._served(definition.opened(self._converted(), mapped=False))
         values = self._values()
+        halves = manifest.precision and any(array.dtype == np.float16 for array in values.values())
+        if self.mixed or halves or stores_integers(definition.eval):
+            return self._served(definition.opened(self._converted(), mapped=False))
         proto = without_loss(definition.eval, manifest, self.outputs)
         self._name(proto)
+        if manifest.precision:
+            in_float32(proto)
         model = definition.opened(proto, mapped=False)
         for value in [v for v in model.graph.inputs if v.name in values]:
             model.graph.inputs.remove(value)
@@ -112,7 +113,7 @@ class Exported:
             model.metadata_props.add(key=key, value=value)
 
 
-def _plain(model: ir.Model) -> ir.Model:
+def plain(model: ir.Model) -> ir.Model:
     """``model``, in place, without types and shapes beside its weights, which say these themselves."""
     for value in model.graph.initializers.values():
         value.type = value.shape = None

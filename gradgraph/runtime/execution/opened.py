@@ -254,7 +254,7 @@ class OpenedStep:
             return prepared(model, ports, self.options, self.checks_loss) if in_place else model
 
         key = functools.partial(self._training_key, part.model, sizes, ports.next_of)
-        packs = bool(sizes) or not part.training.has_sizes or self._packs_twice
+        packs = self.packs_for(part, sizes)
         session, executed = self._executing(part.model, key, lowered, tells=in_place, packs=packs)
         safe = self._shared(executed, ports.next_of)
         keeps = self.checks_loss if self.options.in_place == "auto" and state.shared else None
@@ -262,8 +262,14 @@ class OpenedStep:
             return GatheringSession(session, self.gathered, state, ports, safe, keeps)
         return BoundSession(session, state, ports, safe, keeps=keeps)
 
+    def packs_for(self, part: Part, sizes: Sizes) -> bool:
+        """Whether a session of ``part`` for these sizes may keep a copy of frozen weights, where the options allow it:
+        that for batches of the usual ones, and one for others where ``_packs_twice`` says so.
+        """
+        return bool(sizes) or not part.training.has_sizes or self._packs_twice
+
     def half(
-        self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]
+        self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str], packs: bool = True
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
         """A session of a half of the step, or of a part of one, and the state tensors that it may write over.
 
@@ -271,6 +277,7 @@ class OpenedStep:
             model: that half or part, as the step has it.
             sizes: of the batch.
             next_of: state tensor → output, of those that it moves.
+            packs: whether it may keep a copy of frozen weights.
         """
         # it has no loss to wait for
         in_place = bool(next_of) and self.options.in_place is True and self.state.on_cpu
@@ -281,7 +288,7 @@ class OpenedStep:
             return with_updates_last(made, next_of) if in_place else made
 
         key = functools.partial(self._training_key, model, sizes, next_of)
-        session, executed = self._executing(model, key, lowered, tells=in_place)
+        session, executed = self._executing(model, key, lowered, tells=in_place, packs=packs)
         return session, self._shared(executed, next_of) if in_place else frozenset()
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.session import (
     Device,
     Placement,
+    RuntimeOptions,
     create_session,
     explained,
     results,
@@ -33,6 +34,7 @@ class Predictor:
         outputs: those to compute, in this order; all by default.
         device: where to run.
         packs: whether onnxruntime may copy large weights into the order in which products read them.
+        options: settings of onnxruntime.
 
     Attributes:
         specs: the inputs.
@@ -48,7 +50,12 @@ class Predictor:
     """
 
     def __init__(
-        self, model: ir.Model, outputs: Sequence[str] = (), device: Device = "auto", packs: bool = True
+        self,
+        model: ir.Model,
+        outputs: Sequence[str] = (),
+        device: Device = "auto",
+        packs: bool = True,
+        options: RuntimeOptions | None = None,
     ) -> None:
         known = [o.name or "" for o in model.graph.outputs]
         for name in outputs:
@@ -61,7 +68,7 @@ class Predictor:
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
-        self._session = create_session(proto, Placement.choose(device), weights=weights, packs=packs)
+        self._session = create_session(proto, Placement.choose(device), options, weights, packs=packs)
 
     @property
     def fixed_rows(self) -> int | None:

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.errors import ModelError
+from gradgraph.files.mapped import is_mapped, pieces
 from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.execution.ort_values import fetched, fill, on_device, to_ortvalue
 from gradgraph.runtime.execution.session import Placement
@@ -56,6 +57,8 @@ class Tensor:
     def write(self, array: np.ndarray[Any, Any]) -> None:
         if self._array is None:
             fill(self.value, array)
+        elif is_mapped(array) and (array.shape, array.dtype) == (self._array.shape, self._dtype):
+            self.read_in(pieces(array))
         else:
             self._array[...] = array
 

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from gradgraph.errors import CheckpointError, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.executor import Executor
@@ -101,7 +103,7 @@ class Best:
                 reasons.append(str(error).rpartition(";")[0])
                 continue
             if (progress.steps, progress.best) == (row["step"], p.best):
-                self.state = values
+                self.state = {name: np.array(value) for name, value in values.items()}  # for the time of the fit
                 return
             reasons.append(f"'{shown(path)}' is of step {progress.steps}")
         log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "

@@ -22,10 +22,11 @@ from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
 from gradgraph.files.atomic import link_atomically, says_why
 from gradgraph.files.digest import Digest
+from gradgraph.files.mapped import pieces
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import kind_of, mistaken, weights_of
 from gradgraph.files.streamed import Bytes, safetensors_pieces
-from gradgraph.files.untrusted.array_files import safetensors_in
+from gradgraph.files.untrusted.array_files import safetensors_mapped
 from gradgraph.files.untrusted.regular import reason_of
 from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -60,7 +61,7 @@ def checkpoint_pieces(
 
 
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
-    """Read and check a checkpoint.
+    """Read and check a checkpoint; large tensors are what is mapped of its file.
 
     Raises:
         CheckpointError: not there, damaged, of a newer version, or of another step than ``specs`` describe.
@@ -73,7 +74,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     if not regular:
         raise CheckpointError(f"'{shown(path)}' is not a regular file; give a checkpoint file")
     try:
-        state, metadata = safetensors_in(path)
+        state, metadata = safetensors_mapped(path)
         if METADATA_KEY not in metadata:
             raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
                                   "training has saved")  # fmt: skip
@@ -96,7 +97,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
                     shown(path))  # fmt: skip
     elif record.digest != _digest(record.body, whole):
         raise _damaged(path, "its contents are not those that were written")
-    record.progress.beside = {name.removeprefix(BESIDE): array for name, array in beside.items()}
+    record.progress.beside = {name.removeprefix(BESIDE): np.array(array) for name, array in beside.items()}
     return state, record.progress
 
 
@@ -131,7 +132,8 @@ def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
     for name in sorted(tensors):
         array = tensors[name]
         digest.update_text(f"{array.dtype.name}{list(array.shape)} {name}")
-        digest.update_array(array)
+        for piece in pieces(array):
+            digest.update(piece)
     return digest.text()
 
 
