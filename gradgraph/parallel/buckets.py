@@ -6,8 +6,9 @@ gradient.onnx writes its outputs there, MPI adds it up in place, apply.onnx read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -54,10 +55,13 @@ class Buckets:
         owners: by the name of each weight, the rank that moves it, where only one does.
         ranks: how many there are.
         has_joint_norms: norms are those of the samples of all ranks.
+        far: takes memory for a gradient of a shape and type where the graphs run, off the CPU. Each is then added up
+            there, and not as a part of an array.
 
     Attributes:
         parts: what is added up: mostly one.
         views: the gradients by the names of outputs and inputs of the halves, in the arrays.
+        far: the gradients that are in no array.
         gradients: likewise, OrtValues for gradient.onnx.
         applied: likewise, for apply.onnx: of this rank, where only one moves a weight.
         moved: running statistics by name, which are averaged with the gradients; views of the arrays.
@@ -75,6 +79,7 @@ class Buckets:
         owners: Mapping[str, int] | None = None,
         ranks: int = 1,
         has_joint_norms: bool = False,
+        far: Callable[[tuple[int, ...], np.dtype[Any]], ort.OrtValue] | None = None,
     ) -> None:
         spec = step.manifest.separate
         assert spec is not None
@@ -93,12 +98,14 @@ class Buckets:
         for gradient in sorted(of, key=owner.__getitem__):
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[gradient]))
             places[gradient] = dtype, _shape(state[of[gradient]])
+        self.far = {name: far(shape, dtype) for name, (dtype, shape) in places.items()} if far else {}
+        places = {} if far else places
         averaged = {s.name: (numpy_dtype(s.dtype), _shape(s)) for s in statistics}
         dtypes = sorted({d for d, _ in (*places.values(), *averaged.values())}, key=lambda d: -d.itemsize)
         tail = NUMBERS + len(results) + sum(sizes)
         views: dict[str, Array] = {}
         self.parts: list[Bucket] = []
-        self.applied: dict[str, ort.OrtValue] = {}
+        self.applied: dict[str, ort.OrtValue] = dict(self.far)
         for dtype in dtypes or [np.dtype(np.float32)]:
             own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
             step_of = ALIGNMENT // dtype.itemsize
@@ -126,7 +133,9 @@ class Buckets:
         self._tail = first_array[len(first_array) - tail :]
         self.results, self.sizes = results, sizes
         self.views = {name: views[name] for name in places}
-        self.gradients: dict[str, ort.OrtValue] = {name: to_ortvalue(view) for name, view in self.views.items()}
+        self.gradients: dict[str, ort.OrtValue] = {
+            name: to_ortvalue(view) for name, view in self.views.items()
+        } | self.far
         self.moved = {s.name: views[s.name] for s in statistics}
         draws = [s for s in written if s.kind != "statistic"]
         self.draws = {s.name: (np.zeros(_shape(s), np.int64), np.zeros(_shape(s), np.int64)) for s in draws}
@@ -171,6 +180,15 @@ class Buckets:
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
         return 1.0 if self.has_joint_norms and rows and not weight else weight
+
+    def far_factor(self, rows: int, counted: int, whole: float) -> float:
+        """The part of this rank in gradients that are added up elsewhere: scaled by it, their sum is the mean.
+
+        Args:
+            rows, counted: as for :meth:`scale`.
+            whole: the weight of all ranks.
+        """
+        return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:
         return float(self.weight) if self.weighs and rows else float(counted)

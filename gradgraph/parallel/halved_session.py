@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.parallel.accumulated import adds_up_here
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.joint_norms import JointNorms, Message
 from gradgraph.parallel.segments import SegmentedGradient
@@ -49,6 +48,10 @@ class Adding(Protocol):
     def joint_norms(self) -> JointNorms | None:
         """The gradient graph and its messages, where norms are those of the samples of all ranks."""
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether those of a batch wait on their rank until an update is due."""
+
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
         """Fill the last array of each from the ones before it, of all ranks."""
 
@@ -63,6 +66,7 @@ class HalvedSession(BoundSession):
         buckets: what both read and write.
         team: the ranks.
         shards: the part of this rank in the update, where each has one.
+        host: inputs of both that this process writes from step to step.
     """
 
     def __init__(
@@ -73,9 +77,10 @@ class HalvedSession(BoundSession):
         buckets: Buckets,
         team: Adding,
         shards: ShardedUpdate | None,
+        host: Mapping[str, ort.OrtValue],
     ) -> None:
         super().__init__(*given)
-        self._shards = shards
+        self._shards, self._host = shards, host
         self._due: ort.OrtValue | None = None
         self._keeps = True  # the state, where the loss is no number
         self._gradient, self._buckets, self._team = gradient, buckets, team
@@ -110,8 +115,8 @@ class HalvedSession(BoundSession):
         idle = {} if shards is None else shards.idle
         second = Ports(reports, {n: nexts[n] for n in moved}, constants, memory=idle)
         session, safe = opened.half(apply, {}, second.next_of)
-        made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards)
-        made._due = ports.constants[UPDATE] if adds_up_here(opened.definition) else None
+        made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards, {**draws, **fed})
+        made._due = ports.constants[UPDATE] if team.keeps_gradients else None
         made._keeps = opened.checks_loss
         return made
 
@@ -125,12 +130,13 @@ class HalvedSession(BoundSession):
         """
         buckets, state, gradient = self._buckets, self._state, self._gradient
         buckets.draw_from(state.seen(buckets.draws))
-        gradient.run(feeds, options)
+        first, second = self._of_halves(feeds)
+        gradient.run(first, options)
         sums = list(gradient.sums.values())
         due = self._due is None or float(self._due.numpy()) > 0.5
         self._team.reduce(lambda: buckets.put_results(gradient.numbers, sums, self._columns), due)
         if due:
-            self._update(options)
+            self._update(second, options)
         self.numbers.update(buckets.get_results(self._columns, sums))
         self._is_undone = not due and self._keeps and not math.isfinite(self.numbers["loss"])
         if self._is_undone:
@@ -140,10 +146,18 @@ class HalvedSession(BoundSession):
             state.put(name, array)
         self._team.after_step(state)
 
-    def _update(self, options: ort.RunOptions | None) -> None:
+    def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
+        """What each half is fed: a device copies what is bound at binding, so there all is bound anew."""
+        if self._state.on_cpu:
+            return feeds, {}
+        anew = {**feeds, **self._host}
+        first, second = ({n: v for n, v in anew.items() if n in half.inputs} for half in (self._gradient, self))
+        return first, second
+
+    def _update(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None) -> None:
         if self._shards is not None:
             self._shards.before_update(options)
-        super().run({}, options)
+        super().run(feeds, options)
         if self._shards is not None:
             self._shards.after_update(self._buckets)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from mpi4py import MPI
 
@@ -28,10 +29,12 @@ from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.joint_norms import JointNorms, Message, joint_norms, norms_of
 from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.local_steps import LocalSteps, mean_of
+from gradgraph.parallel.nccl import Begun, Nccl, gpu_of
 from gradgraph.parallel.sharded import ShardedUpdate
 from gradgraph.parallel.update_parts import Shards, shards_of, too_large
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.ort_values import fill, on_device
 from gradgraph.runtime.execution.team import Team
 from gradgraph.runtime.saved.checkpoint import BESIDE
 from gradgraph.runtime.saved.record import Progress
@@ -68,6 +71,7 @@ class MpiTeam(Team):
         usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
             are added up, and again only where the batch has others.
         sent: the bytes that each rank has sent in steps, where messages go round a ring.
+        keeps_gradients: those of batches whose update is not yet due stay on their rank until it is.
     """
 
     def __init__(
@@ -85,12 +89,15 @@ class MpiTeam(Team):
         self.sent = 0.0
         self._comm, self._roll = comm.Dup(), comm.Dup()
         self._timeout, self._check_every = timeout, check_every
-        self._here = comm.Split_type(MPI.COMM_TYPE_SHARED).size  # processes on this machine
+        self._neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)  # processes on this machine
         self._compress = compress
         self._local = compress if isinstance(compress, LocalSteps) else None
         self._averages: list[str] = []
         self._is_begun = False
         self._buckets: Buckets | None = None
+        self._far: Nccl | None = None
+        self._new_far: Callable[..., ort.OrtValue] | None = None
+        self.keeps_gradients = False
         self._shards: Shards | None = None
         self._state: State | None = None  # once it is shared out
         self.joint_norms: JointNorms | None = None
@@ -107,20 +114,23 @@ class MpiTeam(Team):
 
     # --- the step -----------------------------------------------------------------------------------------------
 
+    @property
+    def gpu(self) -> int:
+        return gpu_of(self._neighbours.rank, self._neighbours.size)
+
     def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
         if placement.memory != "cpu":
-            raise RuntimeUnavailableError(
-                "several processes train on the CPU only",
-                remedy="pass device='cpu', or leave parallel out",
-                shell="add --device cpu, or leave --ranks out",
-            )
+            self._check_far(options)
+            self._far = Nccl(self._comm, placement.device_id)
+            self._new_far = functools.partial(on_device, device=placement.memory, device_id=placement.device_id)
         if options.threads is None:
-            options = replace(options, threads=max(1, _cores() // self._here))
-        if self._here > _cores():
+            options = replace(options, threads=max(1, _cores() // self._neighbours.size))
+        if self._neighbours.size > _cores():
             options = replace(options, spinning=False)
         halves = widened(step.apart())
-        halves = always_due(halves) if adds_up_here(halves) else halves
-        if self._shard_state and UPDATE in halves.manifest.hyperparameters and not adds_up_here(halves):
+        self.keeps_gradients = self._far is None and adds_up_here(halves)
+        halves = always_due(halves) if self.keeps_gradients else halves
+        if self._shard_state and UPDATE in halves.manifest.hyperparameters and not self.keeps_gradients:
             raise BuildError(
                 "the norm of accumulated gradients is reported for each batch, for which shared state has no message",
                 remedy="build the step without grad_norm",
@@ -159,10 +169,26 @@ class MpiTeam(Team):
                 )  # fmt: skip
         return halves, options
 
+    def _check_far(self, options: RuntimeOptions) -> None:
+        """Refuse what is computed on the CPU alone."""
+        asked = {"shard_state": self._shard_state, "sync_batch_norm": self._sync_batch_norm,
+                 "compress": self._compress is not None}  # fmt: skip
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            flag = name.replace("_", "-")
+            raise RuntimeUnavailableError(
+                f"{name} is for ranks that train on the CPU",
+                remedy=f"pass device='cpu', or leave {name} out",
+                shell=f"add --device cpu, or leave --{flag} out",
+            )
+        if options.cuda_graph is True:
+            raise RuntimeUnavailableError("CUDA graphs hold whole steps, and ranks run a step in two halves; leave "
+                                          "cuda_graph out")  # fmt: skip
+
     def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> HalvedSession:
         if self._buckets is None:  # one for all sizes of a batch
             owners = self._shards.owners if self._shards else None
-            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, self.joint_norms is not None)
+            joint = self.joint_norms is not None
+            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, joint, self._new_far)
         return HalvedSession.of(opened, part, sizes, self._buckets, self)
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
@@ -245,9 +271,20 @@ class MpiTeam(Team):
         for i in range(len(buckets.parts)):
             self._send(buckets, i, due)
         found = buckets.read()
+        if self._far is not None:
+            self._add_up_far(buckets, buckets.far_factor(*self._own, found[4]))
         self._total = round(found[0] * HALF + found[1]), round(found[2] * HALF + found[3])
         self._heard = found[5] > 0, 15 if found[7] else 2 if found[6] else None
         buckets.unscale(self._total, found[4], self.usual, due, None if self._local is None else weight)
+
+    def _add_up_far(self, buckets: Buckets, factor: float) -> None:
+        assert self._far is not None
+        gradients = buckets.far.values()
+        if not factor:  # nothing of this rank counts, whatever it holds
+            for value in gradients:
+                fill(value, np.zeros(value.shape(), onnx.helper.tensor_dtype_to_np_dtype(value.element_type())))
+        self.sent += sum(2 * value.tensor_size_in_bytes() * (self.ranks - 1) / self.ranks for value in gradients)
+        self._wait(self._far.add_up(gradients, factor or 1.0))
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
         """Let norms know the sums of all ranks, in one message.
@@ -322,8 +359,11 @@ class MpiTeam(Team):
         state = executor.state
         if self.agreed(not state.absent):
             state.make_whole()
-        for array in state.seen(self._on_all(state)).values():
+        for name in self._on_all(state):
+            array = state.seen([name])[name]
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
+            if not state.on_cpu:  # it was a copy
+                state.put(name, array)
         executor.go_on(self.agreed(executor.progress))
         if self._local is not None:
             self._local.begin(state.read(executor.manifest.trainable))
@@ -453,7 +493,7 @@ class MpiTeam(Team):
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
-    def _wait(self, request: MPI.Request) -> None:
+    def _wait(self, request: MPI.Request | Begun) -> None:
         """Wait until all ranks have come.
 
         Raises:

@@ -111,7 +111,7 @@ class SegmentedGradient:
         packs: whether sessions may keep a copy of frozen weights.
 
     Attributes:
-        numbers, measures, sums, gathers: as of a ``BoundSession``.
+        numbers, measures, sums, gathers, inputs: as of a ``BoundSession``.
         sessions: of the segments.
     """
 
@@ -149,6 +149,7 @@ class SegmentedGradient:
         made = {name: array for session in self.sessions for name, array in session.sums.items()}
         self.sums = {m.name: made[m.name] for m in ports.measures}
         self.gathers: Mapping[str, tuple[int, ...]] = {}
+        self.inputs = {name for session in self.sessions for name in session.inputs}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once, together with all ranks.

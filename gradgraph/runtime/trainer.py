@@ -109,7 +109,8 @@ class Trainer(Exports):
     ) -> None:
         definition = step if isinstance(step, Step) else Step.load(step)
         team = ALONE if parallel is None else parallel.team()
-        opened = OpenedStep(definition, Placement.choose(device, providers), options or RuntimeOptions(), tune, team)
+        placement = Placement.choose(device, providers, lambda: team.gpu)
+        opened = OpenedStep(definition, placement, options or RuntimeOptions(), tune, team)
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
         self._evaluator = Evaluator(self._executor)
         self.turns = self._executor.turns

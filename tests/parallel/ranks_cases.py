@@ -21,10 +21,12 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from command_line import mlp  # noqa: E402
 from optim_cases import OPTIMIZERS  # noqa: E402
+from parallel import far_memory  # noqa: E402
 from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
@@ -259,12 +261,18 @@ KINDS: dict[str, dict[str, Any]] = {  # of ranks
     "sharded": {"shard_state": True},
     "joint": {"sync_batch_norm": True},
     "joint, sharded": {"sync_batch_norm": True, "shard_state": True},
+    "far": {},  # their state is elsewhere than in the processor's memory: stand-ins of GPUs
 }
+FAR = ["ignored labels", "one sample is left", "sums", "no weight", "a function", "clipped", "schedule and average",
+       "accumulated", "accumulated, in parts", "metrics", "fixed size", "float32", "float16",
+       "norms and masks"]  # fmt: skip
 
 
 def of_kind(kind: str) -> list[str]:
     """The cases that ranks of this kind train."""
     ways = KINDS[kind]
+    if kind == "far":
+        return FAR
     if len(ways) > 1:
         return ["norms", "norms, one sample is left", "norms, accumulated"]
     return [
@@ -276,6 +284,8 @@ def of_kind(kind: str) -> list[str]:
 
 def main(folder: Path, kind: str, *names: str) -> None:
     global RANKS
+    if kind == "far":
+        far_memory.use()
     parallel = gg.DataParallel(check_every=1, **KINDS[kind])
     RANKS = parallel.ranks
     for name in names or of_kind(kind):

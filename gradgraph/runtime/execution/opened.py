@@ -284,7 +284,8 @@ class OpenedStep:
 
         def lowered() -> onnx.ModelProto:
             made = self.lowered(model, sizes)
-            gather(made, self.gathered)
+            if self.state.on_cpu:
+                gather(made, self.gathered)
             return with_updates_last(made, next_of) if in_place else made
 
         key = functools.partial(self._training_key, model, sizes, next_of)

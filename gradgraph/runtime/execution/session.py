@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -213,10 +213,16 @@ class Placement:
         return library.here().path.stem if options.native_kernels else STOCK
 
     @classmethod
-    def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:
+    def choose(
+        cls,
+        device: Device = "auto",
+        providers: Sequence[Provider] | None = None,
+        gpu: Callable[[], int] = lambda: 0,
+    ) -> Placement:
         """Translate ``device`` or an explicit provider list, and see that the first provider really starts.
 
-        ``"auto"`` is CUDA where it starts, and says so with a warning where it should but does not.
+        ``"auto"`` is CUDA where it starts, and says so with a warning where it should but does not. ``gpu`` numbers
+        the GPU of a ``device``.
 
         Raises:
             RuntimeUnavailableError: a provider that was asked for is not in this onnxruntime, or does not start.
@@ -231,7 +237,7 @@ class Placement:
         if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
             return cls((CPU,))
         try:
-            return cls._started([CUDA, CPU])
+            return cls._started([(CUDA, {"device_id": str(number)}) if (number := gpu()) else CUDA, CPU])
         except RuntimeUnavailableError as error:
             if device == "cuda":
                 raise

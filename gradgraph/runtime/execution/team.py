@@ -37,6 +37,15 @@ class Team:
         """Whether this one speaks and writes."""
         return self.rank == 0
 
+    @property
+    def gpu(self) -> int:
+        """The number of the GPU that this process trains on, where nobody names one.
+
+        Raises:
+            RuntimeUnavailableError: there are fewer GPUs than processes on this machine.
+        """
+        return 0
+
     def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
         """The step as it is run here, in two halves, and the settings of its sessions."""
         return step, options
