@@ -23,7 +23,7 @@ help:
 	@echo "make web       make the page that trains in the browser, and serve it"
 	@echo "make federated train on four clients that keep their data, by Flower; installs it in a folder of its own"
 	@echo "make runtimes  install OpenVINO, tract and a Clang (Zig), each in a folder of its own, so that the tests use them too;"
-	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
+	@echo "               make all-runtimes adds IREE, TVM, tinygrad and nccl4py (1.5 GB)"
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
 	@echo "make shipped-models  install onnxruntime-genai, PEFT, TRL, transformers, torchvision and optimum in folders of their own"
 	@echo "               (6 GB where PyTorch brings CUDA), and run the tests with them"
@@ -66,7 +66,7 @@ federated: $(RUNTIMES)/federated/.installed $(call STAMP,demo) $(if $(shell comm
 	$(BIN)/python examples/federated/beside_central.py $(ARGS)
 
 runtimes: $(RUNTIMES)/openvino/.installed $(RUNTIMES)/tract/.installed $(RUNTIMES)/zig/.installed
-all-runtimes: runtimes $(RUNTIMES)/iree/.installed $(RUNTIMES)/tvm/.installed $(RUNTIMES)/tinygrad/.installed
+all-runtimes: runtimes $(RUNTIMES)/iree/.installed $(RUNTIMES)/tvm/.installed $(RUNTIMES)/tinygrad/.installed $(RUNTIMES)/nccl/.installed
 $(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<

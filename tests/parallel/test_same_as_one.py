@@ -23,16 +23,7 @@ def alone(name: str) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
     return CASES[name].trained(None)
 
 
-RUNS = [
-    (2, "plain"),
-    (4, "plain"),
-    (2, "sharded"),
-    (4, "sharded"),
-    (2, "joint"),
-    (4, "joint, sharded"),
-    (2, "far"),
-    (4, "far"),
-]
+RUNS = [(2, "plain"), (4, "plain"), (2, "sharded"), (4, "sharded"), (2, "joint"), (4, "joint, sharded"), (2, "far")]
 
 
 @pytest.fixture(scope="module")
