@@ -23,9 +23,9 @@ def options_of(kind: type) -> Callable[[F], F]:
             if isinstance(option.default, bool):
                 settings["is_flag"] = True
             elif isinstance(option.default, tuple):
-                settings |= {"multiple": True, "metavar": "NAME"}
+                settings |= {"multiple": True, "metavar": told.get("metavar", "NAME")}
             else:
-                settings["type"] = _type_of(option)
+                settings |= {"type": _type_of(option), "metavar": told.get("metavar")}
             settings["show_default"] = option.default is not None and option.default is not False
             declared = [f"--{told.get('flag', name)}", *([f"--{name}"] if "flag" in told else []), option.name]
             command = click.option(*declared, **settings)(command)

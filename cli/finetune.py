@@ -45,6 +45,7 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option(
     "--show", type=click.IntRange(1), metavar="N", help="Print the first N rows, what is learnt in colour, and stop."
 )
+@click.option("--sample-file", type=PATH, metavar="FILE", help="More prompts for samples, one a line.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @options_of(Recipe)
 @output.json_option
@@ -56,6 +57,7 @@ def command(
     columns: Mapping[str, str],
     template: str | None,
     show: int | None,
+    sample_file: Path | None,
     resume: bool,
     as_json: bool,
     **options: Any,
@@ -65,10 +67,12 @@ def command(
     Examples:
       gradgraph finetune llm-int4/ --data chat.jsonl --show 3
       gradgraph finetune llm-int4/ --data chat.jsonl --rank 16 -o tuned/
+      gradgraph finetune llm-int4/ --data chat.jsonl --sample "Who are you?" --sample-every 20 -o tuned/
       gradgraph finetune llm-int4/ --data preferences.jsonl --loss dpo -o tuned/
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
     """
     from gradgraph.chat.finetuning import finetune, shown_examples
+    from gradgraph.chat.prompts import prompts_in
 
     if show is not None:
         examples = shown_examples(folder, data, show, columns=columns, template=template)
@@ -79,6 +83,8 @@ def command(
         return
     if out is None:
         raise click.UsageError("nothing says where to write; give -o FOLDER, or --show 3 to look at the data")
+    if sample_file is not None:
+        options["sample"] = (*options["sample"], *prompts_in(sample_file))
     with output.told_by("gradgraph.chat"):
         found = finetune(
             folder, data, out, recipe=Recipe().changed(options), validation=validation, columns=columns,

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from gradgraph import surgery
 from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.prompts import Prompt, Prompts, Steps
 from gradgraph.chat.sampling import Sampling
-from gradgraph.chat.tokens import Encoder
-from gradgraph.errors import ArgumentError, DataError, listed, shown
-from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.errors import ArgumentError, listed, shown
 from gradgraph.surgery.ort_adapters import SUFFIX
 
 RUNTIMES = ("onnxruntime", "genai")
-_GENERATION = "generation_config.json"
 _UNFINISHED = "\ufffd"  # what a decoder writes for a character whose bytes have not all come
-Prompt = str | Sequence[Mapping[str, Any]]
 
 
-class Steps(Protocol):
-    """A source of the next token of each prompt, again and again; see :meth:`Decoder.steps`."""
-
-    def steps(
-        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
-    ) -> Iterator[list[int | None]]: ...
-
-    def generated(
-        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
-    ) -> list[list[int]]: ...
-
-
-class Generator:
+class Generator(Prompts):
     """A language model that answers; it is loaded once.
 
     Args:
@@ -60,76 +44,29 @@ class Generator:
     ) -> None:
         if runtime not in RUNTIMES:
             raise ArgumentError(f"there is no runtime '{shown(runtime)}'; choose from {listed(RUNTIMES)}")
-        self.base = ModelFolder.of(folder)
-        self.encoder = Encoder(self.base.path, template)
-        self.stop = stop_tokens(self.base, self.encoder)
-        self._template = template
+        super().__init__(ModelFolder.of(folder), template)
         self._decoder = _decoder_of(self.base, adapter, runtime)
-
-    def tokens_of(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt; by the chat template, if there is one, a text is what the user says.
-
-        Raises:
-            DataError: messages need a template, and there is none; or the prompt fills what the model takes.
-        """
-        template = self.encoder.template_for("messages") if not isinstance(prompt, str) or self._has_template else None
-        if template is None:
-            if not isinstance(prompt, str):
-                raise DataError(
-                    "messages need a chat template",
-                    remedy="leave template='none' out, or give a text",
-                    shell="leave --template none out, or give a text",
-                )
-            text = prompt
-        else:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = template.render(messages, add_generation_prompt=True)
-        ((ids, _),) = self.encoder.tokenizer.spans([text], template is None)
-        if template is None and ids and ids[-1] in self.stop:
-            ids = ids[:-1]  # that some tokenizers put behind every text
-        if self.base.context is not None and len(ids) >= self.base.context:
-            raise DataError(f"the prompt has {len(ids)} tokens, and the model takes {self.base.context}; shorten it")
-        return list(ids)
-
-    @property
-    def _has_template(self) -> bool:
-        try:
-            return self.encoder.template_for("messages") is not None
-        except DataError:
-            if self._template is not None:
-                raise
-            return False
 
     def __call__(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[str]:
         """The answer to each prompt, without what ends it."""
         ids = [self.tokens_of(prompt) for prompt in prompts]
-        found = self._decoder.generated(ids, self.stop, self._fitting(ids, sampling))
-        return [self._text([t for t in row if t not in self.stop]) for row in found]
+        found = self._decoder.generated(ids, self.stop, self.fitting(ids, sampling))
+        return [self.text_of(row) for row in found]
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[str]:
         """The answer to a prompt, piece by piece as it is written."""
         ids, told, new = self.tokens_of(prompt), "", list[int]()
-        for (token,) in self._decoder.steps([ids], self.stop, self._fitting([ids], sampling)):
+        for (token,) in self._decoder.steps([ids], self.stop, self.fitting([ids], sampling)):
             if token is None or token in self.stop:
                 break
             new.append(token)
-            text = self._text(new)
+            text = self.text_of(new)
             if not text.endswith(_UNFINISHED):
                 yield text[len(told) :]
                 told = text
-        rest = self._text(new)[len(told) :]
+        rest = self.text_of(new)[len(told) :]
         if rest:
             yield rest
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.encoder.tokenizer.decode(ids, special=False)
-
-    def _fitting(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None) -> Sampling:
-        """At most so many tokens as the model takes."""
-        chosen = sampling or Sampling()
-        if self.base.context is None:
-            return chosen
-        return chosen.at_most(self.base.context - max(map(len, prompts)))
 
 
 def generate(
@@ -160,26 +97,6 @@ def generate(
     if texts and len(texts) == len(prompt):
         return model(texts, chosen)
     return model([cast("Prompt", prompt)], chosen)[0]
-
-
-def stop_tokens(base: ModelFolder, encoder: Encoder) -> frozenset[int]:
-    """The tokens that end an answer: those that ``genai_config.json`` and ``generation_config.json`` name, or else that
-    of the tokenizer.
-    """
-    found = _numbers(base.described.get("eos_token_id"))
-    file = base.path / _GENERATION
-    if file.is_file():
-        try:
-            described = json_of(regular_bytes(file))
-        except UnreadableError as error:
-            raise DataError(f"'{shown(file)}' cannot be read ({error}); take it from where the model is") from None
-        found |= _numbers(described.get("eos_token_id") if isinstance(described, Mapping) else None)
-    return found or _numbers(encoder.end)
-
-
-def _numbers(value: Any) -> frozenset[int]:
-    values = value if isinstance(value, list) else [value]
-    return frozenset(v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
 
 def _decoder_of(base: ModelFolder, adapter: str | os.PathLike[str] | None, runtime: str) -> Steps:

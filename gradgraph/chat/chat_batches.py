@@ -55,6 +55,15 @@ class ChatBatches(Loadable):
         """The tokens of all texts."""
         return int(self._lengths.sum())
 
+    @property
+    def longest(self) -> int:
+        """The tokens of a row of the widest batch, with what fills it up."""
+        return self._width(self._lengths.max(initial=0))
+
+    def _width(self, tokens: int) -> int:
+        """Of a batch whose longest row has so many tokens."""
+        return self.length if self.packed else min(filled_up(tokens), self.length)
+
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """No names; raises DataError where the step takes something else."""
         self._inputs(specs)
@@ -82,9 +91,7 @@ class ChatBatches(Loadable):
             yield {name: named[name].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
 
     def _arrays(self, rows: Sequence[Sequence[int]]) -> dict[str, Array]:
-        longest = max(sum(len(self.samples[i]) for i in row) for row in rows)
-        width = self.length if self.packed else min(-(-longest // MULTIPLE) * MULTIPLE, self.length)
-        shape = len(rows), width
+        shape = len(rows), self._width(max(sum(len(self.samples[i]) for i in row) for row in rows))
         ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for r, row in enumerate(rows):
@@ -110,6 +117,11 @@ class ChatBatches(Loadable):
                 f"build it on gg.surgery.language_model(model{', packed=True' if self.packed else ''})"
             )
         return others[0], targets[0] if targets else None
+
+
+def filled_up(tokens: int) -> int:
+    """The next multiple of 16 tokens."""
+    return -(-int(tokens) // MULTIPLE) * MULTIPLE
 
 
 def packed_rows(sizes: Sequence[int], length: int) -> list[list[int]]:

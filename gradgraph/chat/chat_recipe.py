@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradgraph.arguments import FLAG, NAMES, TEXT, as_names
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names
 from gradgraph.chat.option_fields import changed_options, check_options, number, one_of, option, whole
-from gradgraph.errors import ArgumentError, shown, suggestion
+from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
 LONG = ("error", "drop", "cut")
 NEXT_TOKEN = "cross_entropy"
-MERGE = ("float", "requantised", "none")
+FLOAT, REQUANTISED = "float", "requantised"
+MERGE = (FLOAT, REQUANTISED, "none")
 TARGETS = ("*attn*", "*mlp*")
+BYTES = Kind("a number of bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
+_TEXTS = Kind("a text, or a list of texts", NAMES.fits)
 
 
 @dataclass(frozen=True)
@@ -45,26 +49,54 @@ class Recipe:
                                 number(0, above=True).or_none(), typed=float)  # fmt: skip
     label_smoothing: float = option(0.0, "The share of each label that is spread over all tokens.", number(0, 1))
     z_loss: float = option(0.0, "Factor of the square of log Σ exp of the scores, such as 1e-4.", number(0))
+    teacher: str | None = option(None, "Folder of a larger model with the same tokenizer, whose probabilities of the "
+                                 "answers' tokens are learnt, too.", PATH.or_none(), typed=str,
+                                 metavar="FOLDER")  # fmt: skip
+    temperature: float | None = option(None, "With a teacher: what the scores of both are divided by; 2 by default.",
+                                       number(0, above=True).or_none(), typed=float)  # fmt: skip
+    teacher_share: float | None = option(None, "With a teacher: its share of the loss; 0.5 by default.",
+                                         number(0, 1).or_none(), typed=float)  # fmt: skip
+    recompute: bool = option(False, "Compute the forward pass again in parts: less memory, more time.", FLAG)
+    memory: str | None = option(None, "What training may take, such as 4GB: chooses batches, what is computed again, "
+                                "and where --long allows it the length.", BYTES.or_none(), typed=str,
+                                metavar="SIZE")  # fmt: skip
     held_out: float = option(0.1, "The share of rows to measure on, where no data are given for that.", number(0, 0.9))
     eval_every: int | None = option(None, "Measure after so many steps; by default after each epoch.",
                                      whole(1).or_none(), typed=int)  # fmt: skip
     patience: int | None = option(None, "Stop after so many measurements without a lower loss; the best state counts.",
                                    whole(1).or_none(), typed=int)  # fmt: skip
     max_steps: int | None = option(None, "Stop after so many steps; --resume goes on.", whole(1).or_none(), typed=int)
-    merge: str = option("float",
+    sample: str | Sequence[str] = option((), "A prompt that is answered now and then during training; repeatable.",
+                                         _TEXTS, metavar="TEXT")  # fmt: skip
+    sample_every: int = option(50, "Steps between two rounds of such samples.", whole(1))
+    sample_tokens: int = option(64, "Tokens that a sample has at most.", whole(1))
+    merge: str = option(FLOAT,
                          "How the merged model stores changed weights: as float, or as they were quantised; or "
                          "no such model.", one_of(MERGE), choices=MERGE)  # fmt: skip
     seed: int = option(0, "Of the adapters' first numbers, the order of rows and what is held out.", whole(0))
 
     def __post_init__(self) -> None:
         check_options(self)
-        object.__setattr__(self, "target", tuple(as_names(self.target)))  # as it is compared and kept
+        for name in ("target", "sample"):
+            object.__setattr__(self, name, tuple(as_names(getattr(self, name))))  # as it is compared and kept
         if self.prefers:
             _check_preferences(self.loss)
         if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
             raise ArgumentError(
                 f"the loss {self.loss} compares two answers, and goes with no pack, label_smoothing or z_loss; leave "
                 "them out"
+            )
+        if self.teacher is not None:
+            object.__setattr__(self, "teacher", os.fspath(self.teacher))
+        if self.teacher is not None and self.prefers:
+            raise ArgumentError(f"a teacher goes with the next token, and the loss is {self.loss}; leave it out")
+        for name in ("temperature", "teacher_share"):
+            if self.teacher is None and getattr(self, name) is not None:
+                raise ArgumentError(f"{name} belongs to a teacher, and there is none; leave it out")
+        if self.sample and self.prefers:
+            raise ArgumentError(
+                f"the loss {self.loss} compares answers inside the model, which gives no scores to write samples by; "
+                "leave sample out, and ask the tuned model"
             )
         if self.beta is not None and not self.prefers:
             raise ArgumentError(f"beta belongs to a loss of preferences, and the loss is {self.loss}; leave it out")
@@ -84,6 +116,15 @@ class Recipe:
         return self.label_smoothing == 0 and self.z_loss == 0
 
 
+def _is_size(text: str) -> bool:
+    from gradgraph.runtime.loop.sizing import limit_of  # it takes a while, which help has not
+
+    try:
+        return bool(limit_of(f"auto:{text}"))
+    except DataError:
+        return False
+
+
 def _check_preferences(loss: str) -> None:
     """Raise ArgumentError unless it is a loss of preferences."""
     from gradgraph.frontend.losses_preferences import PREFERENCES  # it takes a second, which help has not
@@ -92,4 +133,5 @@ def _check_preferences(loss: str) -> None:
         raise ArgumentError(f"fine-tuning has no loss '{shown(loss)}'{suggestion(loss, [NEXT_TOKEN, *PREFERENCES])}")
 
 
-STOPS_ONLY = ("max_steps",)  # options that may differ in a run that goes on
+# options that may differ in a run that goes on
+STOPS_ONLY = ("max_steps", "sample", "sample_every", "sample_tokens")

@@ -20,9 +20,11 @@ from gradgraph.chat.picking import picked
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.files.untrusted.messages import message_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.session import explained
 from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE
+from gradgraph.surgery.ort_adapters import SUFFIX
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _WHOLE = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -43,8 +45,8 @@ class Decoder:
         pads_behind: whether rows are filled up behind their tokens, as GroupQueryAttention reads them.
 
     Raises:
-        ModelError: the file cannot be read; or it takes something else, or computes in numbers that NumPy does not
-            have; or the adapter does not fit.
+        ModelError: the file cannot be read, or onnxruntime refuses it; or it takes something else, or computes in
+            numbers that NumPy does not have; or the adapter cannot be read.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class Decoder:
         # float16 files of onnxruntime-genai 0.18 declare wrong sizes: a buffer that is used again is too small
         halves = onnx.TensorProto.FLOAT16
         options.enable_mem_reuse = all(v.type.tensor_type.elem_type != halves for v in graph.input)
-        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        with explained(f"onnxruntime refuses the model '{shown(model)}'"):
+            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._inputs = {v.name: v for v in self._session.get_inputs()}
         self._outputs = {v.name: v for v in self._session.get_outputs()}
         self._past = self._paired(model)
@@ -73,8 +76,7 @@ class Decoder:
         self._scores: str = "logits" if "logits" in self._outputs else next(iter(self._outputs))
         self._run = ort.RunOptions()
         if adapter is not None:
-            self._adapter = ort.LoraAdapter()
-            self._adapter.Load(os.fspath(adapter))
+            self._adapter = _adapter_of(adapter, [v.name for v in self._session.get_overridable_initializers()])
             self._run.add_active_adapter(self._adapter)
 
     def _paired(self, model: object) -> dict[str, str]:
@@ -194,10 +196,32 @@ class Decoder:
         if USE_CACHE in self._inputs:
             feeds[USE_CACHE] = ort.OrtValue.ortvalue_from_numpy(np.array([rows.has_past]))
         wanted = [self._scores, *self._past.values()]
-        found = self._session.run_with_ort_values(wanted, {**feeds, **cache}, self._run)
+        with explained("running the model failed"):
+            found = self._session.run_with_ort_values(wanted, {**feeds, **cache}, self._run)
         cache.update(zip(self._past, found[1:], strict=True))
         scores: Array = found[0].numpy()
         return scores
+
+
+def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.LoraAdapter:
+    """The adapters of a file of onnxruntime's format, for a model with ``known`` tensors; raises ModelError."""
+    found = ort.LoraAdapter()
+    try:
+        open_regular(file).close()
+        found.Load(os.fspath(file))
+        names = ort.AdapterFormat.read_adapter(os.fspath(file)).get_parameters()
+    except Exception as error:  # of onnxruntime, of several classes
+        raise ModelError(
+            f"the adapter '{shown(file)}' cannot be read ({reason_of(error)}); give a file {SUFFIX} that "
+            "gg.surgery.save_adapter or finetune has written"
+        ) from None
+    other = next((name for name in sorted(names) if name not in known), None)
+    if other is not None:
+        raise ModelError(
+            f"the adapter '{shown(file)}' has the tensor '{shown(other)}', and the model has no adapter of that name; "
+            "give the base that gg.surgery.switchable makes, or a folder of PEFT"
+        )
+    return found
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:

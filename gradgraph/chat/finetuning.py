@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -21,9 +23,13 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
 from gradgraph.chat.chat_rows import Rows, read
+from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, fitted, pairs_of
+from gradgraph.chat.prompts import Prompts
+from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
+from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.errors import DataError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model
@@ -32,8 +38,10 @@ from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shapes import shape_of
 from gradgraph.runtime.data.shuffling import permutation
+from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -51,12 +59,14 @@ class Prepared:
 
     Attributes:
         train, held_out: batches; ``held_out`` is None where there is nothing to measure on.
+        longest: the tokens of the longest row of a batch, filled up.
         figures: how many rows and tokens there are, for the model card.
         digest: SHA-256 of all tokens.
     """
 
     train: ChatBatches | PairBatches
     held_out: ChatBatches | PairBatches | None
+    longest: int
     figures: Mapping[str, int]
     digest: str
 
@@ -69,18 +79,20 @@ class Finetuned:
         folder: where all of it lies.
         history: a row for each measurement.
         figures: of the data, the training and the results, as the model card has them.
+        samples: the prompts of ``sample``, and what the model answers to them after the run.
         trainer: as it stands after the run.
     """
 
     folder: Path
     history: History
     figures: dict[str, Any]
+    samples: dict[str, str]
     trainer: Trainer
 
 
 @dataclass
 class Pace:
-    """Measures seconds of training, without those of measurements on held-out rows."""
+    """Measures seconds of training, without those of samples and of measurements on held-out rows."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -91,6 +103,10 @@ class Pace:
         self.seconds, self.steps, self._since = self.seconds + now - self._since, self.steps + 1, now
 
     def on_epoch(self, trainer: Trainer, row: Any) -> None:
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Leave out the time since the last step."""
         self._since = time.perf_counter()
 
 
@@ -139,14 +155,19 @@ def finetune(
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
-    prepared = prepare(base, data, chosen, validation=validation, columns=columns, template=template)
+    prepare_for = functools.partial(prepare, base, data, validation=validation, columns=columns, template=template)
+    prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
+    samples = _samples(base, template, chosen, lines, pace)
     adapted = surgery.lora(
         base.decoder(), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
     )  # fmt: skip
-    model = surgery.language_model(adapted, packed=chosen.pack)
-    model = surgery.pair_model(model) if chosen.prefers else model
     assert isinstance(adapted, ir.Model)  # as load_model gives one
+    model = _learner(adapted, base, chosen)
+    if chosen.memory is not None:
+        plan, prepared = planned(chosen, prepared, prepare_for, lambda one, data: step_of(model, data, one))
+        log.info("%s", plan)
+        chosen = plan.recipe
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     _begin(place, chosen, prepared.digest, resume)
@@ -155,17 +176,27 @@ def finetune(
         figures |= measured(trainer, prepared.held_out, chosen, "_before")
     if resume:
         trainer.load(place / TRAINING / CHECKPOINT)
-    pace = Pace()
-    history = _fitted(trainer, prepared, chosen, place, pace, progress)
+    pace.go_on()
+    history = _fitted(trainer, prepared, chosen, place, lines, [pace, *samples], progress)
     history.to_csv(place / TRAINING / HISTORY)
-    figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1])}
+    figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
     rows_a_second = pace.steps * chosen.batch_size / pace.seconds if pace.seconds else 0.0
     figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen)
     texts = prepared.held_out if isinstance(prepared.held_out, ChatBatches) else None
-    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures)
-    return Finetuned(place, history, figures, trainer)
+    answers = {text: answer for each in samples
+               for text, answer in zip(chosen.sample, each.answers(trainer), strict=True)}  # fmt: skip
+    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers)
+    return Finetuned(place, history, figures, answers, trainer)
+
+
+def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
+    """The model that a step is built of: tokens in; scores out, or what a loss of preferences compares."""
+    model = surgery.language_model(adapted, packed=recipe.pack)
+    model = surgery.pair_model(model) if recipe.prefers else model
+    assert isinstance(model, ir.Model)  # as the adapted one is
+    return model if recipe.teacher is None else taught(model, base, recipe)
 
 
 def prepare(
@@ -206,7 +237,8 @@ def prepare(
     figures = {"rows": len(tokens[0]), "held_out_rows": len(tokens[1]), "tokens": train.tokens,
                "learnt_tokens": sum(t.counted for t in texts[0])}  # fmt: skip
     goods = [sample.good for each in tokens for sample in each] if recipe.prefers else []
-    return Prepared(train, held if len(held) else None, figures, _digest([*texts[0], *texts[1]], goods))
+    longest = max(train.longest, held.longest)
+    return Prepared(train, held if len(held) else None, longest, figures, _digest([*texts[0], *texts[1]], goods))
 
 
 def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, length: int, known: int | None) -> list[Any]:
@@ -300,7 +332,7 @@ def _scores_of(base: ModelFolder) -> int | None:
     return shape[-1] if shape and isinstance(shape[-1], int) else None
 
 
-def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Any:
+def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     """The training step: the loss, and AdamW under a cosine that begins with a warm-up."""
     batches = math.ceil(len(prepared.train) / recipe.batch_size)
     total = recipe.epochs * math.ceil(batches / recipe.accumulate)
@@ -318,6 +350,7 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Any:
         loss,
         optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw),
         metrics=shown_beside,
+        recompute="sqrt" if recipe.recompute else None,
         accumulate=recipe.accumulate > 1,
     )
 
@@ -325,11 +358,32 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Any:
 def perplexity(measured: Mapping[str, Any]) -> float:
     """The exponential of the mean of −log p over all learnt tokens, of what ``evaluate`` gives."""
     found = measured.get("perplexity")
-    return float(np.exp(measured["loss"]) if found is None else found)
+    return float(np.exp(measured.get("student_loss", measured["loss"])) if found is None else found)
+
+
+def _samples(
+    base: ModelFolder, template: str | Path | None, recipe: Recipe, lines: JsonLines, pace: Pace
+) -> list[TrainingSamples]:
+    """The callback that answers the prompts of ``sample``; none where nothing is asked."""
+    if not recipe.sample:
+        return []
+
+    def write(record: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the log says it itself, once
+            lines.write(record)
+
+    prompts = Prompts(base, template)
+    return [TrainingSamples(prompts, recipe.sample, recipe.sample_every, recipe.sample_tokens, write, pace.go_on)]
 
 
 def _fitted(
-    trainer: Trainer, prepared: Prepared, recipe: Recipe, place: Path, pace: Pace, progress: bool | None
+    trainer: Trainer,
+    prepared: Prepared,
+    recipe: Recipe,
+    place: Path,
+    lines: JsonLines,
+    callbacks: Sequence[Any],
+    progress: bool | None,
 ) -> History:
     kept = place / TRAINING
     held = prepared.held_out
@@ -343,8 +397,8 @@ def _fitted(
         patience=recipe.patience if held is not None else None,
         max_steps=recipe.max_steps,
         checkpoint=kept / CHECKPOINT,
-        log=kept / LOG,
-        callbacks=[pace],
+        log=lines,
+        callbacks=callbacks,
         progress=progress,
     )
 

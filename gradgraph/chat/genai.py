@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradgraph.chat.prompts import OneByOne
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import ArgumentError, ModelError, shown
 
 
-class GenaiDecoder:
+class GenaiDecoder(OneByOne):
     """A folder with ``genai_config.json``.
 
     Args:
@@ -61,9 +62,3 @@ class GenaiDecoder:
             yield [token]
             if token in stop:
                 return
-
-    def generated(
-        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
-    ) -> list[list[int]]:
-        """The new tokens of each prompt; a token of ``stop`` is the last of its row."""
-        return [[t for (t,) in self.steps([p], stop, sampling) if t is not None] for p in prompts]

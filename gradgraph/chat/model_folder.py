@@ -49,6 +49,8 @@ class ModelFolder:
             DataError: its description cannot be read.
         """
         path = Path(given)
+        if path.is_file() and path.suffix.lower() != ".onnx":
+            raise ModelError(f"'{shown(path)}' is a file, and no .onnx; give the folder of a language model")
         if path.is_file():
             return cls(path.parent, path, _described(path.parent))
         if not path.is_dir():

@@ -20,7 +20,8 @@ def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
         words: what it is, for help and pages.
         kind: of its values.
         more: of the shell: ``flag``, another name; ``typed``, the type where the default is None; ``choices``;
-            ``names``, the table of the names that it takes; ``suggested``, of such among others.
+            ``names``, the table of the names that it takes; ``suggested``, of such among others; ``metavar``, what
+            stands for a value of several.
     """
     return field(default=default, metadata={"words": words, "kind": kind, **more})
 

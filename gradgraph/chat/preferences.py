@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph import losses
-from gradgraph.chat.chat_batches import MULTIPLE
+from gradgraph.chat.chat_batches import filled_up
 from gradgraph.chat.chat_rows import Row, Rows
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.errors import DataError
@@ -140,6 +140,11 @@ class PairBatches(Loadable):
         """The tokens of all texts."""
         return sum(len(pair.first) + len(pair.second) for pair in self.samples)
 
+    @property
+    def longest(self) -> int:
+        """The tokens of a row of the widest batch, with what fills it up."""
+        return filled_up(self._lengths.max(initial=0))
+
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """No names; raises DataError where the step takes something else."""
         extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
@@ -164,8 +169,7 @@ class PairBatches(Loadable):
         """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
         for numbers in batches:
             pairs = [self.samples[i] for i in numbers]
-            width = -(-max(map(len, pairs)) // MULTIPLE) * MULTIPLE
-            shape = len(pairs), 2, width
+            shape = len(pairs), 2, filled_up(max(map(len, pairs)))
             ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
             for i, pair in enumerate(pairs):
                 for k, tokens in enumerate((pair.first, pair.second)):

@@ -32,6 +32,10 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 
+class MissingTemplateError(DataError):
+    """A folder has no chat template, which is another thing than a broken one."""
+
+
 @dataclass(frozen=True)
 class Rendered:
     """A conversation as text.
@@ -66,7 +70,8 @@ class ChatTemplate:
         """The template of a folder, or of another file with the special tokens of the folder.
 
         Raises:
-            DataError: there is none, or it cannot be read.
+            MissingTemplateError: there is none.
+            DataError: it cannot be read.
         """
         config = _config(Path(folder))
         tokens = special_tokens(Path(folder))
@@ -85,7 +90,7 @@ class ChatTemplate:
                     shell="write the one you mean to a file, and give --template FILE",
                 )
         if not isinstance(source, str):
-            raise DataError(
+            raise MissingTemplateError(
                 f"the folder '{shown(folder)}' has no chat template: neither {FILE} nor 'chat_template' in {CONFIG}",
                 remedy="give template=FILE, or template='none' for prompt, completion and text as they stand",
                 shell="give --template FILE, or --template none for prompt, completion and text as they stand",

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from gradgraph import losses, optim, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.chat_recipe import FLOAT, REQUANTISED, Recipe
 from gradgraph.chat.model_folder import ModelFolder, is_merged
 from gradgraph.errors import BuildError, shown
 from gradgraph.files.atomic import write_atomically
@@ -27,6 +27,7 @@ log = logging.getLogger("gradgraph.chat")
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a past
+_QUANTISED = frozenset({"MatMulNBits", "DequantizeLinear"})
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
 _WORDS = {
     "rows": "rows that it trained on",
@@ -36,9 +37,11 @@ _WORDS = {
     "steps": "steps",
     "loss": "loss at the end of training",
     "tokens_a_second": "tokens a second in training",
+    "peak_memory_mib": "peak of the memory of the process until the end of training, in MiB",
     "perplexity_before": "perplexity of held-out answers before training",
     "perplexity": "perplexity of held-out answers after training",
-    "perplexity_merged": "perplexity of held-out answers of the merged model",
+    "perplexity_float": "perplexity of held-out answers of the merged model, with changed weights as float",
+    "perplexity_requantised": "the same, with changed weights as they were quantised before",
     "held_out_loss_before": "loss of held-out rows before training",
     "held_out_loss": "loss of held-out rows after training",
     "reward_accuracy": "share of held-out rows whose better answer has gained more than the other",
@@ -54,6 +57,7 @@ def write_results(
     recipe: Recipe,
     held_out: ChatBatches | None,
     figures: dict[str, Any],
+    samples: Mapping[str, str],
 ) -> None:
     """Write adapters, the merged model and its card to ``out``; add what is measured of the merged one to ``figures``.
 
@@ -65,17 +69,30 @@ def write_results(
     named = _save_for_peft(out / ADAPTER, base, adapted, state)
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
     if recipe.merge != "none":
-        rounding: dict[str, float] = {}
-        again = recipe.merge == "requantised"
-        merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
-        if rounding:
-            figures["largest_rounding"] = max(rounding.values())
-        if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
-            figures["perplexity_merged"] = measured
-        assert isinstance(merged, ir.Model)  # as the one that was given
-        file = _save(merged, base, out)
+        for form in _forms(adapted, recipe.merge, held_out is not None):
+            merged = _merged(adapted, state, form, figures)
+            if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
+                figures[f"perplexity_{form}"] = measured
+            if form == recipe.merge:
+                file = _save(merged, base, out)
         base.copy_beside(out)
-    write_atomically(out / CARD, card(base, recipe, figures, named, file).encode())
+    write_atomically(out / CARD, card(base, recipe, figures, named, samples, file).encode())
+
+
+def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
+    """The forms of the merged model that are made: both where weights are quantised and they are measured."""
+    both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
+    return [FLOAT, REQUANTISED] if both else [wanted]
+
+
+def _merged(adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any]) -> ir.Model:
+    rounding: dict[str, float] = {}
+    again = form == REQUANTISED
+    merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
+    if rounding:
+        figures["largest_rounding"] = max(rounding.values())
+    assert isinstance(merged, ir.Model)  # as the one that was given
+    return merged
 
 
 def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
@@ -154,7 +171,14 @@ def _last_vector(model: ir.Model) -> str | None:
     return None
 
 
-def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: bool, file: str) -> str:
+def card(
+    base: ModelFolder,
+    recipe: Recipe,
+    figures: Mapping[str, Any],
+    named: bool,
+    samples: Mapping[str, str],
+    file: str,
+) -> str:
     """The model card, in Markdown with the head that model hubs read."""
     told = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
@@ -170,9 +194,19 @@ def card(base: ModelFolder, recipe: Recipe, figures: Mapping[str, Any], named: b
         f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
         "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",
         "## Figures", "", "| figure | value |", "|---|---|", *told, "",
+        *_answers(samples),
         "## Recipe", "", "| option | value |", "|---|---|", *options, "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _answers(samples: Mapping[str, str]) -> list[str]:
+    """The prompts of ``sample`` with their answers, as quotations."""
+    if not samples:
+        return []
+    told = [f"> {line}" for prompt, answer in samples.items()
+            for line in (f"**{shown(prompt)}**", "", *(shown(line) for line in answer.split("\n")), "")]  # fmt: skip
+    return ["## Answers", "", *told, ""]
 
 
 def _number(value: Any) -> str:
@@ -181,5 +215,5 @@ def _number(value: Any) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(f"`{shown(item)}`" for item in value)
+        return ", ".join(f"`{shown(item)}`" for item in value) or "none"
     return "by default" if value is None else f"`{shown(value)}`"

@@ -40,6 +40,8 @@ class Adapter:
         trained: does a step train it, where nobody chooses?
         side: ``"in"``, where it changes what goes into the layer.
         counted: of a prefix, whether the positions of the text follow its own, as those of PEFT do.
+        blocks: of one that is joined of the adapters of several layers, the outputs and the ranks of each: the second
+            factor is zero beside these blocks, and stays so in training.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Adapter:
     trained: bool = True
     side: str = "out"
     counted: bool = False
+    blocks: tuple[tuple[int, int], ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
         """The adapter, once it is in the model."""
@@ -148,6 +151,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "bool": Fields.flag,
     "tuple[str, ...]": Fields.texts,
     "tuple[tuple[str, str], ...]": Fields.pairs_of_texts,
+    "tuple[tuple[int, int], ...]": Fields.pairs_of_wholes,
 }
 
 

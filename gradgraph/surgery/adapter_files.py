@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -129,7 +129,8 @@ def save_adapter(
     target = FilePath(os.fspath(folder))
     with says_why(folder):
         target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / WEIGHTS, safetensors.numpy.save(arrays, {"format": "pt"}))
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # of parts it would write others
+    write_atomically(target / WEIGHTS, safetensors.numpy.save(whole, {"format": "pt"}))
     write_atomically(target / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
@@ -229,10 +230,13 @@ def _of_family(
             f"for all; a family names {low_rank} on linear layers"
         )
     layers = {layer.name: layer for layer in linear_layers(work, "*")[0]}
-    given = {a.module: Factors(*_factors(list(_as_stored(work, a).values()), a.scale)) for a in adapters}
+    given = {
+        a.module: replace(Factors(*_factors(list(_as_stored(work, a).values()), a.scale)), blocks=a.blocks)
+        for a in adapters
+    }
     found = for_modules({name: factors for name, factors in given.items() if name not in called}, family, layers)
     found |= {theirs: given[name] for name, theirs in called.items()}
-    first, spread = adapters[0], KINDS[adapters[0].kind].spread
+    first, spread = replace(adapters[0], blocks=()), KINDS[adapters[0].kind].spread
     named = [
         replace(first, module=m, scale=f.scale, rank=len(f.a), alpha=f.scale * spread(len(f.a)))
         for m, f in found.items()
@@ -398,7 +402,10 @@ def _by_meaning(
     moved = {f"{_PREFIX}{m}.{part}": a for m, f in found.items() for part, a in zip(parts, f.tensors, strict=False)}
     ranks = {m: len(f.a) for m, f in found.items()}
     alphas = {m: f.scale * KINDS[kind].spread(len(f.a)) for m, f in found.items()}
-    settings = replace(settings, ranks=ranks | dict(settings.ranks), alphas=alphas | dict(settings.alphas))
+    blocks = {m: f.blocks for m, f in found.items()}
+    settings = replace(
+        settings, ranks=ranks | dict(settings.ranks), alphas=alphas | dict(settings.alphas), blocks=blocks
+    )
     return settings, others | moved
 
 
@@ -434,8 +441,8 @@ def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mappin
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
             raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
-    return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha,
-                   dropout=settings.dropout)  # fmt: skip
+    return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha, dropout=settings.dropout,
+                   blocks=settings.blocks.get(layer.name, ()))  # fmt: skip
 
 
 def _own(patterns: Mapping[str, N], module: str, usual: N) -> N:
@@ -500,6 +507,7 @@ class Settings:
         ranks, alphas: of layers whose names patterns fit.
         inward: patterns of the layers of IA3 whose input is changed.
         whole: patterns of the modules that have been trained whole.
+        blocks: of packed layers, whose adapters are joined of several (``Adapter.blocks``).
     """
 
     all: Fields
@@ -514,6 +522,7 @@ class Settings:
     whole: tuple[str, ...]
     is_dora: bool
     is_rslora: bool
+    blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
 def _settings(table: Fields) -> Settings:

@@ -12,7 +12,7 @@ from gradgraph.surgery.operated import Path, Result
 
 @checked(out=PATH.or_none())
 def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
-    """The model without declared types and sizes of inner values; inputs, outputs and weights keep theirs.
+    """The model without declared sizes of inner values; inputs, outputs and weights keep theirs, and all their types.
 
     Runtimes infer them. Some exporters declare wrong ones, and onnxruntime then stops at "Shape mismatch attempting to
     re-use buffer": float16 models for the CPU of onnxruntime-genai's builder 0.18 do so once a past is fed.
@@ -31,7 +31,7 @@ def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
     for node in ir.traversal.RecursiveGraphIterator(work.graph):
         for value in node.outputs:
             if value not in ends:
-                value.shape, value.type = None, None
+                value.shape = None
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

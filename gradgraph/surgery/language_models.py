@@ -29,7 +29,7 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
-from gradgraph.surgery.operated import Path, Result, closed, opened
+from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, opened
 
 IGNORED = -100  # the label that no loss counts
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
@@ -77,6 +77,8 @@ def language_model(
     graph = work.graph
     if any(v.name == USE_CACHE for v in graph.inputs):
         fix_input(work, USE_CACHE, False)
+    if any(v.shape is None for node in graph for v in node.outputs if v.name):  # as forget_sizes leaves it
+        learn_sizes(work)
     every = list(graph.outputs)
     _choose_outputs(graph, outputs)
     kept = set(_matched(as_names(keep), graph.inputs, "input"))
@@ -98,8 +100,10 @@ def language_model(
     editor = Editor(work, Builder(taken=names_of(work)))
     for value in counted:
         _COUNTED[value.name or ""](editor, value, tokens, mask)
+    sizes = {size for node in nodes_of(work) if (size := _size_of_heads(node))}
+    usual = sizes.pop() if len(sizes) == 1 else None
     for value in past:
-        _empty(editor, value, tokens)
+        _empty(editor, value, tokens, usual)
     gone = {*past, *counted}
     graph.inputs[:] = [v for v in graph.inputs if v not in gone]
     compute_in_float32(work)
@@ -253,9 +257,13 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
-def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
-    """Whoever reads the past of no tokens does without it, or reads a tensor of length 0."""
-    size: int | None = None
+def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
+    """Whoever reads the past of no tokens does without it, or reads a tensor of length 0.
+
+    Args:
+        usual: how long a key or value is in all attentions that say it.
+    """
+    size = usual
     for use in list(past.uses()):
         node, place = use
         if place in _PLACES.get((node.domain, node.op_type), ()):

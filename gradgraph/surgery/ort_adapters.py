@@ -20,6 +20,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
+from gradgraph.surgery.adapter_kinds.low_rank import let_blocks_go
 from gradgraph.surgery.adapters import chosen_adapters, factor_of
 from gradgraph.surgery.operated import (
     Path,
@@ -65,6 +66,7 @@ def switchable(model: Source, *, name: str | None = None, out: Path | None = Non
         value.shape = shape
     for adapter in chosen:
         kind = KINDS[adapter.kind]
+        let_blocks_go(work, adapter)
         arrays = kind.rest(work, adapter, [array_named(work, weight) for weight in adapter.weights])
         if kind.factor is not None:
             set_numbers(work, *factor_of(work, adapter, 1.0))  # it is in the files' second factors

@@ -7,7 +7,8 @@ order. For W = [W₁; W₂] (outputs first), adapters of its pieces with Wᵢ + 
 
     A = [A₁; A₂],  B = diag(B₁, B₂),
 
-with as many ranks as they have together, and those of a packed layer are adapters of its pieces that share A.
+with as many ranks as they have together, whose zeros stay zero in training, too (``Adapter.blocks``). Those of a packed
+layer are adapters of its pieces that share A.
 """
 
 from __future__ import annotations
@@ -56,12 +57,17 @@ FAMILIES.add("phi", Family(output="dense"))
 
 @dataclass(frozen=True)
 class Factors:
-    """The tensors of a low-rank adapter as PEFT stores them: A (rank, inputs), B (outputs, rank), s, and magnitudes."""
+    """The tensors of a low-rank adapter as PEFT stores them: A (rank, inputs), B (outputs, rank), s, and magnitudes.
+
+    Attributes:
+        blocks: the outputs and the ranks of each piece that this is joined of; B is zero elsewhere.
+    """
 
     a: Array
     b: Array
     scale: float
     magnitude: Array | None = None
+    blocks: tuple[tuple[int, int], ...] = ()
 
     @property
     def tensors(self) -> list[Array]:
@@ -72,6 +78,10 @@ class Factors:
         """The adapter of the outputs from ``begin`` to ``end``."""
         magnitude = None if self.magnitude is None else self.magnitude[begin:end]
         return Factors(self.a, self.b[begin:end], self.scale, magnitude)
+
+    def ranks(self, begin: int, end: int) -> Factors:
+        """The adapter of the ranks from ``begin`` to ``end``."""
+        return Factors(self.a[begin:end], self.b[:, begin:end], self.scale, self.magnitude)
 
 
 def as_ours(module: str) -> str:
@@ -155,13 +165,20 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
             b[row : row + size, column : column + len(piece.a)] = of_one
             column += len(piece.a)
         row += size
-    return Factors(np.concatenate([p.a for p in held]), b, scale, np.concatenate(magnitudes) if magnitudes else None)
+    blocks = tuple((size, 0 if p is None else len(p.a)) for p, size in zip(pieces, sizes, strict=True))
+    magnitude = np.concatenate(magnitudes) if magnitudes else None
+    return Factors(np.concatenate([p.a for p in held]), b, scale, magnitude, blocks)
 
 
-def split(whole: Factors, sizes: Sequence[int]) -> list[Factors]:
-    """The adapters of outputs that lie one after the other."""
+def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
+    """The adapters of outputs that lie one after the other; None of a piece that had none when they were joined."""
     ends = list(accumulate(sizes))
-    return [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    parts = [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    if [size for size, _ in whole.blocks] != list(sizes):
+        return list(parts)
+    ranks = [rank for _, rank in whole.blocks]
+    return [part.ranks(end - rank, end) if rank else None
+            for part, end, rank in zip(parts, accumulate(ranks), ranks, strict=True)]  # fmt: skip
 
 
 def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
@@ -202,7 +219,8 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
             used.update(n for n in names if n)
         elif packed is not None:
             module = _found(theirs, packed) or ""
-            found[layer.name] = _piece(given[module], key, packed, apart, module)
+            piece = _piece(given[module], key, packed, apart, module)
+            found |= {} if piece is None else {layer.name: piece}
             used.add(module)
     return found | {module: factors for module, factors in given.items() if module not in used}
 
@@ -246,7 +264,7 @@ def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
         ) from None
 
 
-def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], module: str) -> Factors:
+def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], module: str) -> Factors | None:
     names = pieces_of(packed)
     held = [layers[n].sizes[1] if n in layers else None for n in names]
     sizes = [size for size in held if size is not None]
@@ -269,7 +287,8 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
         last = name.rpartition(".")[2]
         if last in PIECES and last not in family.packed:
             parts = split(factors, _sizes_in_the_model(layers[name]))
-            found |= {as_theirs(n, family): part for n, part in zip(pieces_of(name), parts, strict=True)}
+            named = zip(pieces_of(name), parts, strict=True)
+            found |= {as_theirs(n, family): part for n, part in named if part is not None}
             continue
         packed = next((p for p in _packs(name) if p.rpartition(".")[2] in family.packed), None)
         if packed is None:

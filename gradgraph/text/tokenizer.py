@@ -110,9 +110,14 @@ class Tokenizer:
         return Encoded(ids, types, numbers, np.concatenate([[0], np.cumsum(lengths)]), sum(part[4] for part in parts))
 
     @property
+    def words(self) -> dict[str, int]:
+        """The number of each token."""
+        return dict(self._runner.get_vocab(with_added_tokens=True))
+
+    @property
     def size(self) -> int:
         """How many tokens there are: one more than the largest number."""
-        return max(self._runner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self.words.values(), default=-1) + 1
 
     def number_of(self, token: str) -> int | None:
         """The number of a token; None if there is none of this name."""

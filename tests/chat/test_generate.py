@@ -205,7 +205,7 @@ def test_pieces_are_the_answer(tuned: Path) -> None:
 
 def test_a_character_of_several_tokens_comes_whole(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = gg.chat.Generator(tuned / "tuned"), ["a", "a\ufffd", "a\ufffd", "a😀", "a😀b"]
-    monkeypatch.setattr(model, "_text", lambda ids: texts[len(ids) - 1] if ids else "")
+    monkeypatch.setattr(model, "text_of", lambda ids: texts[len(ids) - 1] if ids else "")
     assert list(model.stream("Who?", Sampling(max_tokens=5))) == ["a", "😀", "b"]
 
 

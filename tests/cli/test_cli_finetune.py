@@ -12,6 +12,7 @@ import onnx
 import pytest
 from command_line import Cli, mlp
 
+import gradgraph as gg
 from gradgraph.chat import Recipe
 from gradgraph.cli.finetune import command
 
@@ -104,6 +105,15 @@ def no_language_model(llm: Path) -> None:
     onnx.save(mlp(), llm / "model.onnx")
 
 
+def cut_in_half(llm: Path) -> None:
+    content = (llm / "model.onnx").read_bytes()
+    (llm / "model.onnx").write_bytes(content[: len(content) // 2])
+
+
+def other_teacher(llm: Path) -> None:
+    other_words(small_folder.write(llm.parent / "large"))
+
+
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
 CHANGES = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
 WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
@@ -131,6 +141,20 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "full folder": (full, [], "'tuned' is no empty folder; give another one, or --resume"),
     "nothing to go on": (lambda llm: None, ["--resume"], "'tuned' has no run to go on with"),
     "no such layer": (lambda llm: None, ["--target", "*nothing*"], "*nothing*"),
+    "truncated model": (cut_in_half, [], "llm/model.onnx"),
+    "text as a model": (lambda llm: (llm / "model.onnx").write_text("text"), [], "llm/model.onnx"),
+    "broken tokenizer": (lambda llm: (llm / "tokenizer.json").write_text("{"), [], "is no tokenizer"),
+    "no rows": (lambda llm: Path("chat.jsonl").write_text("\n"), [], "'chat.jsonl' has no rows"),
+    "a file to write to": (lambda llm: Path("tuned").write_text("mine"), [], "'tuned' is no empty folder"),
+    "empty sample": (lambda llm: None, ["--template", "none", "--sample", ""], "leave --template none out"),
+    "long sample": (lambda llm: None, ["--sample", "a" * 200], "and the model takes 128; shorten it"),
+    "no samples": (lambda llm: Path("ask.txt").write_text("\n"), ["--sample-file", "ask.txt"], "has no prompts"),
+    "sample of pairs": (lambda llm: None, ["--loss", "dpo", "--sample", "Hi"], "leave sample out"),
+    "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
+    "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
+    "temperature": (lambda llm: None, ["--temperature", "2"], "temperature belongs to a teacher"),
+    "no memory": (lambda llm: None, ["--memory", "100MB"], "training takes at least"),
+    "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a number of bytes"),
     "rank": (lambda llm: None, ["--rank", "0"], "rank is 0; it should be a whole number of at least 1"),
 }
 
@@ -149,3 +173,72 @@ def test_wrong_inputs(case: str, llm: Path, cli: Cli) -> None:
 def test_where_to_write_is_asked_for(llm: Path, cli: Cli) -> None:
     ran = cli("finetune", "llm", "--data", "chat.jsonl")
     assert ran.code == 2 and "give -o FOLDER" in ran.err
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda llm: (llm / name).write_text(text) and None
+
+
+def unknown_operator(llm: Path) -> None:
+    model = onnx.load(llm / "model.onnx")
+    model.graph.node[0].op_type = "Nothing"
+    onnx.save(model, llm / "model.onnx")
+
+
+def without_its_data(llm: Path) -> None:
+    model = onnx.load(llm / "model.onnx")
+    onnx.save(model, llm / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    (llm / "model.data").unlink()
+
+
+def folder_of_adapters(llm: Path) -> None:
+    (llm.parent / "peft").mkdir()
+    (llm.parent / "peft" / "adapter_config.json").write_text("{")
+
+
+def nothing(llm: Path) -> None:
+    """As it is."""
+
+
+WRONG_TO_ASK: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
+    "no folder": (lambda llm: llm.rename("gone"), [], "there is no folder 'llm'"),
+    "a file": (lambda llm: (llm.rename("gone"), Path("llm").write_text("text")), [], "'llm' is a file, and no .onnx"),
+    "text as a model": (written("model.onnx", "text"), [], "cannot be read (its protobuf does not parse"),
+    "half a model": (cut_in_half, [], "cannot be read (its protobuf does not parse"),
+    "no language model": (no_language_model, [], "one input of tokens [batch, length] is expected"),
+    "refused by onnxruntime": (unknown_operator, [], "onnxruntime refuses the model 'llm/model.onnx'"),
+    "no data beside it": (without_its_data, [], "onnxruntime refuses the model 'llm/model.onnx'"),
+    "broken tokenizer": (written("tokenizer.json", "{"), [], "'llm/tokenizer.json' is no tokenizer"),
+    "broken description": (written("genai_config.json", "{"), [], "'llm/genai_config.json' cannot be read"),
+    "broken template": (template("{% for"), [], "is no Jinja template"),
+    "no template": (removed("chat_template.jinja"), ["--system", "Be short."], "has no chat template"),
+    "top-p": (nothing, ["--top-p", "2"], "top_p is 2.0; it should be a number above 0 and at most 1"),
+    "misspelt option": (nothing, ["--temprature", "1"], "--temperature"),
+    "empty prompt": (nothing, ["--template", "none", "--prompt", ""], "a prompt has no token"),
+    "long prompt": (nothing, ["--prompt", "a" * 200], "and the model takes 128; shorten it"),
+    "no adapter": (nothing, ["--adapter", "none.onnx_adapter"], "'none.onnx_adapter' cannot be read (No such file"),
+    "text as an adapter": (written("x.onnx_adapter", "text"), ["--adapter", "llm/x.onnx_adapter"], "cannot be read"),
+    "broken adapters": (folder_of_adapters, ["--adapter", "peft"], "cannot read an adapter in 'peft'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TO_ASK)
+def test_wrong_questions(case: str, llm: Path, cli: Cli) -> None:
+    spoil, words, sentence = WRONG_TO_ASK[case]
+    spoil(llm)
+    ran = cli("generate", "llm", *([] if "--prompt" in words else ["--prompt", "Hi"]), *words)
+    said = [line for line in ran.err.splitlines() if line]
+    assert ran.code != 0 and len(said) == 1, ran.err
+    assert sentence in said[0] and "bug in gradgraph" not in said[0]
+
+
+def test_an_adapter_of_another_model(llm: Path, cli: Cli) -> None:
+    """Its tensors are no inputs of a model that switches none."""
+    adapted = gg.lora(llm / "model.onnx", "lm_head", rank=2)
+    gg.surgery.save_adapter(adapted, "one.onnx_adapter")
+    ran = cli("generate", "llm", "--prompt", "Hi", "--adapter", "one.onnx_adapter")
+    assert ran.code != 0 and len(ran.err.splitlines()) == 1
+    assert "has the tensor 'lm_head.lora_A', and the model has no adapter of that name" in ran.err

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from onnx import TensorProto, helper, numpy_helper
@@ -84,6 +85,8 @@ def write_folder(folder: Path, modules: tuple[str, ...], settings: Mapping[str, 
         module = f"base_model.model.model.layers.0.{MODULES[name]}.{name}"
         tensors[f"{module}.lora_A.weight"] = a.astype(np.float32)
         tensors[f"{module}.lora_B.weight"] = b.astype(np.float32)
+        if settings.get("use_dora"):
+            tensors[f"{module}.lora_magnitude_vector"] = np.linalg.norm(BASE[name], axis=1).astype(np.float32)
         ends = np.cumsum(sizes_of(name))[:-1]
         for piece, part in zip(PACKS.get(name, (name,)), np.split(scale * X @ a.T @ b.T, ends, axis=1), strict=True):
             added[piece] += part
@@ -131,6 +134,67 @@ def test_adapters_go_to_the_names_of_a_family_and_come_back(model: str, family: 
     for other in MODELS.values():
         found = predicted(surgery.load_adapter(network(*other), tmp_path))
         np.testing.assert_allclose(found, trained, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_packed_layer_trains_as_its_pieces_do(kind: str, tmp_path: Path) -> None:
+    """Ten steps on three adapters of a packed layer are those on the layers apart: their zeros stay zero."""
+    write_folder(tmp_path / "peft", WRITTEN["apart"], {"use_dora": kind == "dora"})
+    losses, folders = [], []
+    target = np.random.default_rng(3).normal(size=(len(X), sum(SIZES.values()))).astype(np.float32)
+    for model in MODELS:
+        adapted = surgery.load_adapter(network(*MODELS[model]), tmp_path / "peft")
+        chain = gg.optim.chain(gg.optim.clip_by_global_norm(0.5), gg.optim.adamw(3e-2, weight_decay=0.1))
+        trainer = gg.Trainer(gg.build(adapted, "mse", chain), device="cpu")
+        losses.append([float(trainer.step({"x": X, "target": target})["loss"]) for _ in range(10)])
+        surgery.save_adapter(adapted, tmp_path / model, trainer.state_dict(), family="llama")
+        folders.append(safetensors.numpy.load_file(tmp_path / model / "adapter_model.safetensors"))
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    for found, folder in zip(losses[1:], folders[1:], strict=True):
+        np.testing.assert_allclose(found, losses[0], rtol=1e-5)
+        assert folder.keys() == folders[0].keys()  # each piece has its own factors again, of its own rank
+        for name, array in folder.items():
+            np.testing.assert_allclose(array, folders[0][name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_ten_steps_on_a_packed_layer_are_those_of_torch(tmp_path: Path) -> None:
+    """PEFT's formula written in PyTorch: three layers with adapters of their own, whose file has one packed layer."""
+    torch = pytest.importorskip("torch", reason="in no extra; the test above holds the same against layers apart")
+    write_folder(tmp_path, WRITTEN["queries and values alone"], {})
+    stored = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    weights = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in stored.items()}
+    target = np.random.default_rng(3).normal(size=(len(X), sum(SIZES.values()))).astype(np.float32)
+    optimizer, theirs = torch.optim.AdamW(weights.values(), lr=3e-2, weight_decay=0.1), []
+    for _ in range(10):
+        parts = []
+        for piece, base in BASE.items():
+            part = torch.tensor(X) @ torch.tensor(base).T
+            own = [w for name, w in weights.items() if f".{piece}." in name]
+            parts.append(part + 3 / 2 * torch.tensor(X) @ own[0].T @ own[1].T if own else part)
+        loss = torch.nn.functional.mse_loss(torch.cat(parts, 1), torch.tensor(target))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        theirs.append(float(loss.detach()))
+    adapted = surgery.load_adapter(network("qkv_proj", "gate_up_proj"), tmp_path)
+    trainer = gg.Trainer(gg.build(adapted, "mse", gg.optim.adamw(3e-2, weight_decay=0.1)), device="cpu")
+    ours = [float(trainer.step({"x": X, "target": target})["loss"]) for _ in range(10)]
+    assert theirs[-1] < 0.95 * theirs[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_joined_adapters_are_switched_and_merged(tmp_path: Path) -> None:
+    added = write_folder(tmp_path / "peft", WRITTEN["queries and values alone"], {})
+    adapted = surgery.load_adapter(network("qkv_proj"), tmp_path / "peft")
+    np.testing.assert_allclose(predicted(surgery.merge_adapters(adapted)) - PLAIN, added, rtol=1e-4, atol=1e-4)
+    surgery.switchable(adapted, out=tmp_path / "base.onnx")
+    surgery.save_adapter(adapted, tmp_path / "one.onnx_adapter")
+    session = ort.InferenceSession(tmp_path / "base.onnx", providers=["CPUExecutionProvider"])
+    one, options = ort.LoraAdapter(), ort.RunOptions()
+    one.Load(str(tmp_path / "one.onnx_adapter"))
+    np.testing.assert_allclose(session.run(None, {"x": X})[0], PLAIN, rtol=1e-4, atol=1e-4)
+    options.add_active_adapter(one)
+    np.testing.assert_allclose(session.run(None, {"x": X}, options)[0] - PLAIN, added, rtol=1e-4, atol=1e-4)
 
 
 def test_names_that_a_model_has_stay(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ class Fields:
     def wholes(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers from 0 on."""
         value = self._given(key, None)
-        if not isinstance(value, list) or not all(type(n) is int and 0 <= n <= LARGEST_COUNT for n in value):
+        if not isinstance(value, list) or not all(map(_is_count, value)):
             raise self._no(key, "a list of whole numbers")
         return tuple(value)
 
@@ -224,6 +224,14 @@ class Fields:
         if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
             raise self._no(key, "a list of pairs of texts")
         return tuple((first, second) for first, second in value)
+
+    def pairs_of_wholes(self, key: str, default: tuple[tuple[int, int], ...] | None = None) -> Any:
+        """A list of pairs of whole numbers from 0 on."""
+        value = self._given(key, default)
+        numbers = value if isinstance(value, list | tuple) else None
+        if numbers is None or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_count, p)) for p in numbers):
+            raise self._no(key, "a list of pairs of whole numbers")
+        return tuple((first, second) for first, second in numbers)
 
     def table(self, key: str) -> Fields:
         """A table, without fields where it is left out."""
@@ -258,6 +266,10 @@ def tables_of(value: Any, what: str) -> Iterator[Fields]:
         raise UnreadableError(f"{what} is {_kind(value)}, not a list")
     for i, entry in enumerate(value):
         yield Fields(entry, f"entry {i} of {what}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
 def _is_pair(value: Any) -> bool:

@@ -279,9 +279,15 @@ def memory() -> dict[str, float]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+    peak = peak_memory()
+    return {"memory_mib": peak["peak_memory_mib"]} if peak else {}
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory that this process has taken so far in MiB, where the system says it."""
     with contextlib.suppress(ImportError):
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"memory_mib": peak / (2**20 if sys.platform == "darwin" else 1024)}
+        return {"peak_memory_mib": peak / (2**20 if sys.platform == "darwin" else 1024)}
     return {}

@@ -40,7 +40,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
         for part, numbers in zip("AB", low_rank.begun(layer, wanted, rng), strict=True)
     )
     m = writer.weight("lora_magnitude_vector", np.sqrt(squares))
-    scaled = writer.node("Mul", b, writer.constant(wanted.scale))
+    scaled = low_rank.masked(writer, wanted, writer.node("Mul", b, writer.constant(wanted.scale)))
     share = writer.node("Div", m, _norm(writer, layer, a, scaled, squares))
     if layer.kind == "Conv":
         share = writer.node("Reshape", share, writer.whole(1, -1, *[1] * len(layer.kernel)))

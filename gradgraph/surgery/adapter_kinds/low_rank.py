@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
-from gradgraph.surgery.operated import value_named
+from gradgraph.surgery.operated import numbers_of, value_named
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +30,8 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     a, b = (
         writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
     )
-    product = writer.node("Mul", product_of(writer, layer, wanted, a, b), writer.constant(wanted.scale * wanted.weight))
+    product = product_of(writer, layer, wanted, a, masked(writer, wanted, b))
+    product = writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
     output = writer.instead(layer.node.outputs[0], lambda y: writer.node("Add", y, product))
     return wanted.put_at(output, a, b)
 
@@ -53,6 +55,27 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
         inner = writer.node("Conv", x, a, **attributes)
         return writer.node("Conv", inner, b, group=layer.groups)
     return writer.node("MatMul", writer.node("MatMul", x, a), b)
+
+
+def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
+    """B, of which nothing beside its blocks counts, so that no gradient reaches it there."""
+    if not wanted.blocks:
+        return b
+    outputs, ranks = (np.repeat(np.arange(len(wanted.blocks)), sizes) for sizes in zip(*wanted.blocks, strict=True))
+    return writer.node("Mul", b, writer.constant(ranks[:, None] == outputs))
+
+
+def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
+    """Let all of B count, also what is beside the blocks of an adapter that has some."""
+    value = value_named(work, adapter.weights[1])
+    for _ in range(2 * bool(adapter.blocks)):  # DoRA multiplies by s before
+        node = next(use.node for use in value.uses())
+        mask = numbers_of(node.inputs[1]) if node.op_type == "Mul" else None
+        if mask is not None and len(mask.shape) == 2:
+            replace_value(node.outputs[0], value)
+            discard(node)
+            break
+        value = node.outputs[0]
 
 
 def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:

@@ -1,0 +1,109 @@
+"""Samples during training: answers to fixed prompts by the trainer's own session and weights, as they are now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.chat.picking import picked
+from gradgraph.chat.prompts import OneByOne, Prompts
+from gradgraph.chat.sampling import Sampling
+from gradgraph.errors import shown
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.manifest import numpy_dtype
+from gradgraph.surgery.language_models import POSITIONS, SEGMENTS
+
+log = logging.getLogger("gradgraph.chat")
+
+EVENT = "sample"  # of a record in a log
+
+
+class TrainerSteps(OneByOne):
+    """The next token by a trainer's ``predict``: the whole text so far goes through it each time, without a cache.
+
+    Frozen weights are those that the trainer has already, in its session of predictions: there is no other model.
+
+    Args:
+        trainer: of a step on what ``surgery.language_model`` gives.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def steps(
+        self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
+    ) -> Iterator[list[int | None]]:
+        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time."""
+        (prompt,), chosen = prompts, sampling or Sampling()
+        known, draws = list(prompt), np.random.default_rng([chosen.seed, 0])
+        for _ in range(chosen.max_tokens):
+            token = picked(self._scores(known), chosen, draws, known)
+            yield [token]
+            if token in stop:
+                return
+            known.append(token)
+
+    def _scores(self, known: Sequence[int]) -> Array:
+        """The scores ``[vocabulary]`` of the token that follows."""
+        tokens = np.array([known])
+        own = {SEGMENTS: np.ones_like(tokens), POSITIONS: np.arange(len(known))[None]}
+        inputs = self._trainer.manifest.inputs
+        found = self._trainer.predict({s.name: own.get(s.name, tokens).astype(numpy_dtype(s.dtype)) for s in inputs})
+        scores: Array = found.get("logits", next(iter(found.values()))) if isinstance(found, dict) else found
+        return np.asarray(scores[0, -1])
+
+
+class TrainingSamples:
+    """A callback of ``Trainer.fit`` that answers prompts every so many steps, with the likeliest tokens.
+
+    Args:
+        prompts: of the model's folder.
+        texts: what is asked.
+        every: steps between two samples.
+        tokens: that an answer has at most.
+        write: takes a record of each answer, for a log.
+        done: is called after each round, so that its time counts as no training.
+
+    Attributes:
+        last: the newest answers, in the order of the prompts.
+
+    Raises:
+        DataError: a prompt has no token, or too many.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        texts: Sequence[str],
+        every: int,
+        tokens: int,
+        write: Callable[[dict[str, Any]], None],
+        done: Callable[[], None],
+    ) -> None:
+        self._prompts, self._texts, self._every, self._write, self._done = prompts, texts, every, write, done
+        self._ids = [prompts.tokens_of(text) for text in texts]
+        self._sampling, self._seen = Sampling(max_tokens=tokens), 0
+        self.last: list[str] = []
+
+    def on_step(self, trainer: Trainer, results: Any) -> None:
+        """Answer, where a round is due."""
+        del results
+        rounds = trainer.progress.steps // self._every
+        if rounds * self._every == trainer.progress.steps and rounds != self._seen:
+            self._seen = rounds
+            for text, answer in zip(self._texts, self.answers(trainer), strict=True):
+                at = {"epoch": trainer.progress.epoch + 1, "step": trainer.progress.steps}
+                self._write({"event": EVENT, **at, "prompt": text, "answer": answer})
+                log.info("step %d, %s\n  %s", trainer.progress.steps, shown(text), answer.replace("\n", "\n  "))
+            self._done()
+
+    def answers(self, trainer: Trainer) -> list[str]:
+        """What the model answers now."""
+        steps, stop = TrainerSteps(trainer), self._prompts.stop
+        found = [steps.generated([ids], stop, self._prompts.fitting([ids], self._sampling))[0] for ids in self._ids]
+        self.last = [self._prompts.text_of(row) for row in found]
+        return self.last
