@@ -40,6 +40,11 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
+def location_of(tensor: onnx.TensorProto) -> str:
+    """The file that ``tensor`` says it lies in; "" if it says nothing."""
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
+
+
 def external_entry(tensor: onnx.TensorProto) -> Entry:
     """The entry of ``tensor``; with as many bytes as it needs, if their number is left out."""
     entries = {e.key: e.value for e in tensor.external_data}

@@ -225,26 +225,25 @@ def beyond_limits(shape: ir.Shape) -> str | None:
 
 def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
     """Raise ModelError unless such a tensor can exist; return its size in bytes (0 for strings)."""
-    subject = f"tensor '{shown(name)}'"
+
+    def failure(words: str, remedy: str) -> ModelError:
+        return refused(Finding(f"tensor '{shown(name)}'", words, "", remedy))
+
     try:
         kind = ir.DataType(dtype)
     except ValueError:
         kind = ir.DataType.UNDEFINED
     if kind == ir.DataType.UNDEFINED:
-        words, remedy = f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines"
-        raise refused(Finding(subject, words, "", remedy))
+        raise failure(f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines")
     dims = known_sizes(shape)
     if len(dims) > MOST_AXES:
-        words = f"has {len(dims)} axes, and {MOST_AXES} is the most"
-        raise refused(Finding(subject, words, "", "its shape is damaged"))
+        raise failure(f"has {len(dims)} axes, and {MOST_AXES} is the most", "its shape is damaged")
     if any(d < 0 for d in dims):
-        words = f"has a negative dimension in {shown(dims)}"
-        raise refused(Finding(subject, words, "", "a stored tensor needs its true shape"))
+        raise failure(f"has a negative dimension in {shown(dims)}", "a stored tensor needs its true shape")
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
     rows = math.prod(d for d in dims if d)  # of an empty tensor, too: NumPy makes no array of such sizes
     if rows * max(bits // 8, 1) > SIZE_LIMIT:
-        words = f"of shape {shown(dims)} would take more than 2**63 bytes"
-        raise refused(Finding(subject, words, "", "its dimensions are damaged"))
+        raise failure(f"of shape {shown(dims)} would take more than 2**63 bytes", "its dimensions are damaged")
     return 0 if 0 in dims else -(-rows * bits // 8)
 
 

@@ -178,7 +178,7 @@ def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: 
     spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:
-        model = opened.lowered(joint.gradient, sizes)
+        model = opened.lowered_half(joint.gradient, sizes)
         return SegmentedGradient(opened, model, joint.messages, spec.weight, ports, team.tell, packs)
     session, _ = opened.half(opened.definition.separate["gradient"], sizes, {}, packs)
     if any(i.name == ROWS for i in session.get_inputs()):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parallel.ranks_cases import data, mlp
+from parallel.ranks_cases import data, mlp, normed, pictures
 
 import gradgraph as gg
 from gradgraph.runtime.execution import opened, openings
@@ -18,16 +18,18 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "in place": ({}, {"in_place": True}),
     "shared state": ({"shard_state": True}, {}),
+    "joint norms": ({"sync_batch_norm": True}, {}),
 }
 
 
 def trained(kind: str) -> dict[str, str]:
     """Digits of the state after a few steps of shuffled rows."""
     ways, options = KINDS[kind]
-    step = gg.build(mlp(), optimizer=gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(0.01)))
+    model, rows = (normed(True), pictures()) if "sync_batch_norm" in ways else (mlp(), data(np.float32))
+    step = gg.build(model, optimizer=gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(0.01)))
     chosen = gg.RuntimeOptions(threads=1, **options)
     own = gg.Trainer(step, device="cpu", seed=3, options=chosen, parallel=gg.DataParallel(check_every=1, **ways))
-    own.fit(data(np.float32), 2, 10, progress=False)
+    own.fit(rows, 2, 10, progress=False)
     return {name: np.asarray(value).tobytes().hex() for name, value in own.state_dict().items()}
 
 

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from benchmarks.large_models import LENGTH, language_model
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.errors import GradgraphError
@@ -154,6 +155,50 @@ def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch
     assert openings.kept()[1] < 1 << 20
     monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(first, trained(gg.Step.load(tmp_path / "step"), {}))
+
+
+def in_four_bits(folder: Path) -> gg.Step:
+    language_model(folder / "llm.onnx", 0.003, layers=1)
+    gg.lora(folder / "llm.onnx", target="layers.*.q*", rank=2, out=folder / "adapted.onnx")
+    gg.build(folder / "adapted.onnx", "cross_entropy", gg.optim.adamw(1e-2)).save(folder / "step")
+    return gg.Step.load(folder / "step")
+
+
+@pytest.mark.parametrize("options", [{}, {"in_place": True}], ids=str)
+def test_many_weights_in_files_are_not_written_out(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What onnxruntime makes of a session that copies none is kept, and executed from the first time on."""
+    monkeypatch.setattr(openings, "LARGEST_WRITTEN", 0)
+    step = in_four_bits(tmp_path)
+    sizes = {"batch": 1, "tokens": LENGTH}
+    specs = (*step.manifest.inputs, *step.manifest.targets)
+    batch = {s.name: np.zeros([d if isinstance(d, int) else sizes[d] for d in s.shape], s.dtype) for s in specs}
+    written = list[int]()
+    load = onnx.load
+
+    def loaded(path: Path, **how: Any) -> onnx.ModelProto:
+        written.append(path.stat().st_size)
+        return load(path, **how)
+
+    monkeypatch.setattr(onnx, "load", loaded)
+
+    def stepped() -> dict[str, Any]:
+        trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1, **options))
+        losses = [trainer.step(batch)["loss"] for _ in range(2)]
+        return {"losses": np.array(losses), **trainer.state_dict()}
+
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")
+    without = stepped()
+    written.clear()
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "")
+    assert same(without, stepped())
+    assert 0 < max(written) < 1 << 19 < (tmp_path / "llm.onnx.data").stat().st_size
+    (kept,) = [openings.read(file.stem, step.train) for file in the_files()]
+    assert kept is not None and kept.executed
+    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(onnx, "load", lambda *given, **how: pytest.fail("it was optimised again"))
+    assert same(without, stepped())
 
 
 def test_constants_of_the_step_are_not_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.files.aside import Folder, mapped_aside
-from gradgraph.files.external import Entry, external_entry, is_external, is_packed, lie_in
+from gradgraph.files.external import Entry, external_entry, is_external, is_packed, lie_in, location_of
 from gradgraph.files.large_weights import LEAST_KEPT
 from gradgraph.files.mapped import Array, passing_through
 from gradgraph.files.models import to_proto
@@ -55,16 +55,19 @@ class FrozenWeights:
         self._read, self._file_of = read, file_of
         self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
         self._raw: list[np.ndarray[Any, Any]] = []
-        self._moved, self._folder = _at_whole_addresses([(tensor, read(tensor)) for tensor in tensors])
-        for tensor in tensors:
-            self._value(tensor)
+        lying = [(tensor, read(tensor)) for tensor in tensors]
+        self._moved, self._folder = _at_whole_addresses(lying)
+        for tensor, raw in lying:
+            self._value(tensor, raw)
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
-    def _value(self, tensor: onnx.TensorProto) -> ort.OrtValue:
+    def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
         """An OrtValue over the memory of a tensor's file; lowered models may see the same bytes in another way."""
-        key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
+        entry = external_entry(tensor)
+        key = (*entry, tensor.data_type, *tensor.dims)
         if key not in self._values:
-            raw = self._moved.get(external_entry(tensor), self._read(tensor))
+            raw = self._read(tensor) if raw is None else raw
+            raw = self._moved.get(entry, raw)
             self._raw.append(raw)
             if is_packed(tensor):
                 # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
@@ -96,7 +99,10 @@ class FrozenWeights:
         if not used:
             return model
         packed = {x for n in model.graph.node if n.op_type not in _AS_THEY_LIE for x in reads(n)} if copied else set()
-        files = {name: self._file_of(tensor) for name, tensor in used.items()}
+        locations = {name: location_of(tensor) for name, tensor in used.items()}
+        one_of_each = {locations[name]: tensor for name, tensor in used.items()}
+        paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
+        files = {name: paths[location] for name, location in locations.items()}
         folders = Counter(files[name].parent for name in used if name not in packed)
         folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime knows one
         far = [name for name in used if name in packed or files[name].parent != folder]
@@ -114,6 +120,16 @@ class FrozenWeights:
                 settings.add_initializer(tensor.name, self._value(used[tensor.name]))
                 lie_in(tensor, files[tensor.name].name)
         return slim
+
+
+def computes_with_weights(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime may compute further constants of weights that lie in files, such as their transposes."""
+    stored = {"", *(tensor.name for tensor in model.graph.initializer)}
+    lying = {tensor.name for tensor in model.graph.initializer if is_external(tensor)}
+    return any(
+        node.op_type not in _AS_THEY_LIE and not lying.isdisjoint(node.input) and stored.issuperset(node.input)
+        for node in model.graph.node
+    )
 
 
 def _at_whole_addresses(

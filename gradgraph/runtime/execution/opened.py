@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
@@ -28,7 +29,7 @@ from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.computing import ComputingSession
-from gradgraph.runtime.execution.frozen_weights import FrozenWeights, external_weights
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_with_weights, external_weights
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
@@ -38,7 +39,14 @@ from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
 from gradgraph.runtime.execution.ort_values import fetched, to_ortvalue
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.session import LEAST_PASSED, Placement, RuntimeOptions, create_session, explained
+from gradgraph.runtime.execution.session import (
+    LEAST_PASSED,
+    Placement,
+    RuntimeOptions,
+    copies_weights,
+    create_session,
+    explained,
+)
 from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
@@ -292,6 +300,19 @@ class OpenedStep:
         session, executed = self._executing(model, key, lowered, tells=in_place, packs=packs)
         return session, self._shared(executed, next_of) if in_place else frozenset()
 
+    def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
+        """A half of the step, ``lowered``, for the caller to take apart: as it was kept, if it was."""
+        name = self._training_key(model, sizes, {})
+        found = openings.read(name, model)
+        made = self.lowered(model, sizes) if found is None else found.model
+        if self._tuner is not None:
+            name = self._training_key(model, sizes, {})
+        if found is None and name is not None and openings.is_worth_it(made):
+            kept = onnx.ModelProto()
+            kept.CopyFrom(made)
+            openings.keep(name, model, kept, None)
+        return made
+
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
         """The state tensors that what is executed may write over; both sets of the state share them now.
 
@@ -314,16 +335,14 @@ class OpenedStep:
         name = key()
         found = openings.read(name, source)
         if found is not None and found.executed:
-            options = replace(self.options, optimization="none")
-            session = create_session(found.model, self.placement, options, self.weights, packs=packs)
-            return session, found.model if tells else None
+            return self._of_executed(found.model, packs), found.model if tells else None
         model = lowered() if found is None else found.model
         if self._tuner is not None:
             name = key()  # which knows by now what was chosen
         if found is not None or not openings.is_worth_it(model):
             name = None
         has_all = not any(map(is_external, model.graph.initializer))
-        if tells or (name is not None and (has_all or not packs or self._writes_few_weights)):
+        if tells or (name is not None and (has_all or not self._writes_much(model, packs))):
             session, executed = self._session_and_model(model, tells, packs)
         else:
             session, executed = self._session(model, packs=packs), None
@@ -335,10 +354,14 @@ class OpenedStep:
             openings.keep(name, source, model, whole)
         return session, executed if tells else None
 
-    @property
-    def _writes_few_weights(self) -> bool:
-        """Whether onnxruntime leaves weights in their files when it writes what it executes, or they are few."""
-        return not self.options.packs(self.weights.size) or self.weights.size <= openings.LARGEST_WRITTEN
+    def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
+        """Whether what onnxruntime makes of ``model`` holds many numbers that it has computed of weights in files."""
+        return self._copies_many(model, packs) and computes_with_weights(model)
+
+    def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
+        """Whether a session copies many weights that lie in files, and would write them out with what it executes."""
+        is_large = self.weights.size > openings.LARGEST_WRITTEN
+        return is_large and copies_weights(model, self.placement, self.options, self.weights, packs)
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True
@@ -347,12 +370,27 @@ class OpenedStep:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "executed.onnx"
+                if self._copies_many(model, packs):  # which one that does not run leaves where they are
+                    self._session(model, path, runs=False)
+                    executed = onnx.load(path, load_external_data=False)
+                    if self._is_whole(executed, model):
+                        return self._of_executed(self._in_order(executed), packs), executed
                 session = self._session(model, path, packs)
                 return session, onnx.load(path, load_external_data=False)
         except (GradgraphError, OSError):
             if tells and self.options.in_place is True:
                 raise
             return self._session(model, packs=packs), None
+
+    def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
+        """Whether a session of ``executed`` runs as one of ``model`` does; weights lie where those of that do then."""
+        is_like = computes_again(executed) == computes_again(model)
+        return is_like and openings.lies_beside(executed, model, self.weights.holds)
+
+    def _of_executed(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
+        """A session of what onnxruntime has optimised before."""
+        options = replace(self.options, optimization="none")
+        return create_session(model, self.placement, options, self.weights, packs=packs)
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
@@ -377,9 +415,9 @@ class OpenedStep:
         return in_good_order(model, [spec.name for spec in batch_specs(m)], [s.next for s in m.state])
 
     def _session(
-        self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True
+        self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True, runs: bool = True
     ) -> ort.InferenceSession:
-        return create_session(model, self.placement, self.options, self.weights, optimized, packs=packs)
+        return create_session(model, self.placement, self.options, self.weights, optimized, packs=packs, runs=runs)
 
     @functools.cached_property
     def weights(self) -> FrozenWeights:

@@ -34,7 +34,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_native import library
 from gradgraph.errors import GradgraphError
 from gradgraph.files.atomic import says_why, write_atomically
-from gradgraph.files.external import external_entry, is_external, point_at
+from gradgraph.files.external import external_entry, is_external, location_of, point_at
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -191,10 +191,9 @@ def _is_filled(model: onnx.ModelProto, source: onnx.ModelProto) -> bool:
     """Put the constants of ``source`` back into ``model``; False where it has none that fits."""
     theirs = dict(_large_constants(source))
     for tensor in filter(is_external, model.graph.initializer):
-        location, _, length = external_entry(tensor)
-        if location.startswith(_OF_THE_STEP):
+        if (location := location_of(tensor)).startswith(_OF_THE_STEP):
             raw = theirs.get(location.removeprefix(_OF_THE_STEP), b"")
-            if len(raw) != length:
+            if len(raw) != external_entry(tensor).length:
                 return False
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
@@ -254,7 +253,7 @@ def _digest(key: str, body: bytes | memoryview) -> bytes:
 
 def _locations(model: onnx.ModelProto) -> set[str]:
     """The files of weights that ``model`` reads."""
-    return {external_entry(tensor).location for tensor in proto_tensors(model) if is_external(tensor)}
+    return {location_of(tensor) for tensor in proto_tensors(model) if is_external(tensor)}
 
 
 @functools.cache
@@ -263,8 +262,9 @@ def _sources() -> str:
     digest = hashlib.sha256()
     for place, folders, files in os.walk(Path(custom_ops.__file__).parents[1], followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
+        at = Path(place)
         for name in sorted(files):
-            status = (Path(place) / name).stat()
+            status = (at / name).stat()
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 

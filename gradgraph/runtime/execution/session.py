@@ -283,6 +283,7 @@ def create_session(
     profile: Path | None = None,
     packs: bool = True,
     shares_memory: bool = False,
+    runs: bool = True,
 ) -> ort.InferenceSession:
     """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
 
@@ -292,6 +293,8 @@ def create_session(
         profile: what the name of the file begins with that onnxruntime writes about each node that runs.
         packs: whether it may keep a copy of ``weights``, where the options let sessions do so.
         shares_memory: all such sessions take memory for tensors on the CPU from one arena, in place of one for each.
+        runs: whether it is to run. Else it is only to write ``optimized``, and copies no weights, so that it writes
+            none of them either.
 
     Raises:
         RuntimeUnavailableError: onnxruntime has the provider, but could not start it.
@@ -313,8 +316,7 @@ def create_session(
         settings.add_session_config_entry("session.use_env_allocators", "1")
     copied = False
     if weights is not None:
-        packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # whose kernel is slow without
-        copied = placement.providers[0] != CPU or (packs and options.packs(weights.size))
+        copied = runs and copies_weights(model, placement, options, weights, packs)
         model = weights.given_to(settings, model, copied)
     try:
         content = model.SerializeToString()
@@ -345,6 +347,14 @@ def create_session(
             shell="repair the installation, or choose --device cpu",
         )
     return session
+
+
+def copies_weights(
+    model: onnx.ModelProto, placement: Placement, options: RuntimeOptions, weights: FrozenWeights, packs: bool = True
+) -> bool:
+    """Whether a session of ``model`` has its own copy of ``weights``; ``packs`` as for :func:`create_session`."""
+    packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # whose kernel is slow without
+    return placement.providers[0] != CPU or (packs and options.packs(weights.size))
 
 
 def _most_folded(model: onnx.ModelProto) -> int:
