@@ -58,6 +58,20 @@ def test_blocks(op_type: str, attributes: str, maps: tuple[tuple[int, ...], ...]
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("size", [(6, 7), (20, 19)], ids=str)
+def test_weight_gradients_of_blocks(size: tuple[int, int], block: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 48, *size)).astype(np.float32)
+    dy = rng.normal(size=(5, 32, size[0], size[1] // 2)).astype(np.float32)
+    windows = "kernel = [3, 2], strides = [1, 2], dilations = [1, 1], begins = [2, 0], ends = [0, 0], block ="
+    (plain,) = run("ConvGradWeight", f"{windows} 1", 1, x, dy)
+    (found,) = run("ConvGradWeight", f"{windows} {block}", 1, blocked(x, block), blocked(dy, block))
+    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-4)
+    with pytest.raises(Exception, match="ConvGradWeight: its channels are no whole number of blocks"):
+        run("ConvGradWeight", f"{windows} {block}", 1, x[:, :9], dy)
+
+
 @pytest.mark.parametrize("shape", [(4, 16, 30, 30), (131, 16, 3, 3)], ids=str)
 def test_statistics_keep_their_digits_far_from_zero(shape: tuple[int, ...]) -> None:
     """The variance is that of what is left without the mean; also where images of few pixels are added up together."""

@@ -50,7 +50,7 @@ SUMS: dict[str, list[Case]] = {
     ],
     "by_tiles": [case(*MANY_CHANNELS, **WINDOWS)],
     "dx_by_tiles": [case(one_sign(1, 5_000, 4, 5), one_sign(5_000, 3, 3, 3), real(1, 3, 4, 5), **WINDOWS)],
-    "dw_by_tiles": [case(*MANY_WINDOWS, **WINDOWS)],
+    "dw_in_one_pass": [case(*MANY_WINDOWS, **WINDOWS)],
     "depthwise": [case(one_sign(1, 3, 40, 40), one_sign(3, 1, 31, 31), group=3)],
     "depthwise_dx": [case(one_sign(1, 3, 40, 40), one_sign(3, 1, 31, 31), real(1, 3, 70, 70), group=3)],
     "depthwise_dw": [case(*DEEP, **WINDOWS, group=2)],

@@ -168,19 +168,21 @@ class Windows:
 def convolution(rng: Rng, deep: bool) -> None:
     it, images = Windows(rng), int(rng.choice([0, 1, 3]))
     c, m = (int(n) for n in rng.choice([1, 3, 8, 16, 17, 32], 2))
-    block = int(rng.choice([b for b in (1, 8, 16) if c % b == 0])) if deep else 1
     m, groups = (c, c) if deep else (m, 1)
+    block = int(rng.choice([b for b in (1, 8, 16) if c % b == m % b == 0]))
     x, w, bias = normal(rng, images, c, *it.size), normal(rng, m, c // groups, *it.kernel), normal(rng, m)
     dy = normal(rng, images, m, *it.count)
     name, attributes = ("DepthwiseConv", it.attributes | FREE | {"block": block}) if deep else ("Conv", it.attributes)
     bounds = {} if deep else {"lower": -3e38, "upper": 3e38}
+    lie = block if deep else 1  # the others of its kernels read and write plain layout
     given = [in_blocks(a, block) for a in (x, dy)]
     sized = {"size": it.size, "kernel": it.kernel}
-    (y,) = native(name, [given[0], w, bias], 1, **attributes, **bounds)
+    (y,) = native(name, [in_blocks(x, lie), w, bias], 1, **attributes, **bounds)
     wants = sized if deep else {"size": it.size}
-    (dx,) = native(f"{name}GradInput", [given[1], w], 1, **attributes, **wants)
-    (dw,) = native(f"{name}GradWeight", given, 1, **attributes, **(sized if deep else {"kernel": it.kernel}))
-    found = [in_blocks(y, block, back=True), in_blocks(dx, block, back=True), dw]
+    (dx,) = native(f"{name}GradInput", [in_blocks(dy, lie), w], 1, **attributes, **wants)
+    wants = sized if deep else {"kernel": it.kernel, "block": block}
+    (dw,) = native(f"{name}GradWeight", given, 1, **attributes, **wants)
+    found = [in_blocks(y, lie, back=True), in_blocks(dx, lie, back=True), dw.reshape(w.shape)]
 
     def exact(x: Array, w: Array, bias: Array, dy: Array) -> list[Array]:
         seen, taps, cotangent = it.seen(x), flat(w), flat(dy)

@@ -21,6 +21,12 @@ def _has_images_that_fit(call: Call) -> bool:
     return len(images) > 0 and all(map(fits, images))
 
 
+def _has_no_tiles(call: Call) -> bool:
+    """Where there are tiles, they read plain layout; else all that is an image fits."""
+    return not library.here().has_tiles and all(fits(x.value) for x in inputs_of(call))
+
+
+@in_blocks("ConvGradWeight", when=_has_no_tiles, domain=library.DOMAIN)
 @in_blocks("Elementwise", when=is_alike, domain=library.DOMAIN)
 @in_blocks("BatchNormalization", when=lambda call: fits(inputs_of(call)[0].value), domain=library.DOMAIN)
 @in_blocks(

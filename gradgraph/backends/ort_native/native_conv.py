@@ -1,5 +1,8 @@
 """Convolutions by the tiles of AMX (``kernels/conv.h``), where the processor has them and they are faster.
 
+Without tiles, the weights' gradient is computed by vectors (``kernels/conv_weight.h``) where maps are small: the forms
+of ``conv`` write out there what windows see.
+
 Their kernels read and write plain layout; groups, more than two spatial axes and strides beyond 2 are left to the forms
 of ``conv``.
 """
@@ -26,6 +29,10 @@ TILED = (
 )
 
 
+LEAST_CHANNELS = 16  # on both sides: vectors and panels of so many are computed by vectors, needed or not
+MOST_WINDOWS = 1024  # of an image
+
+
 def _serves(conv: Layer) -> bool:
     return conv.group == 1 and conv.seen.rank == 2 and max(conv.seen.strides) <= 2
 
@@ -48,12 +55,18 @@ def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | 
     return native_kernel(op, "ConvGradInput", [dy, w], [x], **where_windows_lie(conv.seen), size=conv.size)
 
 
-@conv_form("ConvGradWeight", TILED, serves=_serves, when=_pays, forms=FORMS)
-def dw_by_tiles(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """``ConvGradWeight``."""
-    return native_kernel(
-        op, "ConvGradWeight", [x, dy], [w], **where_windows_lie(conv.seen), kernel=[k or 1 for k in conv.seen.kernel]
-    )
+def _pays_by_vectors(conv: Layer) -> bool:
+    few = conv.taps > 1 and conv.windows <= MOST_WINDOWS and min(conv.c, conv.m) >= LEAST_CHANNELS
+    return few and library.here().has_fast_vectors
+
+
+@conv_form("ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS)
+def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
+    """``ConvGradWeight``; the kernel gives a matrix, which no layout of images takes for one."""
+    matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
+    lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
+    dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)
+    return op.Reshape(dw, w.shape) if isinstance(dw, Var) else None
 
 
 def fuse_activations(model: ir.Model) -> None:

@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "conv.h"
+#include "conv_weight.h"
 #include "kernels.h"
 
 namespace gradgraph {
@@ -15,36 +15,7 @@ namespace {
 using namespace amx;
 using namespace windows;
 
-struct Task {
-  Layer layer;  // of the Conv
-  const float *x, *dy;
-  float* dw;
-  size_t taps() const { return layer.taps; }
-};
-
-// One weight after the other, where tiles cannot be used.
-void plain(const Task& task, size_t kernel) {
-  const Layer& layer = task.layer;
-  const size_t m = kernel / layer.in.channels, c = kernel % layer.in.channels;
-  const Grid& grid = layer.grids.front();
-  for (const Tap& tap : grid.taps) {
-    double sum = 0;
-    for (size_t n = 0; n < layer.in.images; ++n) {
-      const float* x = task.x + (n * layer.in.channels + c) * layer.in.pixels();
-      const float* dy = task.dy + (n * layer.out.channels + m) * layer.out.pixels();
-      for (size_t i = 0; i < grid.rows; ++i) {
-        const size_t row = i * layer.stride[0] + tap.down - layer.begin[0];
-        if (row >= layer.in.rows) continue;
-        for (size_t j = 0; j < grid.columns; ++j) {
-          const size_t column = j * layer.stride[1] + tap.right - layer.begin[1];
-          if (column >= layer.in.columns) continue;
-          sum += static_cast<double>(x[row * layer.in.columns + column]) * dy[i * grid.columns + j];
-        }
-      }
-    }
-    task.dw[kernel * task.taps() + tap.weight] = static_cast<float>(sum);
-  }
-}
+using weights::Task;
 
 #if GRADGRAPH_TILES
 
@@ -168,7 +139,7 @@ struct Piece {
 // The weights between 16 channels of x and 16 of y: of all runs, which lie `apart`, the sums of one tap lie at `sums`, and
 // those of the next one `next` behind them.
 void write(const Task& task, size_t c, size_t m, const float* sums, size_t next, size_t runs, size_t apart) {
-  const size_t taps = task.taps(), channels = task.layer.in.channels;
+  const size_t taps = task.layer.taps, channels = task.layer.in.channels;
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(taps)));
   const __mmask16 some = first(channels - c);
@@ -195,7 +166,7 @@ template <size_t kParts>
 bool by_tiles(const Context& context, const Task& task) {
   const Layer& layer = task.layer;
   const Pieces pieces(layer, kParts);
-  const size_t across = up(layer.in.channels, 32), next = across * pieces.sums(), part = task.taps() * next;
+  const size_t across = up(layer.in.channels, 32), next = across * pieces.sums(), part = task.layer.taps * next;
   const size_t apart = pieces.parts * part;
   auto* sums = reinterpret_cast<float*>(scratch(2 * pieces.runs * apart, 3));
   std::atomic<bool> fits{true};
@@ -219,7 +190,7 @@ bool by_tiles(const Context& context, const Task& task) {
   });
   if (!fits) return false;
   const size_t of_x = up(layer.in.channels, kSide), of_y = up(layer.out.channels, kSide);
-  context.parallel(of_x * of_y, up(64, task.taps()), [&](size_t begin, size_t end) {
+  context.parallel(of_x * of_y, up(64, task.layer.taps), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const size_t c = i % of_x, m = i / of_x, in_part = m % (pieces.channels / kSide);
       const float* from = sums + m * kSide / pieces.channels * part + (c / 2 * (pieces.channels / 32) + in_part / 2) * kBlock;
@@ -236,33 +207,37 @@ bool by_tiles(const Context&, const Task&) { return false; }
 
 #endif
 
-// (x, dy) -> dw, of windows of `kernel` taps
+// (x, dy) -> dw, [m, c·taps], of windows of `kernel` taps
 struct ConvGradWeight {
   static constexpr Signature signature{"ConvGradWeight", 2, 1};
   Geometry geometry;
   std::array<int64_t, 2> kernel;
-  size_t parts;
+  size_t parts, block;
 
   explicit ConvGradWeight(const Attributes& attributes)
-      : geometry(attributes), kernel(attributes.integers<2>("kernel")), parts(parts_of(attributes)) {}
+      : geometry(attributes), kernel(attributes.integers<2>("kernel")), parts(parts_of(attributes)),
+        block(static_cast<size_t>(attributes.integer("block", 1))) {
+    if (block != 1 && block != 8 && block != 16) throw std::runtime_error("its block should be 1, 8 or 16");
+  }
 
   void compute(Context& context) const {
     const auto x = context.input(0), dy = context.input(1);
     const Maps of_x(x.dims), of_dy(dy.dims);
-    Dims dims;
-    dims.rank = 4;
+    Dims dims, flat;
+    dims.rank = 4, flat.rank = 2;
     dims.size = {dy.dims.size[1], x.dims.size[1], kernel[0], kernel[1]};
     const std::array<size_t, 2> taps = kernel_of(dims, of_x.channels);
+    flat.size = {dims.size[0], static_cast<int64_t>(dims.count(1, 4))};
     if (of_dy.images != of_x.images || geometry.counts(of_x, taps) != std::array<size_t, 2>{of_dy.rows, of_dy.columns}) {
       throw std::runtime_error("its dy does not fit x");
     }
-    const auto dw = context.output(0, dims);
-    const Task task{forward(of_x, of_dy.channels, taps, geometry, {of_dy.rows, of_dy.columns}), x.data, dy.data, dw.data};
+    const auto dw = context.output(0, flat);
+    if (of_x.channels % block || of_dy.channels % block) throw std::runtime_error("its channels are no whole number of blocks");
+    const Task task{forward(of_x, of_dy.channels, taps, geometry, {of_dy.rows, of_dy.columns}), x.data, dy.data, dw.data, block};
     const auto tiles = parts == 2 ? by_tiles<2> : by_tiles<3>;
-    if (x.count != 0 && dy.count != 0 && available() && tiles(context, task)) return;
-    context.parallel(of_dy.channels * of_x.channels, 1, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) plain(task, i);
-    });
+    if (x.count != 0 && dy.count != 0 && block == 1 && available() && tiles(context, task)) return;
+    if (x.count == 0 || dy.count == 0) std::fill_n(dw.data, dw.count, 0.0f);
+    else weights::ByVectors(task).compute(context);
   }
 };
 
