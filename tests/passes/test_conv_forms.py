@@ -88,6 +88,14 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         {"images": 32, "m": 128, "c": 128, "size": 8, "k": 3},
         ("blocked_tiles", "blocked_tiles_dx", "images_innermost_dw"),
     ),
+    *(
+        (
+            f"{size} px",
+            {"images": 32, "m": 256, "c": 256, "size": size, "k": 3},
+            (f"{y}", f"{y}_dx", "images_innermost_dw"),
+        )
+        for size, y in ((7, "blocked_tiles"), (6, "images_innermost"), (5, "images_innermost"), (4, "blocked_tiles"))
+    ),
     (
         "2 px",
         {"images": 32, "m": 512, "c": 512, "size": 2, "k": 3},

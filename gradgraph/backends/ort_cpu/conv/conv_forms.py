@@ -6,6 +6,8 @@
 | dx | the same; with a stride, by phases     | images innermost    | product per image  | blocked   |
 | dw | rows in blocks, or a Scan over images  | images innermost    | product per image  | blocked   |
 
+Maps of few windows are tiled, too, where whole tiles save enough (4 and 7 pixels high).
+
 Each form says above its formula where it is worth it. Times are those of onnxruntime 1.31 on two AVX512 cores against
 PyTorch 2.13, float32, 8 to 64 images; windows are those of one image, channels those of x, unless said otherwise.
 """
@@ -26,15 +28,15 @@ from gradgraph.backends.ort_cpu.cpu_table import FORMS
 FORMS.ask_in_order(
     "Conv",
     conv_pointwise.per_image,
-    conv_images.images_innermost,
     conv_winograd.blocked_tiles,
+    conv_images.images_innermost,
     conv_blocks.blocked,
 )
 FORMS.ask_in_order(
     "ConvGradInput",
     conv_pointwise.per_image_dx,
-    conv_images.images_innermost_dx,
     conv_winograd.blocked_tiles_dx,
+    conv_images.images_innermost_dx,
     conv_blocks.blocked_dx,
     conv_patches.blocked_patches_dx,
     conv_blocks.blocked_spread_dx,

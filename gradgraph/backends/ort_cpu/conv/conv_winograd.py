@@ -33,6 +33,7 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import (
     reordered,
     turned_weights,
 )
+from gradgraph.backends.ort_cpu.conv.conv_images import MOST_WINDOWS_UNBLOCKED
 from gradgraph.backends.ort_cpu.conv.conv_table import conv_form
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.graph.builder import Builder, Var, all_of
@@ -45,6 +46,9 @@ SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # where every row of y has the factor 1
 TO_READ, TO_WRITE = 720, 320  # what a tile costs for a number of x and for one of y, in products
 LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which weights for tiles of several rows are worth making
+# of the products, where an image has so few windows that images innermost are the other choice: 256 channels at 4 px (a
+# half saved) take 0.7 of their time there and 0.55 back, at 7 px 0.6; at 3, 5 and 6 px (a third or less) 1.0 to 1.3
+LEAST_SAVED_OF_FEW = 0.4
 # numbers of x and y: tiles hold 2.5 times as many at once, which then is the peak of a step's memory
 MOST_NUMBERS = 3 << 19
 
@@ -68,8 +72,10 @@ def pays(conv: Layer, backwards: bool = False) -> bool:
         return False
     (read, written), high = ((conv.m, conv.c), conv.size[0]) if backwards else ((conv.c, conv.m), conv.count[0])
     tiles = -(-high // _rows(conv.seen)) / high  # for each row
-    saved = conv.m * conv.fan_in * (1 - SIX * tiles / (conv.seen.kernel[0] or 1))
-    return saved >= (TO_READ * read + TO_WRITE * written) * tiles
+    share = 1 - SIX * tiles / (conv.seen.kernel[0] or 1)
+    if conv.windows <= MOST_WINDOWS_UNBLOCKED and share < LEAST_SAVED_OF_FEW:
+        return False
+    return conv.m * conv.fan_in * share >= (TO_READ * read + TO_WRITE * written) * tiles
 
 
 @conv_form("Conv", serves=serves, when=pays)
