@@ -121,17 +121,17 @@ WORDS, LENGTH = 32_000, 128
 HEAD = 64
 
 
-def language_model(path: Path, gigabytes: float, layers: int = 16) -> None:
+def language_model(path: Path, gigabytes: float, layers: int = 16, words: int = WORDS, length: int = LENGTH) -> None:
     """Shapes as of Llama, products in 4 bits (MatMulNBits); tokens to scores, without past or rotation."""
     # a block has 16 width**2 weights of 5/8 byte with their scales; the table of words has 4 bytes, the head 5/8
-    a, b = layers * 16 * 5 / 8, WORDS * (4 + 5 / 8)
+    a, b = layers * 16 * 5 / 8, words * (4 + 5 / 8)
     width = max(HEAD, round((math.sqrt(b * b + 4e9 * a * gigabytes) - b) / (2 * a) / HEAD) * HEAD)
     model = Writer(path)
     model.constant("scale", value=1 / math.sqrt(HEAD))
-    model.weight("causal", np.triu(np.full((LENGTH, LENGTH), -1e9, np.float32), 1))
-    model.weight("heads", np.array([0, LENGTH, width // HEAD, HEAD], np.int64))
-    model.weight("merged", np.array([0, LENGTH, width], np.int64))
-    x = model.node("Gather", [model.random("tokens.weight", WORDS, width), "ids"], "embedded")
+    model.weight("causal", np.triu(np.full((length, length), -1e9, np.float32), 1))
+    model.weight("heads", np.array([0, length, width // HEAD, HEAD], np.int64))
+    model.weight("merged", np.array([0, length, width], np.int64))
+    x = model.node("Gather", [model.random("tokens.weight", words, width), "ids"], "embedded")
     for i in range(layers):
         at = f"layers.{i}"
         x = model.node(
@@ -142,12 +142,19 @@ def language_model(path: Path, gigabytes: float, layers: int = 16) -> None:
         open_ = model.node("Mul", [gate, model.node("Sigmoid", [gate], f"{at}.sigmoid")], f"{at}.silu")
         gated = model.node("Mul", [open_, up], f"{at}.gated")
         x = model.node("Add", [x, _packed(model, gated, f"{at}.down", 4 * width, width)], f"{at}.end")
-    scores = _packed(model, _rms(model, x, "norm", width), "head", width, WORDS)
-    model.node("Reshape", [scores, model.weight("rows", np.array([-1, WORDS], np.int64))], "logits")
+    scores = _packed(model, _rms(model, x, "norm", width), "head", width, words)
+    model.node("Reshape", [scores, model.weight("rows", np.array([-1, words], np.int64))], "logits")
     value = helper.make_tensor_value_info
     model.finish(
-        [value("ids", TensorProto.INT64, ["batch", LENGTH])], [value("logits", TensorProto.FLOAT, ["tokens", WORDS])]
+        [value("ids", TensorProto.INT64, ["batch", length])], [value("logits", TensorProto.FLOAT, ["tokens", words])]
     )
+
+
+def words_and_length(path: Path) -> tuple[int, int]:
+    """The size of the vocabulary, and the tokens of a row, of a file that ``language_model`` wrote."""
+    graph = onnx.load(path, load_external_data=False).graph
+    of_words = graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    return of_words, graph.input[0].type.tensor_type.shape.dim[1].dim_value
 
 
 def _rms(model: Writer, x: str, at: str, width: int) -> str:

@@ -11,7 +11,8 @@ from gradgraph.backends.ort_native import library as native
 
 def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> ort.InferenceSession:
     """A session with inputs ``x0``, … and outputs ``y0``, …."""
-    types = ", ".join(f"float{list(x.shape)} x{i}" for i, x in enumerate(inputs))
+    kinds = {np.dtype(np.uint8): "uint8"}
+    types = ", ".join(f"{kinds.get(x.dtype, 'float')}{list(x.shape)} x{i}" for i, x in enumerate(inputs))
     given = ", ".join(f"x{i}" for i in range(len(inputs)))
     listed = f"<{attributes}>" if attributes else ""
     made = [f"y{i}" for i in range(outputs)]

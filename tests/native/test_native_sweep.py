@@ -118,6 +118,30 @@ def matmul(rng: Rng) -> None:
     close(found, -0.5 * (a @ b) + 2.0 * c, 0.5 * (np.abs(a) @ np.abs(b)) + 2.0 * np.abs(c))
 
 
+def packed_matmul(rng: Rng) -> None:
+    m, n, blocks = sizes(rng, 3, least=1)
+    block, bits, by_rows = int(rng.choice([16, 32, 80])), int(rng.choice([4, 8])), int(rng.integers(2))
+    k = blocks * block
+    q, points = rng.integers(0, 2**bits, (n, k)), rng.integers(0, 2**bits, (n, blocks))
+    scales = rng.uniform(0.5, 1.5, (n, blocks)).astype(np.float32)
+    x = normal(rng, m, k if by_rows else n)
+    given = [x, packed(q, bits), scales, packed(points, bits)]
+    sizes_of = {"N": n, "K": k, "bits": bits, "block_size": block}
+    (found,) = native("PackedMatMul", given, 1, **sizes_of, by_rows=by_rows, signed=0)
+    w = (q - np.repeat(points, block, 1)) * np.repeat(scales.astype(np.float64), block, 1)
+    w = w.T if by_rows else w
+    close(found, wide(x)[0] @ w, np.abs(wide(x)[0]) @ np.abs(w))
+
+
+def packed(numbers: Array, bits: int) -> Array:
+    """Bytes of numbers of so many bits, low ones first, without gaps."""
+    line = numbers.reshape(-1).astype(np.uint8)
+    if bits == 8:
+        return line
+    pairs = np.append(line, np.zeros(line.size % 2, np.uint8)).reshape(-1, 2)
+    return np.asarray(pairs[:, 0] | pairs[:, 1] << 4, np.uint8)
+
+
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +281,7 @@ KERNELS: dict[str, Callable[[Rng], None]] = {
     "LayerNormalizationGrad": layer_norm,
     "SoftmaxGrad": softmax,
     "MatMul": matmul,
+    "PackedMatMul": packed_matmul,
     "Conv": lambda rng: convolution(rng, deep=False),
     "DepthwiseConv": lambda rng: convolution(rng, deep=True),
     "MaxPoolGrad": max_pool,

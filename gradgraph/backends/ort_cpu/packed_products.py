@@ -43,17 +43,17 @@ def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") ->
     Args:
         copied: whether sessions may copy the weights; "auto" up to ``MOST_COPIED`` bytes.
     """
-    products = list(_products(model))
+    products = list(stored_products(model))
     if copied == "auto":
         copied = sum(w.nbytes for w in {p.weight.numbers: p.weight for p in products}.values()) <= MOST_COPIED
-    writer = _Writer(Editor(model))
+    writer = Writer(Editor(model))
     with writer.editor.replacing_many():
         for product in products:
             writer.write(product, copied)
 
 
 @dataclass(frozen=True)
-class _Weight:
+class StoredWeight:
     """A stored matrix W of ``rows`` x ``columns``, with one scale (and zero point) for each ``block`` of a row."""
 
     made: ir.Node  # DequantizeLinear
@@ -70,20 +70,24 @@ class _Weight:
         return _BITS[self.numbers.dtype]
 
     @property
+    def has_sign(self) -> bool:
+        return self.numbers.dtype not in _UNSIGNED
+
+    @property
     def nbytes(self) -> int:
         return self.rows * self.columns * self.bits // 8
 
 
 @dataclass(frozen=True)
-class _Product:
+class StoredProduct:
     """``node`` computes ``x · Wᵀ`` where W is ``turned``, else ``x · W``; a Gemm may add to it."""
 
     node: ir.Node
-    weight: _Weight
+    weight: StoredWeight
     turned: bool
 
 
-def _products(model: ir.Model) -> Iterator[_Product]:
+def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
     """The products ``x · W + c``, or of Wᵀ, with a stored W."""
     for node in model.graph:
         attrs = attributes(node)
@@ -94,7 +98,7 @@ def _products(model: ir.Model) -> Iterator[_Product]:
         source = _before_transpose(w)
         weight = _stored_weight(w if source is None else source)
         if weight is not None and x is not None and x.dtype == ir.DataType.FLOAT and len(shape_of(x) or ()) >= 2:
-            yield _Product(node, weight, (source is not None) != bool(attrs.get("transB")))
+            yield StoredProduct(node, weight, (source is not None) != bool(attrs.get("transB")))
 
 
 def _before_transpose(value: ir.Value | None) -> ir.Value | None:
@@ -105,7 +109,7 @@ def _before_transpose(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _stored_weight(value: ir.Value | None) -> _Weight | None:
+def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
     """The stored matrix, with a scale for each block of a row, that ``value`` is computed from; None if it is none."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
@@ -121,37 +125,40 @@ def _stored_weight(value: ir.Value | None) -> _Weight | None:
     rows, columns = sizes
     if not isinstance(rows, int) or not isinstance(columns, int) or not rows * columns or columns % block:
         return None
-    return _Weight(node, numbers, scales, points, rows, columns, block)
+    return StoredWeight(node, numbers, scales, points, rows, columns, block)
 
 
-class _Writer:
+class Writer:
     """Writes products; what several of them read is written once."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor, self.op = editor, editor.op
         self._seen: dict[tuple[ir.Value, ir.DataType, tuple[int, ...], int], ir.Value] = {}
 
-    def write(self, product: _Product, copied: bool) -> None:
+    def write(self, product: StoredProduct, copied: bool) -> None:
         written = self._by_matmul_nbits(product) if copied and product.turned else None
-        written = self._by_strips(product) if written is None else written
+        self.replace(product, self._by_strips(product) if written is None else written)
+
+    def replace(self, product: StoredProduct, written: Var) -> None:
+        """Let ``written`` stand for the product; what a Gemm adds is added."""
         summand = self.editor.op.wrap((*product.node.inputs, None)[2])
         self.editor.replace(product.node, written if summand is None else written + summand)
 
-    def _by_matmul_nbits(self, product: _Product) -> Var | None:
+    def _by_matmul_nbits(self, product: StoredProduct) -> Var | None:
         """The product by MatMulNBits; None where that does not take such a weight."""
         node, weight = product.node, product.weight
         points = self._zero_points(weight)
-        if points is None or weight.block not in _BLOCKS or weight.numbers.dtype not in _UNSIGNED:
+        if points is None or weight.block not in _BLOCKS or weight.has_sign:
             return None
         sizes = {"K": weight.columns, "N": weight.rows, "bits": weight.bits, "block_size": weight.block}
         packed = (weight.rows, weight.columns // weight.block, weight.block * weight.bits // 8)
         self.op.scope = node.name or ""
-        x, numbers = self.editor.op.wrap(node.inputs[0]), self._seen_as(weight.numbers, ir.DataType.UINT8, packed)
+        x, numbers = self.editor.op.wrap(node.inputs[0]), self.view(weight.numbers, ir.DataType.UINT8, packed)
         assert x is not None
         inputs = [x, numbers, self.op.wrap(weight.scales), *points]
         return kernel(self.op, "MatMulNBits", CONTRIB, inputs, (*(x.shape or ())[:-1], weight.rows), **sizes)
 
-    def _zero_points(self, weight: _Weight) -> list[Var] | None:
+    def _zero_points(self, weight: StoredWeight) -> list[Var] | None:
         """The zero points as MatMulNBits takes them; none where they are what it assumes, None where it cannot."""
         blocks = weight.columns // weight.block
         size = weight.rows * math.ceil(blocks * weight.bits / 8)
@@ -159,14 +166,14 @@ class _Writer:
             return [self.op.const(np.zeros(size, np.uint8))]
         tensor, fits = weight.points.const_value, weight.bits == 8 or not blocks % 2
         if isinstance(tensor, ir.ExternalTensor):  # nobody reads what lies beside a step before the runtime does
-            return [self._seen_as(weight.points, ir.DataType.UINT8, (size,))] if fits else None
+            return [self.view(weight.points, ir.DataType.UINT8, (size,))] if fits else None
         if tensor is None:
             return None
         if (tensor.numpy().astype(np.uint8) == 2 ** (weight.bits - 1)).all():
             return []
         return [self.op.const(np.frombuffer(tensor.tobytes(), np.uint8))] if fits else None
 
-    def _by_strips(self, product: _Product) -> Var:
+    def _by_strips(self, product: StoredProduct) -> Var:
         """``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` of the parts of x that meet the strips."""
         op, strips = self.op, self._strips(product)
         op.scope = product.node.name or ""
@@ -184,7 +191,7 @@ class _Writer:
             total = total + other
         return total
 
-    def _strips(self, product: _Product) -> list[Var]:
+    def _strips(self, product: StoredProduct) -> list[Var]:
         """The float rows of W, a few at a time, written where the whole W was: so each waits for its product.
 
         Equal nodes would be merged, and strips of the forward pass be kept for the backward pass. So one counts its
@@ -200,17 +207,17 @@ class _Writer:
         self.editor.place(weight.made)
         return made
 
-    def _float_rows(self, weight: _Weight, begin: int, count: int, axis: int) -> Var:
+    def _float_rows(self, weight: StoredWeight, begin: int, count: int, axis: int) -> Var:
         blocks = weight.columns // weight.block
         kind, first, several = weight.numbers.dtype, begin * blocks, count * blocks
         assert kind is not None
-        numbers = self._seen_as(weight.numbers, kind, (several, weight.block), first * weight.block)
-        scales = self._seen_as(weight.scales, ir.DataType.FLOAT, (several,), first)
-        points = None if weight.points is None else self._seen_as(weight.points, kind, (several,), first)
+        numbers = self.view(weight.numbers, kind, (several, weight.block), first * weight.block)
+        scales = self.view(weight.scales, ir.DataType.FLOAT, (several,), first)
+        points = None if weight.points is None else self.view(weight.points, kind, (several,), first)
         made = self.op.DequantizeLinear(numbers, scales, points, axis=axis)
         return self.op.Reshape(made, [count, weight.columns])
 
-    def _seen_as(self, value: ir.Value, kind: ir.DataType, sizes: tuple[int, ...], first: int = 0) -> Var:
+    def view(self, value: ir.Value, kind: ir.DataType, sizes: tuple[int, ...], first: int = 0) -> Var:
         """An initializer of the same bytes, from the number ``first`` on."""
         key = (value, kind, sizes, first)
         if key not in self._seen:

@@ -15,12 +15,16 @@ from gradgraph.backends.ort_native.native_blocked import WITH_NATIVE
 from gradgraph.backends.ort_native.native_conv import fuse_activations
 from gradgraph.backends.ort_native.native_depthwise import fold_neighbours
 from gradgraph.backends.ort_native.native_norm import fold_activations
+from gradgraph.backends.ort_native.native_packed import multiply_stored
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.native_table import FORMS
+from gradgraph.backends.ort_native.scores_in_pieces import compute_scores_in_pieces
 from gradgraph.passes.rewrites import Rewrite
 
 LOWERING = Lowering(
     before=(
+        Rewrite(multiply_stored, "weights of few bits become floats in the cache of their product"),
+        Rewrite(compute_scores_in_pieces, "it copies nodes of losses and gradients, which have forms in what follows"),
         PACKED,
         HALVES,
         FEW_ROWS,

@@ -37,6 +37,7 @@ struct Signature {
   int integer = -1;      // the input that is int64
   bool in_place = false; // the first output may take the memory of the first input, where nobody else reads it
   bool variadic = false; // any number of inputs and of outputs
+  unsigned bytes = 0;    // bit i: input i is uint8
 };
 
 struct Dims {
@@ -272,6 +273,7 @@ constexpr ort::CustomOp op() {
   made.GetInputTypeCount = [](const CustomOp*) { return Kernel::signature.inputs; };
   made.GetOutputTypeCount = [](const CustomOp*) { return Kernel::signature.outputs; };
   made.GetInputType = [](const CustomOp*, size_t i) -> int {
+    if (Kernel::signature.bytes >> i & 1) return ort::kUint8;
     return static_cast<int>(i) == Kernel::signature.integer ? ort::kInt64 : ort::kFloat;
   };
   made.GetOutputType = [](const CustomOp*, size_t) -> int { return ort::kFloat; };

@@ -10,7 +10,7 @@ extern const ort::CustomOp elementwise;
 extern const ort::CustomOp layer_normalization_grad, softmax_grad;
 extern const ort::CustomOp batch_normalization, batch_normalization_grad, unscaled_batch_normalization_grad;
 extern const ort::CustomOp max_pool_grad;
-extern const ort::CustomOp matmul;
+extern const ort::CustomOp matmul, packed_matmul;
 extern const ort::CustomOp attention_op, attention_grad, packed_attention_grad;
 extern const ort::CustomOp lstm, lstm_grad;
 extern const ort::CustomOp conv, conv_grad_input, conv_grad_weight;

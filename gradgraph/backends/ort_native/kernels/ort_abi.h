@@ -9,7 +9,7 @@ namespace gradgraph::ort {
 
 constexpr uint32_t kApiVersion = 18;  // onnxruntime 1.18: the first with all of this
 
-enum ElementType : int { kFloat = 1, kInt64 = 7 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt64 = 7 };
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int { kDefault = 0 };
 enum ErrorCode : int { kFail = 1 };

@@ -69,8 +69,9 @@ inline void multiply(const float* a, const float* b, size_t terms, Sums& out) {
 
 // The rectangle [row, row_end) x [column, column_end) of a·b: store(row, column, sums, fresh, last) gets the sums of a
 // few terms at a time, from that row and column on.
-template <class Store>
-inline void compute(const Factor& a, const Factor& b, size_t row, size_t row_end, size_t column, size_t column_end,
+// `b` is a Factor, or whatever else has a `pack` of its own.
+template <class Other, class Store>
+inline void compute(const Factor& a, const Other& b, size_t row, size_t row_end, size_t column, size_t column_end,
                     const Store& store) {
   constexpr size_t kPacked = kPanels * kWidth * kTerms;
   float* const panels = reinterpret_cast<float*>(amx::scratch(2 * (kPacked + kHeight * kTerms)));

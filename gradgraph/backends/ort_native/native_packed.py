@@ -1,0 +1,49 @@
+"""Products with frozen weights of 4 or 8 bits by one kernel, both ways: ``x · Wᵀ``, and ``dy · W`` for the gradient.
+
+The kernel (``kernels/packed_matmul.cc``) makes floats of a few rows and columns in the cache as it needs them. No float
+weight is written, and no session keeps a copy in the order of its kernel.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.packed_products import StoredProduct, Writer, stored_products
+from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_operators import kernel
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import Editor
+
+UNIT = 16  # numbers that must share a scale (``kUnit``)
+
+
+def multiply_stored(model: ir.Model) -> None:
+    """Write the products that the kernel takes as its nodes, in the main graph, in place."""
+    if not library.here().has_fast_vectors:  # by tiles, floats of a few rows at a time are multiplied
+        return
+    products = [p for p in stored_products(model) if _fits(p)]
+    writer = Writer(Editor(model))
+    with writer.editor.replacing_many():
+        for product in products:
+            writer.replace(product, _by_kernel(writer, product))
+
+
+def _fits(product: StoredProduct) -> bool:
+    x = product.node.inputs[0]
+    return product.weight.block % UNIT == 0 and x is not None and len(shape_of(x) or ()) <= library.MOST_AXES
+
+
+def _by_kernel(writer: Writer, product: StoredProduct) -> Var:
+    weight, op = product.weight, writer.op
+    blocks = weight.rows * (weight.columns // weight.block)
+    x = op.wrap(product.node.inputs[0])
+    assert x is not None
+    op.scope = product.node.name or ""
+    inputs = [x, writer.view(weight.numbers, ir.DataType.UINT8, (weight.nbytes,)), op.wrap(weight.scales)]
+    if weight.points is not None:
+        inputs.append(writer.view(weight.points, ir.DataType.UINT8, ((blocks * weight.bits + 7) // 8,)))
+    sizes = {"N": weight.rows, "K": weight.columns, "bits": weight.bits, "block_size": weight.block}
+    shape = (*(x.shape or ())[:-1], weight.rows if product.turned else weight.columns)
+    kinds = {"by_rows": int(product.turned), "signed": int(weight.has_sign)}
+    return kernel(op, "PackedMatMul", library.DOMAIN, inputs, shape, **sizes, **kinds)

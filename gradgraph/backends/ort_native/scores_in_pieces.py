@@ -1,0 +1,229 @@
+"""Scores over many classes, some rows at a time: the scores of all tokens over a whole vocabulary never stand at once.
+
+A language model's last product, the logarithms of its probabilities and the gradient of both are each a tensor of
+[tokens, vocabulary], and all other rows do nothing for one row. So what reads and writes such tensors is written once
+for each piece of the rows, forward and backward, and a piece begins after the one before has ended (``After``).
+
+The product must be one of stored weights (``native_packed.py``): the gradient of a trained weight adds up all rows, and
+of other frozen weights onnxruntime keeps a copy for each product that reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.after import after, turn_after
+from gradgraph.backends.ort_native import library
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.shapes import all_sizes, record_shape, shape_of
+from gradgraph.passes.normal.edit import Editor, replace_value
+from gradgraph.rules.named_operators import DOMAIN
+from gradgraph.rules.registry import attributes, key_of
+
+PIECE = 1 << 24  # scores of a piece, 64 MiB in float32
+LEAST_ROWS = 128  # of a piece: numbers of the weight become floats once for each, both ways, a tenth of its product
+
+# which inputs have a row for each row of the result; others are the same for all
+_ROWS: dict[tuple[str, str], tuple[int, ...]] = {
+    **{("", name): (0,) for name in ("LogSoftmax", "Reshape", "Cast", "Identity", "Tanh", "Neg")},
+    **{("", name): (0,) for name in ("ArgMax", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")},
+    **{("", name): (0, 1) for name in ("Add", "Sub", "Mul", "Div", "GatherElements")},
+    (library.DOMAIN, "PackedMatMul"): (0,),
+    (DOMAIN, "LogSoftmaxGrad"): (0, 1),
+    (DOMAIN, "CrossEntropyGrad"): (0, 1, 2),
+}
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
+
+
+def compute_scores_in_pieces(model: ir.Model) -> None:
+    """Apply the pass to the main graph, in place."""
+    graph = model.graph
+    for node in [n for n in graph if is_standard(n, "LogSoftmax")]:
+        region = _Region.around(node) if node.graph is graph else None
+        if region is not None and region.pieces > 1 and region.stands_alone():
+            _write(Editor(model), graph, region)
+            graph.sort()
+
+
+class _NotByRowsError(Exception):
+    """A node computes a row of its result from several rows, or is not known."""
+
+
+@dataclass
+class _Region:
+    """All nodes that read or write a tensor of ``rows`` x ``classes`` that hangs together with a LogSoftmax."""
+
+    rows: int
+    classes: int
+    nodes: set[ir.Node] = field(default_factory=set)
+
+    @classmethod
+    def around(cls, softmax: ir.Node) -> _Region | None:
+        """The region of a LogSoftmax; None where it is none, or sizes are not known."""
+        sizes = all_sizes(shape_of(softmax.outputs[0]))
+        if not sizes or len(sizes) < 2 or not math.prod(sizes):
+            return None
+        found = cls(math.prod(sizes[:-1]), sizes[-1])
+        try:
+            found._collect(softmax)
+        except _NotByRowsError:
+            return None
+        return found
+
+    @property
+    def pieces(self) -> int:
+        return math.ceil(self.rows / max(LEAST_ROWS, PIECE // self.classes))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The rows of each piece: as many in each, or one more."""
+        each, more = divmod(self.rows, self.pieces)
+        return [each + (i < more) for i in range(self.pieces)]
+
+    def is_wide(self, value: ir.Value) -> bool:
+        sizes = all_sizes(shape_of(value))
+        return sizes is not None and sizes[-1:] == [self.classes] and math.prod(sizes) == self.rows * self.classes
+
+    def by_rows(self, node: ir.Node) -> list[int]:
+        """Which inputs of ``node`` have rows of their own."""
+        places = [i for i in _ROWS[key_of(node)] if i < len(node.inputs)]
+        return [i for i in places if node.op_type not in _ELEMENTWISE or not self._is_for_all(node.inputs[i])]
+
+    def _is_for_all(self, value: ir.Value | None) -> bool:
+        """A number, or one for each class."""
+        sizes = all_sizes(shape_of(value))
+        return sizes is not None and math.prod(sizes) in (1, sizes[-1] if sizes else 1) and not self._has_rows(sizes)
+
+    def _has_rows(self, sizes: Sequence[int]) -> bool:
+        return len(sizes) > 1 and self.rows > 1 and math.prod(sizes[:-1]) == self.rows
+
+    def _collect(self, softmax: ir.Node) -> None:
+        waiting = [softmax]
+        while waiting:
+            node = waiting.pop()
+            if node in self.nodes:
+                continue
+            self._check(node)
+            self.nodes.add(node)
+            for i in self.by_rows(node):
+                x = node.inputs[i]
+                if x is not None and self.is_wide(x) and (producer := x.producer()) is not None:
+                    waiting.append(producer)
+            waiting.extend(use.node for y in node.outputs if self.is_wide(y) for use in y.uses())
+
+    def _check(self, node: ir.Node) -> None:
+        """Raise if ``node`` is not known to give each row of its result from one row."""
+        if key_of(node) not in _ROWS or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+            raise _NotByRowsError
+        places, attrs = self.by_rows(node), attributes(node)
+        given = [all_sizes(shape_of(x)) for x in node.inputs]
+        made = all_sizes(shape_of(node.outputs[0]))
+        if made is None or not places or any(given[i] is None or not self._has_rows(given[i] or ()) for i in places):
+            raise _NotByRowsError
+        last = len(given[0] or ()) - 1
+        fits = {
+            "Reshape": made[-1] == self.classes,
+            **dict.fromkeys(("LogSoftmax", "GatherElements"), attrs.get("axis", -1) in (-1, last)),
+            **dict.fromkeys(("LogSoftmaxGrad", "CrossEntropyGrad"), attrs.get("axis", -1) in (-1, last)),
+            "ArgMax": attrs.get("axis", 0) in (-1, last),
+        }.get(node.op_type, True)
+        reduced = node.op_type.startswith("Reduce") or node.op_type == "ArgMax"
+        if not fits or (reduced and math.prod(made) != self.rows) or (not reduced and not self._has_rows(made)):
+            raise _NotByRowsError
+        if reduced and len(made) != len(given[0] or ()) - (not attrs.get("keepdims", 1)):
+            raise _NotByRowsError
+
+    def given(self) -> list[ir.Value]:
+        """What has rows and comes from outside, each once."""
+        found = (node.inputs[i] for node in self.nodes for i in self.by_rows(node))
+        return list(dict.fromkeys(x for x in found if x is not None and x.producer() not in self.nodes))
+
+    def results(self) -> list[ir.Value]:
+        """What is read outside."""
+        values = (y for node in self.nodes for y in node.outputs)
+        return [y for y in values if any(use.node not in self.nodes for use in y.uses())]
+
+    def stands_alone(self) -> bool:
+        """Is nothing that it reads computed from what it gives?"""
+        seen, waiting = set[ir.Node](), [x.producer() for x in self.read_outside()]
+        while waiting:
+            node = waiting.pop()
+            if node in self.nodes:
+                return False
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.extend(x.producer() for x in node.inputs if x is not None)
+        return True
+
+    def read_outside(self) -> Iterator[ir.Value]:
+        for node in self.nodes:
+            yield from (x for x in node.inputs if x is not None and x.producer() not in self.nodes)
+
+
+def _write(editor: Editor, graph: ir.Graph, region: _Region) -> None:
+    """Write the nodes of ``region`` once for each piece, and put together what is read outside."""
+    op, ordered = editor.op, [node for node in graph if node in region.nodes]
+    results, given, lengths = region.results(), region.given(), region.lengths
+    op.scope = f"{ordered[0].name}/pieces"
+    cut = {x: all_of(op.Split(_as_rows(op, x, region), lengths, axis=0, outputs=len(lengths))) for x in given}
+    made: list[list[Var]] = []
+    for i, rows in enumerate(lengths):
+        values = {x: parts[i] for x, parts in cut.items()}
+        if made:
+            turn = turn_after(op, made[-1])
+            with op.naming_operators():
+                values = {x: after(op, part, turn) for x, part in values.items()}
+        for node in ordered:
+            values[node.outputs[0]] = _written_for(op, node, region, values, rows)
+        made.append([values[y] for y in results])
+    for old, parts in zip(results, zip(*made, strict=True), strict=True):
+        sizes = all_sizes(shape_of(old))
+        assert sizes is not None
+        whole = op.Reshape(op.Concat(*parts, axis=0), sizes)
+        replace_value(old, whole.value)
+    editor.place(ordered[-1])
+    for node in ordered:
+        node.resize_inputs(0)
+    graph.remove(ordered, safe=True)
+
+
+def _as_rows(op: Builder, value: ir.Value, region: _Region) -> Var:
+    """``value`` with one axis of rows before the last one."""
+    sizes = all_sizes(shape_of(value))
+    assert sizes is not None
+    return op.wrap(value) if len(sizes) == 2 else op.Reshape(op.wrap(value), [region.rows, sizes[-1]])
+
+
+def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Value, Var], rows: int) -> Var:
+    """``node`` for so many rows, of two axes."""
+    of_rows = region.by_rows(node)
+    inputs: list[Var | None] = [
+        values[x] if x is not None and i in of_rows else op.wrap(x) for i, x in enumerate(node.inputs)
+    ]
+    attrs, sizes = attributes(node), all_sizes(shape_of(node.outputs[0])) or []
+    first = inputs[0]
+    if node.op_type in ("Reshape", "Identity") and first is not None:
+        return first
+    if "axis" in attrs:
+        attrs["axis"] = 1
+    if node.op_type.startswith("Reduce"):
+        inputs[1:] = [op.const([1], ir.DataType.INT64)]
+    keeps = attrs.get("keepdims", 1)
+    copied = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if x is None else x.value for x in inputs],
+        ir.convenience.convert_attributes(attrs),
+        num_outputs=1,
+    )
+    copied.name = op.fresh_in(op.scope, node.op_type)
+    out = copied.outputs[0]
+    out.name, out.type = copied.name, node.outputs[0].type
+    record_shape(out, (rows, sizes[-1] if math.prod(sizes) != region.rows else 1) if keeps else (rows,))
+    op.nodes.append(copied)
+    return op.wrap(out)

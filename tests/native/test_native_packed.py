@@ -1,0 +1,91 @@
+"""Products with weights of 4 and 8 bits, read as they are stored, both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
+
+pytestmark = pytest.mark.usefixtures("library")
+
+CPU = Placement(("CPUExecutionProvider",))
+KINDS = {
+    TensorProto.UINT4: (ml_dtypes.uint4, 0, 16),
+    TensorProto.INT4: (ml_dtypes.int4, -8, 8),
+    TensorProto.UINT8: (np.uint8, 0, 256),
+    TensorProto.INT8: (np.int8, -128, 128),
+}
+
+
+def network(kind: int, rows: int, columns: int, block: int, points: bool, axes: int) -> tuple[Any, np.ndarray]:
+    """``y = x·Wᵀ`` and ``z = v·W`` of one stored weight, and W in float64."""
+    rng = np.random.default_rng(rows + columns)
+    dtype, low, high = KINDS[kind]
+    draw = lambda *sizes: rng.integers(low, high, sizes).astype(dtype)  # noqa: E731
+    blocks = (rows, columns // block)
+    weights = {"q": draw(rows, columns), "s": rng.uniform(0.01, 0.1, blocks).astype(np.float32)}
+    weights |= {"p": draw(*blocks)} if points else {}
+    nodes = [
+        helper.make_node("DequantizeLinear", list(weights), ["w"], axis=1, block_size=block),
+        helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "wt"], ["y"]),
+        helper.make_node("MatMul", ["v", "w"], ["z"]),
+    ]
+    value = lambda name, size: helper.make_tensor_value_info(name, TensorProto.FLOAT, [*"ab"[: axes - 1], size])  # noqa: E731
+    inputs, outputs = [value("x", columns), value("v", rows)], [value("y", rows), value("z", columns)]
+    stored = [numpy_helper.from_array(a, n) for n, a in weights.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    zero = np.repeat(weights["p"].astype(np.float64), block, 1) if points else 0.0
+    return model, (weights["q"].astype(np.float64) - zero) * np.repeat(weights["s"].astype(np.float64), block, 1)
+
+
+def computed(model: onnx.ModelProto, threads: int, **feeds: np.ndarray) -> list[np.ndarray]:
+    session = create_session(model, CPU, RuntimeOptions(native_kernels=True, threads=threads))
+    return list(session.run(None, feeds))
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=TensorProto.DataType.Name)
+@pytest.mark.parametrize(
+    ("rows", "columns", "block", "samples"),
+    [
+        (1, 16, 16, (1,)),
+        (50, 96, 32, (7,)),  # neither is a whole number of panels
+        (49, 288, 48, (2, 9)),
+        (800, 304, 16, (130,)),  # several panels of rows, an odd number of blocks, terms beyond one sum
+        (97, 640, 128, (0,)),
+        (33, 768, 256, (17,)),
+    ],
+)
+def test_both_ways_are_are_those_of_floats(
+    kind: int, points: bool, rows: int, columns: int, block: int, samples: tuple[int, ...]
+) -> None:
+    if native.here().has_tiles:
+        pytest.skip("with tiles, floats of a few rows at a time are multiplied")
+    model, w = network(kind, rows, columns, block, points, len(samples) + 1)
+    lowered = for_machine(model, ORT_NATIVE)
+    assert {node.op_type for node in lowered.graph.node} == {"PackedMatMul"}
+    rng = np.random.default_rng(0)
+    x, v = (rng.normal(size=(*samples, n)).astype(np.float32) for n in (columns, rows))
+    found = computed(lowered, 1, x=x, v=v)
+    for y, a, b in zip(found, (x, v), (w.T, w), strict=True):
+        a = a.astype(np.float64)
+        assert y.shape == (*samples, b.shape[1])
+        assert (np.abs(y - a @ b) <= 1e-6 * (np.abs(a) @ np.abs(b)) + 1e-37).all()
+    for y, other in zip(found, computed(lowered, 2, x=x, v=v), strict=True):
+        np.testing.assert_array_equal(y, other)
+
+
+def test_a_block_that_is_no_multiple_of_16_is_left_to_others() -> None:
+    model, _ = network(TensorProto.UINT4, 24, 64, 8, True, 2)
+    assert "PackedMatMul" not in {node.op_type for node in for_machine(model, ORT_NATIVE).graph.node}
