@@ -147,7 +147,7 @@ class HalvedSession(BoundSession):
         self._team.after_step(state)
 
     def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
-        """What each half is fed: a device copies what is bound at binding, so there all is bound anew."""
+        """The inputs of each half: a device copies what is bound at binding, so there all is bound anew."""
         if self._state.on_cpu:
             return feeds, {}
         anew = {**feeds, **self._host}
