@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.held_files import CAN_HOLD, HeldFile, HeldTensor
-from gradgraph.files.mapped import PIECE, pieces
+from gradgraph.files.mapped import READ, pieces
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.checks import check_tensor
@@ -287,7 +287,7 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     with Path(tensor.path).open("rb", buffering=0) as file:
         file.seek(tensor.offset or 0)
         while left:
-            piece = file.read(min(left, PIECE))
+            piece = file.read(min(left, READ))
             if not piece:
                 raise ModelError(f"'{shown(tensor.path)}' has become shorter while it was read; get that file again")
             left -= len(piece)

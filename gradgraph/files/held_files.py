@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.files.mapped import PIECE, Array
+from gradgraph.files.mapped import READ, Array
 
 CAN_HOLD = os.name != "nt"
 
@@ -64,7 +64,7 @@ class HeldFile:
         end = offset + length
         self._check_holds(end)
         while offset < end:
-            piece = os.pread(self._handle, min(PIECE, end - offset), offset)
+            piece = os.pread(self._handle, min(READ, end - offset), offset)
             self.check_uncut()
             offset += len(piece)
             yield memoryview(piece)

@@ -20,6 +20,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 _EVERY = 0.02  # seconds in which a reader brings about 40 MB into memory
 PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is given back
+# bytes that are read of a file at a time: the processor has them at hand when they are written (0.5 GB from file to
+# file in 0.14 s, by 16 MiB in 0.24 s, by 256 KiB in 0.17 s)
+READ = 1 << 20
 
 
 def is_mapped(array: Array) -> bool:
