@@ -17,11 +17,11 @@ from command_line import arrays, mlp
 from lowered_networks import exported
 
 import gradgraph as gg
+from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_native import in_use
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
 from gradgraph.runtime.execution import memory as estimates
-from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
 from gradgraph.runtime.loop.sizing import free_memory, limit_of

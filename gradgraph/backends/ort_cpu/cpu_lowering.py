@@ -18,6 +18,7 @@ from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
 )
 from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
+from gradgraph.backends.ort_cpu.cheap_again import compute_cheap_again
 from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
@@ -32,6 +33,7 @@ PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; wha
 HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")
 FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
+CHEAP = Rewrite(compute_cheap_again, "equal nodes are merged by now, and copies of them stay")
 NUMBERS = Rewrite(reshape_numbers, "numbers get the rank of what forms have made them meet")
 
 
@@ -51,6 +53,7 @@ LOWERING = Lowering(
         ),
     ),
     after=(NUMBERS,),
+    last=(CHEAP,),
 )
 
 

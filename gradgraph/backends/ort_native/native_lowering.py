@@ -6,7 +6,7 @@ from functools import partial
 
 from gradgraph.backends.backend import Layout, Lowering
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
-from gradgraph.backends.ort_cpu.cpu_lowering import FEW_ROWS, HALVES, NORMS, NUMBERS, PACKED
+from gradgraph.backends.ort_cpu.cpu_lowering import CHEAP, FEW_ROWS, HALVES, NORMS, NUMBERS, PACKED
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_native.chains import fuse_chains
@@ -47,5 +47,8 @@ LOWERING = Lowering(
         Rewrite(fuse_activations, "a convolution by tiles applies the activation behind it"),
         NUMBERS,
     ),
-    last=(Rewrite(fuse_chains, "element-wise nodes that are left and hang together become one kernel"),),
+    last=(
+        CHEAP,
+        Rewrite(fuse_chains, "element-wise nodes that are left and hang together become one kernel"),
+    ),
 )

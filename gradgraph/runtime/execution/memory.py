@@ -17,13 +17,13 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
+from gradgraph.backends.executed_order import as_executed
 from gradgraph.errors import readable_bytes, shown
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of, size_of_name
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.arena import Arena, Piece
-from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx
-import onnx_ir as ir
 
-from gradgraph.autodiff.path import reads as values_read
 from gradgraph.files.protos import reads
+
+_BACKWARD = "grad/"  # what the names of nodes of the backward pass begin with
 
 
 def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Collection[str]) -> onnx.ModelProto:
@@ -30,37 +30,24 @@ def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Col
     Args:
         batch: inputs. Nodes that need none of them go to the front.
         following: the outputs that are next values of the state. Nodes that write others, which no node reads, go to
-            the end.
+            the end, and before them those of ``following`` that no node reads: the one whose gradient comes first last.
     """
     waiting, read, following = set(batch), set[str](), set(following)
-    for node in model.graph.node:
+    gradient: dict[str, int] = {}  # of a tensor, the place of the last node of the backward pass that it needs
+    for i, node in enumerate(model.graph.node):
         read.update(inputs := reads(node))
         if not waiting.isdisjoint(inputs):
             waiting.update(name for name in node.output if name)
+        last = i if node.name.startswith(_BACKWARD) else max((gradient.get(x, -1) for x in inputs), default=-1)
+        gradient.update(dict.fromkeys(node.output, last))
 
-    def place(node: onnx.NodeProto) -> int:
-        is_result = read.isdisjoint(node.output) and following.isdisjoint(node.output)
-        return 2 if is_result else int(not waiting.isdisjoint(node.output))
+    def place(node: onnx.NodeProto) -> tuple[int, int]:
+        is_read, is_next = not read.isdisjoint(node.output), not following.isdisjoint(node.output)
+        if not is_read and not is_next:
+            return 3, 0
+        if waiting.isdisjoint(node.output):
+            return 0, 0
+        return (1, 0) if is_read else (2, -gradient[node.output[0]])
 
     model.graph.node.sort(key=place)
     return model
-
-
-def as_executed(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of ``graph`` in the order in which onnxruntime computes them, as far as it leaves them what they are.
-
-    It begins at the last node that nobody reads, and computes first what the last of several inputs needs.
-    """
-    place = {node: i for i, node in enumerate(graph)}
-    before = {node: sorted({place[m] for x in values_read(node) if (m := x.producer()) in place}) for node in place}
-    nodes, found, seen = list(place), list[ir.Node](), set[int]()
-    stack = [(i, False) for i, node in enumerate(nodes) if not any(y.uses() for y in node.outputs)]
-    while stack:
-        i, is_ready = stack.pop()
-        if is_ready:
-            found.append(nodes[i])
-        elif i not in seen:
-            seen.add(i)
-            stack.append((i, True))
-            stack.extend((j, False) for j in before[nodes[i]])
-    return found

@@ -1,0 +1,189 @@
+"""What is a cheap function of values that are kept anyway is computed again for the backward pass, and not kept.
+
+SiLU behind a GroupNormalization is an example: the backward pass reads the input of the norm, the gate and the product,
+three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is kept, and both
+are computed a second time by copies of the same nodes, just before the first node of the backward pass that reads them.
+
+Nothing is kept that was not kept before: a value is computed again where it follows from inputs, weights and others
+that the backward pass reads and cannot have otherwise. Copies run late since they read one of these through ``After``,
+which waits for the gradient before (see ``autodiff/recompute.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.after import after, turn_after
+from gradgraph.autodiff.path import reads
+from gradgraph.autodiff.recompute import AGAIN
+from gradgraph.backends.executed_order import as_executed
+from gradgraph.backends.ort_operators import BLOCKED
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.passes.normal.functions.inline import copied
+
+LEAST = 1 << 20  # bytes of a tensor that is computed again: a smaller one is kept
+LEAST_OF_ALL = 64 << 20  # bytes of all of them: a step that gains less takes little memory anyway
+MOST_NODES = 8  # that are computed again for one tensor: else sums of residuals would lead back to the first of them
+_GRADIENT = "grad"
+_LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # the scopes of nodes behind the forward pass
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_CHEAP = frozenset(
+    {("", name) for name in (*_VIEWS, "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Transpose")}
+    | {(BLOCKED, name) for name in ("ReorderInput", "ReorderOutput")}
+)
+
+
+def compute_cheap_again(model: ir.Model) -> bool:
+    """Write copies of cheap nodes of the main graph for its backward pass, in place; True if there were some."""
+    kept = Kept(model.graph)
+    if sum(_bytes_of(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
+        return False
+    written = _write_copies(model, kept)
+    model.graph.sort()
+    return written
+
+
+class Kept:
+    """What the backward pass reads of the forward pass.
+
+    Attributes:
+        order: the nodes, as they are executed.
+        again: values that follow from others, each with the nodes that compute it from these, in their order.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.order = as_executed(graph)
+        self.again: dict[ir.Value, tuple[ir.Node, ...]] = {}
+        self._graph = graph
+        self._storage: dict[ir.Value, ir.Value] = {}  # of views
+        for node in self.order:
+            if _is_view(node):
+                self._storage[node.outputs[0]] = self.root(_first(node))
+        self._read_late = {self.root(x) for node in self.order if is_late(node) for x in reads(node)}
+        self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # to values that can be had late; none to those kept
+        for node in self.order:
+            if not is_late(node):
+                self._look_at(node)
+
+    def root(self, x: ir.Value) -> ir.Value:
+        """The value whose memory ``x`` lies in."""
+        return self._storage.get(x, x)
+
+    def _look_at(self, node: ir.Node) -> None:
+        nodes = self._nodes_for(node)
+        for y in node.outputs:
+            size = _bytes_of(y)
+            if size is not None and size < LEAST:
+                self._ways[y] = ()
+            elif nodes and self._may_go(y):
+                self._ways[y] = nodes
+                if any(map(is_late, _readers(y))):
+                    self.again[y] = nodes
+            elif self.root(y) in self._read_late:
+                self._ways[y] = ()
+
+    def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
+        """What is to be computed again for the results of ``node``; None if that is not cheap."""
+        ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
+        if not _is_cheap(node) or None in ways:
+            return None
+        if _is_view(node) and not ways[0]:  # of what is kept
+            return None
+        nodes = dict.fromkeys(n for way in ways for n in way or ())
+        count = sum(not _is_view(n) for n in (*nodes, node))
+        return (*nodes, node) if count <= MOST_NODES else None
+
+    def _may_go(self, y: ir.Value) -> bool:
+        """Do only nodes of the graph itself read ``y``, of which the sizes are known?"""
+        return _bytes_of(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
+
+
+def is_late(node: ir.Node) -> bool:
+    """Was ``node`` written behind the forward pass?"""
+    return (node.name or "").partition("/")[0] in _LATE
+
+
+def _first(node: ir.Node) -> ir.Value:
+    x = node.inputs[0]
+    assert x is not None
+    return x
+
+
+def _is_view(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    return is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
+
+
+def _readers(y: ir.Value) -> Iterable[ir.Node]:
+    return dict.fromkeys(node for node, _ in y.uses())
+
+
+def _bytes_of(y: ir.Value) -> int | None:
+    """The bytes of a tensor; None where its sizes are open."""
+    sizes = all_sizes(shape_of(y))
+    return None if sizes is None or y.dtype is None else math.ceil(math.prod(sizes) * y.dtype.itemsize)
+
+
+# --- how ---------------------------------------------------------------------------------------------------------
+
+
+def _write_copies(model: ir.Model, kept: Kept) -> bool:
+    """Let the backward pass read copies of ``kept.again``."""
+    op = Builder(names_of(model))
+    place = {node: i for i, node in enumerate(kept.order)}
+    first = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
+    turns = _turns(kept)
+    copies: dict[ir.Value, ir.Value] = {}
+    for y in sorted(first, key=lambda y: place[first[y]]):
+        before = turns[place[first[y]]]
+        nodes = [n for n in kept.again[y] if n.outputs[0] not in copies]
+        if before is None or not nodes:
+            continue
+        op.scope = f"{AGAIN}/turn"
+        turn = turn_after(op, [op.wrap(before)])
+        late = {x: _late(op, x, turn) for x in _sources(nodes, copies)}
+        written, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), copies | late)
+        op.nodes += written
+        copies |= values
+        op.finish(model.graph, first[y])
+    for y in kept.again:
+        for node, i in [use for use in y.uses() if y in copies and is_late(use.node)]:
+            node.replace_input_with(i, copies[y])
+    return bool(copies)
+
+
+def _turns(kept: Kept) -> list[ir.Value | None]:
+    """For each node in its order, the last gradient that is computed before it."""
+    found, last = list[ir.Value | None](), None
+    for node in kept.order:
+        found.append(last)
+        y = node.outputs[0]
+        is_gradient = (node.name or "").partition("/")[0] == _GRADIENT and not y.is_graph_output()
+        if is_gradient and y.dtype == ir.DataType.FLOAT and _bytes_of(y):
+            last = y
+    return found
+
+
+def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
+    """What copies of ``nodes`` must read late: an input of each that reads no other copy."""
+    made = set(copies)
+    for node in nodes:
+        read = list(reads(node))
+        if made.isdisjoint(read):
+            yield max((x for x in read if x.const_value is None), key=lambda x: _bytes_of(x) or 0)
+        made.update(node.outputs)
+
+
+def _late(op: Builder, x: ir.Value, turn: Var) -> ir.Value:
+    op.scope = AGAIN
+    with op.naming_operators():
+        return after(op, op.wrap(x), turn).value
