@@ -25,6 +25,8 @@ from gradgraph.runtime.execution.inplace import append, let_wait, sort_nodes
 GATE = "in_place/loss_is_a_number"
 """The Gather, and what it gives."""
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_FUSED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that onnxruntime makes one Reshape of where they follow each other: what one of them waits for is lost."""
 
 
 def with_updates_after_loss(
@@ -48,7 +50,8 @@ def with_updates_after_loss(
         return False
     floats = _computed_floats(model)
     before = _ancestors(nodes, writer)
-    places = [_place(node, floats) for node in nodes]
+    reshaped = {y for node in nodes if node.op_type in _FUSED for y in node.output}
+    places = [_place(node, floats.keys() - reshaped) for node in nodes]
     free = sum(1 << i for i, place in enumerate(places) if place is not None) & ~before[writer[loss]]
     waiting: list[tuple[onnx.NodeProto, int]] = []
     while updates:
@@ -96,6 +99,8 @@ def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[i
 
 def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
     """The place of an input that may be a Reshape of itself: one of numbers, and not of sizes or axes."""
+    if node.op_type in _FUSED:
+        return None
     return next((k for k, x in enumerate(node.input) if x in floats), None)
 
 
