@@ -34,6 +34,22 @@ def test_nodes_without_a_batch_come_first_and_results_last() -> None:
     assert outputs(in_good_order(model, ["x"], ["next"])) == ["u", "v", "t", "kept", "next", "y"]
 
 
+def test_the_update_whose_gradient_comes_first_stands_last() -> None:
+    """onnxruntime begins with the last one: were it that of the first layer, all gradients would wait for theirs."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        step (float[n] x, float[n] v, float[n] w) => (float[n] later, float[n] last, float[n] y) {
+            y = Exp (x)
+            gradient = Neg (x)
+            last = Add (v, gradient)
+            before = Sin (gradient)
+            later = Add (w, before)
+        }""")
+    for node in model.graph.node:
+        node.name = f"grad/{node.op_type}" if node.op_type in ("Neg", "Sin") else node.op_type
+    assert outputs(in_good_order(model, ["x"], ["later", "last"])) == ["gradient", "before", "later", "last", "y"]
+
+
 def negating(name: str) -> onnx.GraphProto:
     result = helper.make_tensor_value_info(f"-{name}", onnx.TensorProto.FLOAT, [])
     return helper.make_graph([helper.make_node("Neg", [name], [result.name])], "body", [], [result])

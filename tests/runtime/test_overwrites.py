@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
@@ -14,7 +17,7 @@ from gradgraph.backends.ort_native import in_use
 from gradgraph.errors import DivergedError, ModelError
 from gradgraph.frontend import nn
 from gradgraph.runtime.execution import inplace, opened
-from gradgraph.runtime.execution.after_loss import GATE
+from gradgraph.runtime.execution.after_loss import GATE, with_updates_after_loss
 from gradgraph.runtime.execution.overwrites import proven
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
@@ -80,6 +83,32 @@ def test_weights_and_slots_lie_in_memory_once(make: Make) -> None:
     if in_use.by_default():  # a native kernel computes an average together with the weight, and reads both to its end
         once = {name for name in once if not name.endswith(".ema")}
     assert t.state.shared >= once
+
+
+def test_the_gate_stands_where_onnxruntime_leaves_it(tmp_path: Path) -> None:
+    """onnxruntime makes one Reshape of several that follow each other, and what one of them waits for is lost."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        step (float[2, 3] x, float[6] w) => (float loss, float[6] next)
+        <int64[2] sizes = {2, 3}, int64[1] size = {6}> {
+            a = Mul (x, x)
+            loss = ReduceSum <keepdims = 0> (a)
+            b = Reshape (w, sizes)
+            c = Transpose (b)
+            d = Sin (c)
+            e = Reshape (d, size)
+            f = Unsqueeze (e, zero)
+            g = Squeeze (f, zero)
+            next = Add (w, g)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
+    model = onnx.shape_inference.infer_shapes(model)
+    assert with_updates_after_loss(model, "loss", {"w": "next"}, ["w"], fails=True)
+    options = RuntimeOptions().session_options()
+    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
+    ort.InferenceSession(model.SerializeToString(), options)
+    executed = onnx.load(tmp_path / "executed.onnx")
+    assert proven(executed, {"w": "next"}, RuntimeOptions()) == {"w"}
 
 
 def poisoned(step: Step) -> dict[str, np.ndarray]:
