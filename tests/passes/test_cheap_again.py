@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir
 import pytest
 from lowered_networks import feeds_of
 from running import run
@@ -83,3 +84,41 @@ def test_less_is_kept_and_bits_stay(name: str, monkeypatch: pytest.MonkeyPatch) 
     feeds = feeds_of(step.train, {"x": X, "target": X}, state)
     for name, value in run(every, feeds).items():
         np.testing.assert_array_equal(run(few, feeds)[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kernels", [False, None], ids=["stock", "native, where they are"])
+def test_a_trainer_learns_the_same(name: str, kernels: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")  # which knows nothing of what is patched here
+    step = gg.build(NETWORKS[name][0](), "mse", gg.optim.adamw(1e-2))
+    monkeypatch.setattr(cheap_again, "LEAST", 1)
+    found = []
+    for least in (np.inf, 1):
+        monkeypatch.setattr(cheap_again, "LEAST_OF_ALL", least)
+        trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(threads=1, native_kernels=kernels))
+        found.append([float(trainer.step({"x": X, "target": X})["loss"]) for _ in range(4)])
+    np.testing.assert_allclose(found[1], found[0], rtol=0 if kernels is False else 1e-6)
+
+
+def test_what_is_kept_and_what_is_not() -> None:
+    """Not a sum of many residuals, what a loop or the caller reads, or what follows from what is not kept."""
+    steps = "\n".join(f"s{i + 1} = Mul (s{i}, a)" for i in range(cheap_again.MOST_NODES + 1))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        step (float[1024, 1024] a, bool c) => (float[1024, 1024] out, float[1024, 1024] g, float[1024, 1024] l) {{
+            s0 = Sigmoid (a)
+            {steps}
+            product = MatMul (a, a)
+            far = Neg (product)
+            out = Exp (a)
+            inner = Sin (a)
+            one = Add (s0, s1)
+            l = If (c) <then_branch = yes () => (float[1024, 1024] p) {{ p = Neg (inner) }},
+                        else_branch = no () => (float[1024, 1024] q) {{ q = Abs (inner) }}>
+            d = Sum (s0, s{cheap_again.MOST_NODES + 1}, far, out, inner)
+            g = Add (d, one)
+        }}""")
+    graph = onnx_ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
+    for node in graph:
+        node.name = f"grad/{node.outputs[0].name}" if node.outputs[0].name in ("d", "g", "l") else node.outputs[0].name
+    assert {y.name for y in cheap_again.Kept(graph).again} == {"s0", "one"}

@@ -35,7 +35,7 @@ def test_nodes_without_a_batch_come_first_and_results_last() -> None:
 
 
 def test_the_update_whose_gradient_comes_first_stands_last() -> None:
-    """onnxruntime begins with the last one: were it that of the first layer, all gradients would wait for theirs."""
+    """Onnxruntime begins with the last one: were it that of the first layer, all gradients would wait for theirs."""
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         step (float[n] x, float[n] v, float[n] w) => (float[n] later, float[n] last, float[n] y) {

@@ -86,7 +86,7 @@ def test_weights_and_slots_lie_in_memory_once(make: Make) -> None:
 
 
 def test_the_gate_stands_where_onnxruntime_leaves_it(tmp_path: Path) -> None:
-    """onnxruntime makes one Reshape of several that follow each other, and what one of them waits for is lost."""
+    """Onnxruntime makes one Reshape of several that follow each other, and what one of them waits for is lost."""
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         step (float[2, 3] x, float[6] w) => (float loss, float[6] next)

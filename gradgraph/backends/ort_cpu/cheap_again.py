@@ -91,7 +91,7 @@ class Kept:
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
         """What is to be computed again for the results of ``node``; None if that is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
-        if not _is_cheap(node) or None in ways:
+        if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
         if _is_view(node) and not ways[0]:  # of what is kept
             return None
