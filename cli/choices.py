@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -99,7 +98,6 @@ def _names(place: str) -> Iterable[str]:
     """Read the names at a place: ``step_backends`` gives them, ``LOSSES`` has them, and "none" is one."""
     if ":" not in place:
         return (place,)
-    importlib.import_module("gradgraph.machine.light_imports")  # before the table imports onnx-ir
     found = found_at(place)
     return cast("Iterable[str]", found() if callable(found) else found)
 

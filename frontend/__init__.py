@@ -5,9 +5,6 @@ initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch bei
 before ``from_torch`` is called). ``from_onnx`` makes a module of a model, to be part of a network.
 """
 
-import gradgraph.machine.light_imports  # noqa: F401 (before anything else imports onnx-ir)
-
-# isort: split
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.gradients import detach, grad, jvp, stop_gradient, vjp

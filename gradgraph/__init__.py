@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+# onnx-ir imports sympy, which steps are written without: it comes when it is needed
+_import_module(f"{__name__}.machine.light_imports")
+
 # onnx-ir logs warnings about files; where nobody has said what becomes of logs, Python would print them on stderr
 _logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 
@@ -198,8 +201,6 @@ def _module(name: str) -> ModuleType:
         ImportError: it is not there. Where another project of the same import name is installed, the message names it.
     """
     try:
-        if name != "errors":  # which needs no other package
-            _import_module(f"{__name__}.machine.light_imports")  # before anything else imports onnx-ir
         return _import_module(f"{__name__}.{name}")
     except ImportError as error:
         from onnx_gradgraph import other_project
