@@ -39,7 +39,7 @@ class _Finder:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        loader = spec and spec.loader
+        loader = None if spec is None else spec.loader
         if loader is None or "sympy" in sys.modules or isinstance(loader, type) or not hasattr(loader, "__dict__"):
             return spec
         execute = loader.exec_module
