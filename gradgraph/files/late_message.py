@@ -48,7 +48,7 @@ class _LateMessage:
         return found
 
     @property  # type: ignore[misc]  # an object has it as an attribute
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return onnx.ModelProto
 
     def __getattr__(self, name: str) -> Any:
