@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -204,30 +205,37 @@ def test_a_recipe_can_be_kept(base: Path) -> None:
 # --- while it trains ----------------------------------------------------------------------------------------------
 
 
-def test_samples_change_no_bit(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = small_folder.chats(40)
-    options: dict[str, Any] = {**SHORT, "epochs": 2, "dropout": 0.1, "progress": False, "accumulate": 2}
-    without = gg.finetune(base, data, tmp_path / "without", **options)
-    caplog.set_level("INFO", "gradgraph.chat")
-    asked = ["Say ab0.", "Say b."]
-    found = gg.finetune(base, data, tmp_path / "with", **options, sample=asked, sample_every=2, sample_tokens=9)
-    assert found.history["loss"] == without.history["loss"]
+ASKED = ["Say ab0.", "Say b."]
+WATCHED: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False, "sample_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def sampled(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run with samples."""
+    out = tmp_path_factory.mktemp("sampled") / "tuned"
+    return gg.finetune(base, small_folder.chats(40), out, **WATCHED, sample=ASKED, sample_every=4)
+
+
+def test_samples_change_no_bit(base: Path, sampled: Any, tmp_path: Path) -> None:
+    without = gg.finetune(base, small_folder.chats(40), tmp_path / "without", **WATCHED, merge="none")
+    assert sampled.history["loss"] == without.history["loss"]
     for name, array in without.trainer.state_dict().items():
-        np.testing.assert_array_equal(found.trainer.state_dict()[name], array, err_msg=name)
-    records = [json.loads(line) for line in (tmp_path / "with/training/log.jsonl").read_text().splitlines()]
+        np.testing.assert_array_equal(sampled.trainer.state_dict()[name], array, err_msg=name)
+    records = [json.loads(line) for line in (sampled.folder / "training/log.jsonl").read_text().splitlines()]
     samples = [record for record in records if record["event"] == "sample"]
-    assert [(r["step"], r["prompt"]) for r in samples] == [(step, text) for step in (2, 4, 6, 8, 10) for text in asked]
-    assert len({r["answer"] for r in samples if r["prompt"] == asked[0]}) > 1  # it learns
-    assert f"step 2, {asked[0]}\n  {samples[0]['answer']}" in caplog.text
-    answers = gg.chat.generate(tmp_path / "with", asked, max_tokens=9)  # by the merged model, with its cache
-    assert found.samples == dict(zip(asked, answers, strict=True))
-    assert f"> {answers[0]}" in (tmp_path / "with/README.md").read_text()
+    assert [(r["step"], r["prompt"]) for r in samples] == [(step, text) for step in (4, 8, 12) for text in ASKED]
+    assert len({r["answer"] for r in samples}) > 1  # it learns
+    answers = gg.chat.generate(sampled.folder, ASKED, max_tokens=6)  # by the merged model, with its cache
+    assert sampled.samples == dict(zip(ASKED, answers, strict=True))
+    assert f"> {answers[0]}" in (sampled.folder / "README.md").read_text()
 
 
-def test_packed_rows_have_samples_too(base: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {**SHORT, "epochs": 1, "progress": False, "sample_tokens": 9, "sample": "Say ab0."}
-    found = gg.finetune(base, small_folder.chats(20), tmp_path / "a", pack=True, batch_size=2, **options)
-    assert found.samples == {"Say ab0.": gg.chat.generate(tmp_path / "a", "Say ab0.", max_tokens=9)}
+def test_packed_rows_have_samples_too(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gradgraph.chat")
+    options: dict[str, Any] = {**WATCHED, "epochs": 1, "sample": ASKED[0], "sample_every": 1, "held_out": 0.0}
+    found = gg.finetune(base, small_folder.chats(8), tmp_path / "a", pack=True, max_steps=1, **options)
+    assert found.samples == {ASKED[0]: gg.chat.generate(tmp_path / "a", ASKED[0], max_tokens=6)}
+    assert f"step 1, {ASKED[0]}\n  {found.samples[ASKED[0]]}" in caplog.text
 
 
 # --- a teacher ----------------------------------------------------------------------------------------------------
@@ -246,19 +254,17 @@ def with_more_scores(model: Path) -> None:
     onnx.save(proto, model)
 
 
-def test_a_teacher_is_imitated(base: Path, tmp_path: Path) -> None:
-    data = small_folder.chats(40)
-    options: dict[str, Any] = {**SHORT, "progress": False}
-    teacher = gg.finetune(base, data, tmp_path / "teacher", epochs=6, **options)
+def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None:
+    shutil.copytree(sampled.folder, tmp_path / "teacher")
     with_more_scores(tmp_path / "teacher" / "model.onnx")
-    pupil = gg.finetune(
-        base, data, tmp_path / "pupil", epochs=6, teacher=tmp_path / "teacher", teacher_share=1.0, temperature=1.0,
-        **options,
-    )  # fmt: skip
-    assert pupil.figures["perplexity_before"] == teacher.figures["perplexity_before"]
-    assert pupil.figures["perplexity"] < 2 * teacher.figures["perplexity"] < 0.5 * pupil.figures["perplexity_before"]
+    options: dict[str, Any] = {**SHORT, "progress": False, "teacher_share": 1.0, "temperature": 1.0}
+    data = small_folder.chats(40)
+    pupil = gg.finetune(base, data, tmp_path / "pupil", epochs=3, teacher=tmp_path / "teacher", **options)
+    before, taught = (sampled.figures[name] for name in ("perplexity_before", "perplexity"))
+    assert pupil.figures["perplexity_before"] == before
+    assert pupil.figures["perplexity"] < taught + 0.3 * (before - taught)
     assert pupil.figures["perplexity_float"] == pytest.approx(pupil.figures["perplexity"], rel=1e-3)
     assert pupil.history["loss"] == pytest.approx(pupil.history["distillation_loss"], rel=1e-6)
-    itself = gg.finetune(base, data, tmp_path / "itself", teacher=base, max_steps=1, **options, teacher_share=1.0)
+    itself = gg.finetune(base, data, tmp_path / "itself", teacher=base, max_steps=1, merge="none", **options)
     assert itself.history["loss"][0] < 1e-6 < pupil.history["loss"][0]
     assert not any("teacher" in name for name in load_model(tmp_path / "pupil" / "model.onnx").graph.initializers)

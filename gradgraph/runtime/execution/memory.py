@@ -226,7 +226,7 @@ class Walk:
         return self._storage.get(value, value)
 
     def _run(self, node: ir.Node) -> None:
-        read = {self._root(x) for x in reads(node)}
+        read = dict.fromkeys(self._root(x) for x in reads(node))  # in one order, or estimates would differ
         made = sum(self._make(node, y, read) for y in node.outputs if y not in self._storage and y not in self._bound)
         self.moments.append(Moment(node.name or "", made, {**self._totals}))
         inside = max((sum(Walk(body).peak.values()) for body in subgraphs(node)), default=0)
