@@ -27,7 +27,10 @@ class Recipe:
     rank: int = option(16, "Rank of the adapters.", whole(1))
     alpha: float | None = option(None, "Adapters count alpha/rank times; twice the rank by default.",
                                   number(0, above=True).or_none(), typed=float)  # fmt: skip
-    target: str | Sequence[str] = option(TARGETS, "Layers that get adapters, by name or glob; repeatable.", NAMES)
+    target: str | Sequence[str] = option(TARGETS,
+                                         "Layers that get adapters, by name or glob; repeatable. By default those of "
+                                         "attention and MLP, or where they have other names all in the blocks.",
+                                         NAMES)  # fmt: skip
     kind: str = option("lora", "Kind of the adapters.", TEXT, names="surgery.adapter_kinds.adapter_table:KINDS")
     dropout: float = option(0.0, "Dropout before the adapters, in training.", number(0, 1))
     epochs: int = option(3, "Passes over the data.", whole(1))

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,9 +20,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import losses, metrics, optim, surgery
+from gradgraph.arguments import matching
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
+from gradgraph.chat.chat_recipe import STOPS_ONLY, TARGETS, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
@@ -42,9 +44,11 @@ from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from gradgraph.surgery.linear_layers import linear_layers
 
 log = logging.getLogger("gradgraph.chat")
 
+_IN_A_BLOCK = re.compile(r"\.\d+\.")  # such as h.0.
 TRAINING = "training"  # the folder of what a run needs to go on
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
 LONGEST = 2048  # tokens of a row, where nobody says how many
@@ -158,8 +162,9 @@ def finetune(
     prepare_for = functools.partial(prepare, base, data, validation=validation, columns=columns, template=template)
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
     samples = _samples(base, template, chosen, lines, pace)
+    decoder = base.decoder()
     adapted = surgery.lora(
-        base.decoder(), list(chosen.target), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
+        decoder, adapted_layers(decoder, chosen), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
     )  # fmt: skip
     assert isinstance(adapted, ir.Model)  # as load_model gives one
@@ -197,6 +202,18 @@ def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
     model = surgery.pair_model(model) if recipe.prefers else model
     assert isinstance(model, ir.Model)  # as the adapted one is
     return model if recipe.teacher is None else taught(model, base, recipe)
+
+
+def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
+    """What gets adapters: the target; of the one by default, where a model has other names, all layers in its blocks.
+
+    (OPT has no ``mlp``, GPT-NeoX and BLOOM call their attention otherwise.)
+    """
+    layers = [layer for layer in linear_layers(decoder, "*")[0] if layer.kind not in ("Gather", "Conv")]
+    names = [name for layer in layers for name in layer.names]
+    if recipe.target != TARGETS or all(matching(pattern, names) for pattern in TARGETS):
+        return list(recipe.target)
+    return [layer.name for layer in layers if _IN_A_BLOCK.search(layer.name)] or list(recipe.target)
 
 
 def prepare(

@@ -89,7 +89,7 @@ def language_model(
     past = [given.pop(name) for name in _like(_PAST, list(given))]
     tokens = _tokens_of(list(given.values()))
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
-    if tokens is None or not (past or counted or len(graph.outputs) < len(every)):
+    if tokens is None or not (past or counted or kept or len(graph.outputs) < len(every)):
         raise BuildError(
             "the model has no inputs of a past, a mask or positions; it trains as it is",
             remedy="gg.surgery.cut(model, outputs=...) chooses its outputs",

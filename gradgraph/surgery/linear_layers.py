@@ -123,15 +123,23 @@ class Layer:
         return self.node.inputs[place] if place < len(self.node.inputs) else None
 
     @property
-    def result(self) -> ir.Value:
-        """The value that the layer gives, with the bias that an Add behind it alone adds."""
+    def added(self) -> tuple[ir.Node, ir.Value] | None:
+        """The Add behind the layer that alone reads it, and the stored vector that it adds."""
         result = self.node.outputs[0]
         uses = list(result.uses())
         if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
-            return result
-        add = uses[0].node
-        other = numbers_of(add.inputs[1 - uses[0].idx])
-        return add.outputs[0] if other is not None and other.shape.rank() == 1 else result
+            return None
+        other = uses[0].node.inputs[1 - uses[0].idx]
+        numbers = numbers_of(other)
+        return (
+            (uses[0].node, other) if other is not None and numbers is not None and numbers.shape.rank() == 1 else None
+        )
+
+    @property
+    def result(self) -> ir.Value:
+        """The value that the layer gives, with the bias that an Add behind it alone adds."""
+        added = self.added
+        return self.node.outputs[0] if added is None else added[0].outputs[0]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -262,7 +270,14 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
     suffix = next((s for s in _SUFFIXES if own.endswith(s)), None)
     if suffix is not None:
         return own.removesuffix(suffix)
-    return module_of(node) or own or f"{node.op_type}_{place}"
+    return _named_by_bias(node) or module_of(node) or own or f"{node.op_type}_{place}"
+
+
+def _named_by_bias(node: ir.Node) -> str:
+    """The module's name as that of its bias has it, whole: nodes may lack what stands in front (OPT by optimum)."""
+    module, added = module_of(node), Layer(node).added
+    whole = "" if added is None else (added[1].name or "").removesuffix(".bias")
+    return whole if module and whole.endswith(f".{module}") else ""
 
 
 def drawn(rng: np.random.Generator, sizes: Sequence[int], fan_in: int, dtype: ir.DataType) -> np.ndarray:

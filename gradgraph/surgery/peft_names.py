@@ -31,6 +31,7 @@ Array = np.ndarray[Any, Any]
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
+_OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # others have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # between a projection and its attention
 _FARTHEST = 12  # nodes between them
@@ -92,7 +93,9 @@ def as_ours(module: str) -> str:
 
 
 def as_theirs(layer: str, family: Family) -> str:
-    """The name that Hugging Face has for a layer of the builder's."""
+    """The name that Hugging Face has for a layer of the builder's; others have it already."""
+    if not _OF_A_BUILDER.fullmatch(layer):
+        return layer
     name = layer.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
     return re.sub(r"\.self_attn\.o_proj$", f".self_attn.{family.output}", name)
 
@@ -284,13 +287,13 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
     """
     found: dict[str, Factors] = {}
     for name, factors in given.items():
-        last = name.rpartition(".")[2]
+        last = name.rpartition(".")[2] if _OF_A_BUILDER.fullmatch(name) else ""
         if last in PIECES and last not in family.packed:
             parts = split(factors, _sizes_in_the_model(layers[name]))
             named = zip(pieces_of(name), parts, strict=True)
             found |= {as_theirs(n, family): part for n, part in named if part is not None}
             continue
-        packed = next((p for p in _packs(name) if p.rpartition(".")[2] in family.packed), None)
+        packed = next((p for p in _packs(name) if last and p.rpartition(".")[2] in family.packed), None)
         if packed is None:
             found[as_theirs(name, family)] = factors
         elif as_theirs(packed, family) not in found:
