@@ -138,6 +138,15 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
 # --- every rule, lowered ------------------------------------------------------------------------------------
 
 
+def gradient_of(
+    rule: Rule, case: Case, dtype: type[np.floating[Any]] = np.float32, unknown: bool = False
+) -> tuple[cases.Trial, ir.Model]:
+    """A rule's gradient before it is lowered, and what it was made from."""
+    trial = cases.trial(rule, case, dtype=dtype, unknown=unknown and not case.known_shapes)
+    forward = normalise(trial.model, parameters=trial.wrt)
+    return trial, append_vjp(forward, trial.read, trial.wrt, allow_unused=True, named_operators=True)
+
+
 def problems_of_rule(
     rule: Rule,
     case: Case,
@@ -153,10 +162,7 @@ def problems_of_rule(
         dtype: of the numbers; in float64 what onnxruntime has no kernels for counts as right.
         unknown: the sizes of the inputs are left open, unless the case needs them.
     """
-    trial = cases.trial(rule, case, dtype=dtype, unknown=unknown and not case.known_shapes)
-    model = append_vjp(
-        normalise(trial.model, parameters=trial.wrt), trial.read, trial.wrt, allow_unused=True, named_operators=True
-    )
+    trial, model = gradient_of(rule, case, dtype, unknown)
     count = max((len(backend.forms_of(n)) for n in model.graph), default=0)
     if not count and not any(operator_of(n) for n in model.graph):
         return []

@@ -166,6 +166,7 @@ def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:
     assert np.abs(found - wanted).max() / terms <= max(2 * other, 2**-23)
 
 
+@pytest.mark.one_level  # lower levels have no tiles, and compute as with three parts
 @pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("op_type", OPERATORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -199,7 +200,7 @@ def test_two_parts_are_less_exact_than_three(library: native.Library, op_type: s
         by_kernel(op_type, shape, data, parts=1)
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.one_level), 3])
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_numbers_that_have_no_parts(op_type: str, parts: int) -> None:
     """Infinities, what is no number, and what bfloat16 would round to infinity."""

@@ -18,6 +18,8 @@ from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.runtime.execution.session import STOCK, Placement, RuntimeOptions
 from gradgraph.runtime.saved.record import Progress, body_of
 
+pytestmark = pytest.mark.one_level
+
 BATCH = arrays(8)
 
 

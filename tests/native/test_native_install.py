@@ -13,7 +13,8 @@ import pytest
 from gradgraph.backends.ort_native import flags
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not flags.shipped_levels(), reason="no library comes with the package on this system")
+NONE = "no library comes with the package on this system"
+pytestmark = [pytest.mark.one_level, pytest.mark.skipif(not flags.shipped_levels(), reason=NONE)]
 LEVELS = list(flags.shipped_levels())
 TOLD = f'echo "#define {flags.MACROS[LEVELS[0]]} 1"'  # the lowest level, by the compiler's macros
 # what it is asked to write is its last argument; asked for macros it says what a processor of that level has

@@ -22,6 +22,8 @@ from gradgraph.cli.app import run
 from gradgraph.errors import OutputError, RuntimeUnavailableError
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 
+pytestmark = pytest.mark.one_level
+
 NATIVE = RuntimeOptions(native_kernels=True)
 
 

@@ -25,7 +25,7 @@ from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.execution.tuner import Tuner
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = [pytest.mark.one_level, pytest.mark.usefixtures("library")]  # lower levels have no tiles
 
 CPU = Placement(("CPUExecutionProvider",))
 HIGH = RuntimeOptions(native_kernels=True, matmul_precision="high")

@@ -146,6 +146,7 @@ def errors(a: np.ndarray, b: np.ndarray, found: np.ndarray) -> np.ndarray:
     return np.abs(found - wanted) / np.maximum(magnitude, 1e-300)
 
 
+@pytest.mark.one_level  # lower levels have no tiles, and compute as with three parts
 @pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
@@ -223,7 +224,7 @@ def test_long_sums_of_one_sign_are_as_exact_as_those_of_onnxruntime(terms: int) 
 SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.39e38]
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.one_level), 3])
 @pytest.mark.parametrize("number", SPECIAL)
 @pytest.mark.parametrize("where", [0, 1])
 def test_numbers_without_parts_are_multiplied_one_by_one(number: float, where: int, parts: int) -> None:

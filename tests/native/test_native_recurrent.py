@@ -168,7 +168,7 @@ def test_any_number_of_threads_gives_the_same_bits(sizes: Sizes) -> None:
 
 
 @pytest.mark.sweep(0.4)
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.one_level), 3])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3.4e38])
 @pytest.mark.parametrize("where", ["x", "R", "h", "c", "Y.cotangent", "Y_h.cotangent", "Y_c.cotangent"])
 def test_numbers_without_parts_come_out_as_they_should(where: str, number: float, parts: int) -> None:

@@ -24,6 +24,7 @@ def opened(model: onnx.ModelProto) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.one_level  # kernels of whole networks are tried in test_native_steps.py
 @pytest.mark.sweep(0.4)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
