@@ -15,6 +15,7 @@ from gradgraph.backends.ort_native import library as native
 from gradgraph.frontend import export, nn
 from gradgraph.runtime.execution.session import RuntimeOptions
 
+pytestmark = pytest.mark.one_level
 WORKERS = 3
 
 
