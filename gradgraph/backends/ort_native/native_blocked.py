@@ -22,7 +22,7 @@ def _has_images_that_fit(call: Call) -> bool:
 
 
 def _has_no_tiles(call: Call) -> bool:
-    """Where there are tiles, they read plain layout; else all that is an image fits."""
+    """Do images fit, and are there no tiles, which read plain layout?"""
     return not library.here().has_tiles and all(fits(x.value) for x in inputs_of(call))
 
 
