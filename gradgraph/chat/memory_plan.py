@@ -18,7 +18,7 @@ SHORTEST = 32  # tokens of a row that is chosen
 
 
 class Data(Protocol):
-    """What is known of data: the tokens of the longest row, filled up."""
+    """Data of which this is known: the tokens of the longest row, filled up."""
 
     @property
     def longest(self) -> int: ...

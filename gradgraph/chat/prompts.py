@@ -1,4 +1,4 @@
-"""What goes into a language model that answers, and what comes out of it: tokens of prompts, and texts of tokens."""
+"""Prompts and answers of a language model: tokens of the ones, and texts of the tokens of the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Steps(Protocol):
 
 
 class OneByOne:
-    """What generates for one prompt at a time, by its ``steps``."""
+    """A source of tokens that takes one prompt at a time, by its ``steps``."""
 
     def generated(
         self: Any, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None

@@ -102,7 +102,7 @@ class TrainingSamples:
             self._done()
 
     def answers(self, trainer: Trainer) -> list[str]:
-        """What the model answers now."""
+        """The answers of the model as it is now."""
         steps, stop = TrainerSteps(trainer), self._prompts.stop
         found = [steps.generated([ids], stop, self._prompts.fitting([ids], self._sampling))[0] for ids in self._ids]
         self.last = [self._prompts.text_of(row) for row in found]
