@@ -61,7 +61,7 @@ class ChatBatches(Loadable):
         return self._width(self._lengths.max(initial=0))
 
     def _width(self, tokens: int) -> int:
-        """Of a batch whose longest row has so many tokens."""
+        """The tokens of each row of a batch whose longest row has so many."""
         return self.length if self.packed else min(filled_up(tokens), self.length)
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
