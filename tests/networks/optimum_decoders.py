@@ -129,7 +129,7 @@ CHECKS: dict[str, Callable[[Any, Path], None]] = {
 
 
 def cell(family: str, task: str) -> str:
-    """What works of a family, and the first words of what does not."""
+    """Parts of a family that work, and the first words of those that do not."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             network, out = exported(family, Path(folder), task)
