@@ -205,7 +205,7 @@ def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
-    """Layers that get adapters: the target; of the one by default, where a model has other names, all layers in its blocks.
+    """Layers that get adapters: the target; of the default, where names are others, all in blocks.
 
     (OPT has no ``mlp``, GPT-NeoX and BLOOM call their attention otherwise.)
     """
