@@ -1,4 +1,4 @@
-"""What is a cheap function of values that are kept anyway is computed again for the backward pass, and not kept.
+"""Cheap functions of values that are kept anyway are computed again for the backward pass, and not kept.
 
 SiLU behind a GroupNormalization is an example: the backward pass reads the input of the norm, the gate and the product,
 three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is kept, and both
@@ -50,7 +50,7 @@ def compute_cheap_again(model: ir.Model) -> bool:
 
 
 class Kept:
-    """What the backward pass reads of the forward pass.
+    """The values of the forward pass that the backward pass reads.
 
     Attributes:
         order: the nodes, as they are executed.
@@ -89,7 +89,7 @@ class Kept:
                 self._ways[y] = ()
 
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
-        """What is to be computed again for the results of ``node``; None if that is not cheap."""
+        """The nodes to compute again for the results of ``node``; None if that is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
@@ -174,7 +174,7 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
 
 
 def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """What copies of ``nodes`` must read late: an input of each that reads no other copy."""
+    """The values that copies of ``nodes`` must read late: an input of each that reads no other copy."""
     made = set(copies)
     for node in nodes:
         read = list(reads(node))
