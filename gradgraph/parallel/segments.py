@@ -15,6 +15,7 @@ from gradgraph.parallel.update_parts import reads_of
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
+from gradgraph.runtime.execution.regions import in_shared_memory
 from gradgraph.runtime.execution.session import create_session
 from gradgraph.runtime.execution.state import aligned_empty
 
@@ -141,7 +142,9 @@ class SegmentedGradient:
         known = _types(model)
         for segment in segments:
             part = _model_of(model, segment, known)
-            session = create_session(part, opened.placement, options, opened.weights, packs=packs, shares_memory=True)
+            session = create_session(
+                part, opened.placement, options, opened.weights, packs=packs, memory=in_shared_memory
+            )
             self.sessions.append(_SegmentSession(session, opened.state, _of(ports, part), segment))
             self._told.append([(m, own[x], told[y]) for m, x, y in segment.told])
         self.numbers: dict[str, float] = {}

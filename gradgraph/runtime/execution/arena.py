@@ -11,8 +11,10 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from gradgraph.runtime.execution.regions import USUAL
+
 UNIT = 256  # bytes: sizes are multiples of it
-FIRST, LARGEST = 1 << 20, 1 << 30  # bytes of the first region, and of one that is not asked for at once
+LARGEST = 1 << 30  # bytes of a region behind the first one that is not asked for at once
 MOST_LEFT = 128 << 20  # bytes that may stay unused at the end of a piece, below its half
 CLASSES = 21  # of sizes: of 256 bytes, of 512, and so on
 
@@ -36,13 +38,16 @@ class Piece:
 class Arena:
     """Takes pieces and gives them back.
 
+    Args:
+        first: bytes of the first region.
+
     Attributes:
         used: of each region, the bytes up to the last one that was ever part of a piece in use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = USUAL) -> None:
         self.used: list[int] = []
-        self._next = FIRST
+        self._next = first
         self._free: list[list[Piece]] = [[] for _ in range(CLASSES)]
 
     @property
@@ -90,8 +95,8 @@ class Arena:
         while size > self._next:
             self._next, grown = 2 * self._next, True
         whole = self._next
-        if not grown and self._next < LARGEST:
-            self._next *= 2
+        if not grown:
+            self._next = min(2 * self._next, LARGEST)
         self.used.append(0)
         return Piece(len(self.used) - 1, 0, whole)
 

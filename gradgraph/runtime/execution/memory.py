@@ -27,6 +27,7 @@ from gradgraph.runtime.execution.arena import Arena, Piece
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.regions import USUAL, region_for
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.manifest import Manifest, numpy_dtype
@@ -147,7 +148,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     frozen = {t.name: t for model in models for t in model.graph.initializer if t.name in set(m.frozen)}
     runs = [as_run(opened, part, sizes) for part in opened.parts.values()]
     once = frozenset[str]().union(*(names for _, names in runs))
-    walks = [walked(model) for model, _ in runs]
+    walks = [walked(model, whole) for model, _ in runs]
     most = max(walks, key=lambda walk: walk.taken)
     batch = 0
     for spec in batch_specs(m):
@@ -185,11 +186,11 @@ class Moment:
     alive: Mapping[str, int]
 
 
-def walked(model: onnx.ModelProto) -> Walk:
-    """A run of a lowered graph."""
+def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
+    """A run of a lowered graph of a step with so many bytes of state."""
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
-    return Walk(work.graph)
+    return Walk(work.graph, region_for(state))
 
 
 class Walk:
@@ -203,7 +204,7 @@ class Walk:
         taken: bytes that onnxruntime's allocator takes in all.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, region: int = USUAL) -> None:
         self._storage: dict[ir.Value, ir.Value] = {}  # of views
         nodes = as_executed(graph)
         for node in nodes:
@@ -217,7 +218,7 @@ class Walk:
         self.worst: dict[ir.Value, tuple[int, str]] = {}
         self.last = {self._root(x): node for node in nodes for x in reads(node)}
         self.moments: list[Moment] = []
-        self._arena, self._pieces = Arena(), dict[ir.Value, Piece]()
+        self._arena, self._pieces = Arena(region), dict[ir.Value, Piece]()
         for node in nodes:
             self._run(node)
         self.taken = max(self._arena.taken, sum(self.peak.values()))

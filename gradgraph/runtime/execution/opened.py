@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import tempfile
@@ -39,8 +40,10 @@ from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
 from gradgraph.runtime.execution.ort_values import fetched, to_ortvalue
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.regions import USUAL, in_one_region, region_for
 from gradgraph.runtime.execution.session import (
     LEAST_PASSED,
+    Memory,
     Placement,
     RuntimeOptions,
     copies_weights,
@@ -390,7 +393,7 @@ class OpenedStep:
     def _of_executed(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
         """A session of what onnxruntime has optimised before."""
         options = replace(self.options, optimization="none")
-        return create_session(model, self.placement, options, self.weights, packs=packs)
+        return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory)
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
@@ -417,7 +420,15 @@ class OpenedStep:
     def _session(
         self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True, runs: bool = True
     ) -> ort.InferenceSession:
-        return create_session(model, self.placement, self.options, self.weights, optimized, packs=packs, runs=runs)
+        own = self._memory
+        return create_session(
+            model, self.placement, self.options, self.weights, optimized, packs=packs, memory=own, runs=runs
+        )
+
+    @property
+    def _memory(self) -> Memory:
+        is_large = region_for(sum(s.nbytes for s in self.manifest.state)) > USUAL
+        return in_one_region if is_large and self.placement.memory == "cpu" else contextlib.nullcontext
 
     @functools.cached_property
     def weights(self) -> FrozenWeights:

@@ -29,7 +29,6 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_native import library
 from gradgraph.errors import GradgraphError
@@ -136,9 +135,6 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
         lowered: what it was lowered to; it loses its constants.
         executed: what onnxruntime made of that, if that is known: kept instead, and loses its constants.
     """
-    # what is computed once more needs the option that its nodes' names ask for, and onnxruntime may write others
-    if executed is not None and computes_again(lowered) and not computes_again(executed):
-        executed = None
     model = lowered if executed is None else executed
     _take_out_constants(model, source)
     if model.ByteSize() > LARGEST:

@@ -93,7 +93,8 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
     definition = step if isinstance(step, Step) else Step.load(step)
     whole = all_sizes_of(definition.manifest, sizes)
     opened = opened_here(definition, options)
-    walks = {name: walked(as_run(opened, part, whole)[0]) for name, part in opened.parts.items()}
+    state = sum(s.nbytes for s in definition.manifest.state)
+    walks = {name: walked(as_run(opened, part, whole)[0], state) for name, part in opened.parts.items()}
     worst = max(walks, key=lambda name: walks[name].taken)
     held = _held(walks[worst], Origins.of_step(definition.manifest, definition.eval, definition.trains[worst]))
     modules, operators = Counter[str](), Counter[str]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import re
@@ -19,7 +18,6 @@ import onnx.parser
 import onnxruntime as ort
 
 from gradgraph.arguments import TEXT
-from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
@@ -38,6 +36,7 @@ log = logging.getLogger("gradgraph")
 
 Device = Literal["auto", "cpu", "cuda"]
 Provider = str | tuple[str, dict[str, Any]]
+Memory = Callable[[ort.SessionOptions], contextlib.AbstractContextManager[None]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 STOCK = "stock"  # onnxruntime's kernels alone
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
@@ -107,6 +106,7 @@ class RuntimeOptions:
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         options.enable_mem_pattern = self.memory_pattern
+        options.enable_mem_reuse = False  # or a buffer is held until a tensor of the same shape comes
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.add_session_config_entry(denormals.SETTING, str(int(self._flushes)))
         # onnxruntime may read weights of 4 bits by MatMulNBits, and would round what they multiply to 8 bits
@@ -282,7 +282,7 @@ def create_session(
     optimized: Path | None = None,
     profile: Path | None = None,
     packs: bool = True,
-    shares_memory: bool = False,
+    memory: Memory = contextlib.nullcontext,
     runs: bool = True,
 ) -> ort.InferenceSession:
     """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
@@ -292,7 +292,7 @@ def create_session(
         optimized: where to write the model as it will be executed.
         profile: what the name of the file begins with that onnxruntime writes about each node that runs.
         packs: whether it may keep a copy of ``weights``, where the options let sessions do so.
-        shares_memory: all such sessions take memory for tensors on the CPU from one arena, in place of one for each.
+        memory: where it takes memory for tensors on the CPU, as ``regions`` has it; by default onnxruntime's own arena.
         runs: whether it is to run. Else it is only to write ``optimized``, and copies no weights, so that it writes
             none of them either.
 
@@ -302,8 +302,6 @@ def create_session(
     """
     options = options or RuntimeOptions()
     settings = options.session_options()
-    if computes_again(model):  # a buffer that is to be reused is held in between
-        settings.enable_mem_reuse = False
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)
     if profile is not None:
@@ -311,9 +309,6 @@ def create_session(
     settings.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(_most_folded(model))
     )
-    if shares_memory:
-        _register_arena()
-        settings.add_session_config_entry("session.use_env_allocators", "1")
     copied = False
     if weights is not None:
         copied = runs and copies_weights(model, placement, options, weights, packs)
@@ -325,7 +320,7 @@ def create_session(
             "the model exceeds 2 GB with its weights inside; save the step to a folder and load it from there"
         ) from None
     read = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
-    with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read:
+    with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read, memory(settings):
         warnings.simplefilter("ignore", UserWarning)  # onnxruntime's only sign of a fallback; checked below instead
         session = options.session_type(
             content,
@@ -377,13 +372,6 @@ def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractCo
     """A block of runs in which what ``session`` reads of mapped weights does not stay in memory."""
     weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
     return contextlib.nullcontext() if weights is None else weights.passing_through()
-
-
-@functools.cache
-def _register_arena() -> None:
-    """Let onnxruntime have an arena that sessions can share, once in a process."""
-    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(place, None)
 
 
 # --- errors ------------------------------------------------------------------------------------------------

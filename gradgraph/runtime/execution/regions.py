@@ -1,0 +1,91 @@
+"""The memory that a training session takes for tensors that come and go: one region, of which what is written counts.
+
+onnxruntime's arena takes regions from the system, each twice as large as the last one, and a tensor lies within one. So
+what is free at the end of one region and at the beginning of the next serves no large tensor: with the gradient of an
+embedding that was 0.1 GB of 1.0. The first region of an arena of ours is as large as onnxruntime can be told; the
+system gives memory for a page of it once that is written.
+
+onnxruntime lets sessions have another arena only by one that is registered for the process. So one is registered for
+each session, and afterwards the next one, of which nothing is taken yet: the session alone owns its arena, and its
+memory goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnxruntime as ort
+
+try:
+    import resource
+except ImportError:  # Windows, which counts memory that is not written, too
+    resource = None  # type: ignore[assignment]
+
+USUAL = 1 << 20  # bytes of the first region of onnxruntime's own arenas
+LARGE = (1 << 31) - 256  # the most that an int tells, in units of the arena
+LEAST_STATE = 1 << 28  # bytes of state from which one region pays: small steps of convolutions took 44 MB more in one
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_NEVER = "2"  # what it says where memory counts that is not written
+_registering = threading.Lock()  # the registered arena is the process's
+
+
+def region_for(state: int) -> int:
+    """Bytes of the first region of an arena for a step with so many bytes of state."""
+    return first_region() if state >= LEAST_STATE else USUAL
+
+
+def first_region() -> int:
+    """Bytes of the first region of an arena of ours: ``USUAL`` where memory counts that is not written."""
+    if resource is None or sys.maxsize < 1 << 32 or _counts_all():
+        return USUAL
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return LARGE if all(limit == resource.RLIM_INFINITY for limit in limits) else USUAL
+
+
+@functools.cache
+def _counts_all() -> bool:
+    try:
+        return _OVERCOMMIT.read_text().strip() == _NEVER
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def in_one_region(settings: ort.SessionOptions) -> Iterator[None]:
+    """Let the session that is made in this block have an arena of its own, with one large region first."""
+    _use_registered(settings)
+    with _registering:
+        _register()
+        try:
+            yield
+        finally:
+            _register()
+
+
+@contextlib.contextmanager
+def in_shared_memory(settings: ort.SessionOptions) -> Iterator[None]:
+    """Let all sessions that are made in such blocks, one after the other, have one arena."""
+    _use_registered(settings)
+    with _registering:
+        _register_once()
+        yield
+
+
+def _use_registered(settings: ort.SessionOptions) -> None:
+    settings.add_session_config_entry("session.use_env_allocators", "1")
+
+
+def _register() -> None:
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    usual = dict.fromkeys(("max_mem", "arena_extend_strategy", "max_dead_bytes_per_chunk"), -1) | {"max_mem": 0}
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg(usual | {"initial_chunk_size_bytes": first_region()}))
+
+
+@functools.cache
+def _register_once() -> None:
+    _register()

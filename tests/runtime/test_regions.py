@@ -1,0 +1,84 @@
+"""Training sessions have one region of memory each: how large it is, and that nothing depends on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lowered_networks import exported
+
+import gradgraph as gg
+from gradgraph.runtime.execution import memory, opened, regions
+from gradgraph.runtime.execution.arena import Arena
+from gradgraph.runtime.execution.session import RuntimeOptions
+
+MIB = 1 << 20
+
+
+def test_where_memory_counts_that_is_not_written_it_is_as_usual(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
+    monkeypatch.setattr(regions, "_counts_all", lambda: False)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert regions.first_region() == regions.LARGE
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 32, resource.RLIM_INFINITY))
+    assert regions.first_region() == regions.USUAL
+    monkeypatch.undo()
+    (tmp_path / "never").write_text("2\n")
+    monkeypatch.setattr(regions, "_OVERCOMMIT", tmp_path / "never")
+    regions._counts_all.cache_clear()
+    assert regions.first_region() == regions.USUAL
+    regions._counts_all.cache_clear()
+
+
+def test_pieces_that_lie_in_two_regions_serve_no_large_tensor() -> None:
+    taken = []
+    for first in (regions.USUAL, regions.LARGE):
+        arena = Arena(first)
+        for piece in [arena.take(5 * MIB) for _ in range(6)]:
+            arena.give(piece)
+        arena.take(30 * MIB)
+        taken.append(arena.taken // MIB)
+    assert taken == [55, 30]
+
+
+def test_losses_are_the_same_in_either_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of two trainers that open at a time."""
+    step = gg.build(exported("mlp", "batch"), "cross_entropy", "adamw")
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.standard_normal((6, 12)).astype(np.float32), "target": rng.integers(0, 4, 6)}
+    found = dict[int, list[float]]()
+    monkeypatch.setattr(regions, "LEAST_STATE", 1)
+
+    def train(number: int) -> None:
+        trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1))
+        found[number] = [float(trainer.step(batch)["loss"]) for _ in range(3)]
+        found[number].append(float(trainer.evaluate(batch)["loss"]))
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.setattr(opened, "in_one_region", lambda settings: contextlib.nullcontext())
+    train(2)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("native_kernels", [None, False])
+def test_gradients_of_weights_do_not_stand_together(native_kernels: bool | None) -> None:
+    """A weight moves once its gradient is there, unless a norm over all is asked for."""
+    nn, layers, width = gg.frontend.nn, 12, 512
+    network = nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())))
+    model = gg.frontend.export(network, {"x": ("batch", width)})
+    clipped = gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(1e-3))
+    options = RuntimeOptions(native_kernels=native_kernels)
+    once, together = (memory.memory(gg.build(model, "mse", o), options=options, batch=4) for o in ("adamw", clipped))
+    weight = 4 * width * width
+    assert once.peak < 5 * weight  # a gradient, and what is made of it
+    assert together.peak > layers * weight
+    assert once.following < weight < once.weights
