@@ -139,12 +139,12 @@ class _Region:
             raise _NotByRowsError
 
     def given(self) -> list[ir.Value]:
-        """What has rows and comes from outside, each once."""
+        """The values that have rows and come from outside, each once."""
         found = (node.inputs[i] for node in self.nodes for i in self.by_rows(node))
         return list(dict.fromkeys(x for x in found if x is not None and x.producer() not in self.nodes))
 
     def results(self) -> list[ir.Value]:
-        """What is read outside."""
+        """The values that are read outside."""
         values = (y for node in self.nodes for y in node.outputs)
         return [y for y in values if any(use.node not in self.nodes for use in y.uses())]
 
