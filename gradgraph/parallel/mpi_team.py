@@ -119,9 +119,16 @@ class MpiTeam(Team):
         return gpu_of(self._neighbours.rank, self._neighbours.size)
 
     def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
+        where = self.gathered("CPU" if placement.memory == "cpu" else "GPU")
+        if other := next((rank for rank, kind in enumerate(where) if kind != where[0]), None):
+            raise ParallelError(
+                f"rank {other} trains on the {where[other]} and rank 0 on the {where[0]}, so a GPU does not start",
+                remedy="pass device='cuda', which says it, or device='cpu'",
+                shell="add --device cuda, which says it, or --device cpu",
+            )
         if placement.memory != "cpu":
             self._check_far(options)
-            self._far = Nccl(self._comm, placement.device_id)
+            self._far = Nccl(self._comm, placement.memory, placement.device_id)
             self._new_far = functools.partial(on_device, device=placement.memory, device_id=placement.device_id)
         if options.threads is None:
             options = replace(options, threads=max(1, _cores() // self._neighbours.size))

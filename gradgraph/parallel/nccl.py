@@ -10,10 +10,12 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
 from gradgraph.errors import RuntimeUnavailableError, shown
+from gradgraph.runtime.execution.ort_values import fill, on_device
 
 _FLOATS = {onnx.TensorProto.FLOAT: "FLOAT32", onnx.TensorProto.DOUBLE: "FLOAT64"}  # NCCL's names of what MPI adds, too
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -24,15 +26,18 @@ class Nccl:
 
     Args:
         comm: of mpi4py, by which the ranks find each other.
-        device_id: of this rank's GPU.
+        memory, device_id: of this rank's GPU, as onnxruntime calls them.
 
     Raises:
         RuntimeUnavailableError: there is no nccl4py, or NCCL does not start.
     """
 
-    def __init__(self, comm: Any, device_id: int) -> None:
+    def __init__(self, comm: Any, memory: str, device_id: int) -> None:
         self._nccl, device_type = _libraries()
-        self._factors: dict[int, tuple[float, Any]] = {}  # by type, the last factor and its operator
+        self._memory = memory
+        self._scales: dict[
+            int, tuple[ort.OrtValue, Any]
+        ] = {}  # by type, a number on the GPU, and NCCL's sum scaled by it
         try:
             self._device = device_type(device_id)
             self._device.set_current()
@@ -52,22 +57,25 @@ class Nccl:
             values: on this rank's GPU, float32 or float64; the same shapes on all ranks, in the same order.
         """
         self._device.set_current()  # another thread may have begun
+        sums = {kind: self._scaled_sum(kind, factor) for kind in {value.element_type() for value in values}}
         with self._nccl.group():
             for value in values:
-                operator = self._scaled_sum(value.element_type(), factor)
-                self._comm.allreduce(value, value, operator, stream=self._stream)
+                self._comm.allreduce(value, value, sums[value.element_type()], stream=self._stream)
         return Begun(self._stream.record())
 
     def _scaled_sum(self, element_type: int, factor: float) -> Any:
-        """NCCL's operator that scales what this rank has before it is added up."""
-        known = self._factors.get(element_type)
-        if known is not None and known[0] == factor:
-            return known[1]
-        if known is not None:
-            known[1].close()
-        made = self._comm.create_pre_mul_sum(factor, self._nccl.NcclDataType[_FLOATS[element_type]])
-        self._factors[element_type] = factor, made
-        return made
+        """NCCL's operator that scales what this rank has by ``factor`` before it is added up.
+
+        There is one for each type: nccl4py keeps each that is ever made.
+        """
+        if element_type not in self._scales:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+            scale = on_device([1], dtype, self._memory, self._device.device_id)
+            kind = self._nccl.NcclDataType[_FLOATS[element_type]]
+            self._scales[element_type] = scale, self._comm.create_pre_mul_sum(scale, kind)
+        scale, operator = self._scales[element_type]
+        fill(scale, np.array([factor], onnx.helper.tensor_dtype_to_np_dtype(element_type)))
+        return operator
 
 
 class Begun:
@@ -108,5 +116,5 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"nccl4py is not installed, by which GPUs add up their gradients ({shown(str(error))})",
-            remedy="pip install 'nccl4py[cu12]', or [cu13], whichever CUDA this onnxruntime-gpu is for",
+            remedy="pip install 'nccl4py[cu12]' (or [cu13], as this onnxruntime-gpu has it), or train on the CPU",
         ) from None

@@ -43,12 +43,8 @@ class NcclDataType(enum.IntEnum):
 
 @dataclass
 class ScaledSum:
-    factor: float
+    scale: ort.OrtValue
     datatype: NcclDataType
-    is_open: bool = True
-
-    def close(self) -> None:
-        self.is_open = False
 
 
 class Stream:
@@ -102,15 +98,15 @@ class Communicator:
         return cls(nranks, rank)
 
     def create_pre_mul_sum(self, scalar: Any, datatype: NcclDataType | None = None) -> ScaledSum:
-        assert datatype is not None and math.isfinite(scalar)
+        assert datatype is not None
         return ScaledSum(scalar, datatype)
 
     def allreduce(self, sendbuf: Any, recvbuf: Any, op: Any, *, stream: Any = None, config: Any = None) -> None:
-        assert Communicator.grouped is not None and sendbuf is recvbuf and op.is_open
-        Communicator.grouped.append((self, _memory(sendbuf, op.datatype), op.factor, stream))
+        assert Communicator.grouped is not None and sendbuf is recvbuf
+        Communicator.grouped.append((self, _memory(sendbuf, op.datatype), _memory(op.scale, op.datatype), stream))
 
-    def begin(self, array: Any, factor: float, stream: Stream) -> None:
-        np.multiply(array, array.dtype.type(factor), out=array)
+    def begin(self, array: Any, scale: Any, stream: Stream) -> None:
+        np.multiply(array, scale[0], out=array)
         stream.requests.append(self._comm.Iallreduce(self._mpi.IN_PLACE, array))
 
 
@@ -130,8 +126,8 @@ def group() -> Iterator[None]:
     Communicator.grouped = []
     yield
     asked, Communicator.grouped = Communicator.grouped, None
-    for comm, array, factor, stream in asked or ():
-        comm.begin(array, factor, stream)
+    for comm, array, scale, stream in asked or ():
+        comm.begin(array, scale, stream)
 
 
 def use() -> None:

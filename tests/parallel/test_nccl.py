@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import mlp
-from parallel.mpi_jobs import ROOT, needs_mpi
+from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 import gradgraph as gg
 from gradgraph.errors import RuntimeUnavailableError
@@ -33,8 +33,8 @@ assert (seen.ptr, seen.count, seen.dtype) == (value.data_ptr(), 6, nccl.NcclData
 assert nccl.NcclDataType["FLOAT32"] == nccl.NcclDataType.from_numpy_dtype(np.dtype("float32"))
 inspect.signature(nccl.Communicator.init).bind(2, 0, nccl.get_unique_id())
 inspect.signature(nccl.Communicator.allreduce).bind(None, value, value, None, stream=None)
-inspect.signature(nccl.Communicator.create_pre_mul_sum).bind(None, 0.5, nccl.NcclDataType.FLOAT32)
-assert callable(nccl.group) and callable(nccl.CustomRedOp.close)
+inspect.signature(nccl.Communicator.create_pre_mul_sum).bind(None, value, nccl.NcclDataType.FLOAT64)
+assert callable(nccl.group)
 assert callable(Device.set_current) and callable(Device.create_stream) and callable(Stream.record)
 assert hasattr(Event, "is_done") and not callable(Event.is_done)
 """
@@ -87,3 +87,21 @@ def test_what_gpus_do_not_do_is_refused(name: str) -> None:
     step = gg.build(mlp(), "cross_entropy", "sgd")
     with pytest.raises(RuntimeUnavailableError, match=told):
         team.opened(step, Placement((CPU,), "cuda"), options)
+
+
+@needs_mpi
+def test_a_rank_whose_gpu_does_not_start_is_named() -> None:
+    program = """
+import sys
+from mpi4py import MPI
+from command_line import mlp
+import gradgraph as gg
+from parallel import far_memory
+from gradgraph.runtime.execution.session import CPU, Placement
+far_memory.use()
+if MPI.COMM_WORLD.rank == 1:
+    Placement.choose = lambda *_: Placement((CPU,))
+gg.Trainer(gg.build(mlp(), "cross_entropy", "sgd"), parallel=gg.DataParallel(timeout=20))
+"""
+    ran = job(2, "-c", program)
+    assert ran.returncode != 0 and "rank 1 trains on the CPU and rank 0 on the GPU" in ran.stderr, ran.stderr
