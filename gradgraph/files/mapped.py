@@ -52,7 +52,7 @@ def pieces(array: Array) -> Iterator[memoryview]:
 
 def forget_pages(array: Array) -> None:
     """Let the system forget that ``array`` was read, if it lies in a file and nobody may write to it there."""
-    if (found := _mapping(array)) is not None and not array.flags.writeable:
+    if (found := _mapping(array)) is not None and memoryview(found[0]).readonly:
         _give_back(found[0], array)
 
 

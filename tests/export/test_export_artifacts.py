@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
@@ -97,3 +98,12 @@ def test_errors_leave_nothing_behind(run: tuple[Path, Path, gg.Trainer], tmp_pat
     with pytest.raises(CheckpointError, match="does not fit"):
         export.save_inference(step, tmp_path / "a.onnx", tmp_path / "other.ckpt")
     assert [p.name for p in tmp_path.iterdir()] == ["other.ckpt"]
+
+
+def test_a_weight_that_is_an_output_keeps_its_type(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 2] x) => (float[N, 2] y, float[2, 2] w) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }""")
+    step = gg.build(model, {"y": "mse"}, gg.optim.sgd(0.1))
+    for sizes in (None, {"N": 2}):
+        export.save_inference(step, tmp_path / "m.onnx", sizes=sizes)
+        onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)

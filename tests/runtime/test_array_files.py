@@ -14,9 +14,11 @@ from typing import Any
 import handmade
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from gradgraph.errors import DataError
-from gradgraph.files.mapped import is_cut, is_mapped
+from gradgraph.files.mapped import is_cut, is_mapped, pieces
+from gradgraph.files.untrusted.array_files import safetensors_mapped
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution.session import RuntimeOptions
@@ -183,3 +185,39 @@ def test_bad_files_are_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(says)) as caught:
         load_arrays(make(tmp_path), limit=10_000_000)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_tensor_is_read_of_a_mapped_file(tmp_path: Path) -> None:
+    arrays = {"none": np.zeros((0, 3), np.float32), "some": np.ones((2, 3), np.float32)}
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
+    found, _ = safetensors_mapped(tmp_path / "a.safetensors")
+    assert {name: (a.shape, a.dtype) for name, a in found.items()} == {n: (a.shape, a.dtype) for n, a in arrays.items()}
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run saves its checkpoint between the two times that the path is opened."""
+    path, new, opened = tmp_path / "a.safetensors", tmp_path / "new.safetensors", safetensors.safe_open
+    safetensors.numpy.save_file({"a": np.zeros(2, np.float32)}, path)
+    safetensors.numpy.save_file({"b": np.arange(3)}, new)
+
+    def racing(name: Path, **options: Any) -> Any:
+        if new.exists():
+            new.replace(path)
+        return opened(name, **options)
+
+    monkeypatch.setattr(safetensors, "safe_open", racing)
+    found, _ = safetensors_mapped(path)
+    assert [*found] == ["b"] and found["b"].tolist() == [0, 1, 2]
+
+
+def test_what_a_caller_has_changed_of_a_mapped_file_stays(tmp_path: Path) -> None:
+    """Changed pages of a private mapping are nowhere else, though a view of them may be read-only."""
+    np.zeros(5000, np.float32).tofile(tmp_path / "w.bin")
+    given = np.memmap(tmp_path / "w.bin", np.float32, "c")
+    given[:] = 1
+    view = given.view()
+    view.flags.writeable = False
+    assert b"".join(pieces(view)) == np.ones(5000, np.float32).tobytes()
+    assert given.min() == 1

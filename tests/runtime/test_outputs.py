@@ -60,3 +60,10 @@ def test_an_error_is_said_whichever_way_it_ran() -> None:
         with pytest.raises(ModelError, match=r"^running the model failed at Gather"):
             bound.compute({"x": x, "i": i + 9})
     assert np.array_equal(bound.compute({"x": x, "i": i})["y"], [2, 1, 0])
+
+
+def test_an_output_that_is_an_input_has_its_numbers_in_every_batch() -> None:
+    bound = session("g (float[n, 3] x) => (float[n, 3] y, float[n, 3] x) { y = Add(x, x) }", "y", "x")
+    for number in range(3):
+        x = np.full((4, 3), number, np.float32)
+        assert np.array_equal(bound.compute({"x": x})["x"], x)

@@ -168,6 +168,8 @@ def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], 
     """
     try:
         with open_regular(path) as opened, safetensors.safe_open(path, framework="np") as file:  # checks the header
+            if not os.path.samestat(os.fstat(opened.fileno()), Path(path).stat()):  # another one has just been saved
+                return safetensors_mapped(path)
             whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
             places = json_of(whole[8:start].tobytes())
@@ -175,7 +177,7 @@ def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], 
             for name in file.keys():  # noqa: SIM118 - no dict
                 begin, end = (start + at for at in places[name]["data_offsets"])
                 one = file.get_slice(name)
-                if shape := one.get_shape():
+                if (shape := one.get_shape()) and 0 not in shape:
                     found[name] = whole[begin:end].view(one[:0].dtype).reshape(shape)
                 else:
                     found[name] = file.get_tensor(name)

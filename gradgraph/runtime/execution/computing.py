@@ -78,7 +78,12 @@ class ComputingSession(BoundSession):
 
 
 def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:
-    """Whether the sizes of inputs give those of the outputs, and these are numbers."""
+    """Whether the sizes of inputs give those of the outputs, and these are numbers that the session computes.
+
+    What is an input and an output is not written to memory that is bound for it.
+    """
+    if not {given.name for given in session.get_inputs()}.isdisjoint(outputs):
+        return False
     sizes = {d for given in session.get_inputs() for d in given.shape if isinstance(d, str)}
     wanted = [o for o in session.get_outputs() if o.name in outputs]
     known = all(isinstance(d, int) or d in sizes for output in wanted for d in output.shape)

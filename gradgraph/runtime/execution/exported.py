@@ -114,7 +114,8 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """``model``, in place, without types and shapes beside its weights, which say these themselves."""
+    """``model``, in place, without types and shapes beside weights, which say these themselves; outputs keep theirs."""
     for value in model.graph.initializers.values():
-        value.type = value.shape = None
+        if not value.is_graph_output():
+            value.type = value.shape = None
     return model
