@@ -93,7 +93,7 @@ def predict(folder: Path) -> dict[str, Any]:
 
 
 def export(folder: Path) -> None:
-    trainer(folder).export(folder / "export" / "trained.onnx")
+    trainer(folder).export_file(folder / "export" / "trained.onnx")
 
 
 def save_all(folder: Path, _: bool) -> None:
@@ -112,7 +112,7 @@ def checkpoint_all(folder: Path, _: bool) -> None:
 def export_all(folder: Path, _: bool) -> None:
     import gradgraph as gg
 
-    gg.Trainer(folder / "all", device="cpu").export(folder / "export" / "all.onnx")
+    gg.Trainer(folder / "all", device="cpu").export_file(folder / "export" / "all.onnx")
 
 
 def resume_all(folder: Path, _: bool) -> None:

@@ -536,7 +536,7 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
         trainer.evaluate(held_out, size, limit=1)
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(Path(folder) / "run.ckpt")
-            trainer.export(Path(folder) / "trained.onnx")
+            trainer.export_file(Path(folder) / "trained.onnx")
         output.say("dry run: one batch was trained, evaluated, saved and exported; nothing was written")
     if as_json:
         output.emit_json(facts)

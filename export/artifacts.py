@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import checked
 from gradgraph.files.atomic import write_atomically
-from gradgraph.files.late_message import message_in
-from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.models import Source, load_model, save_model, to_proto, written_message
 from gradgraph.files.streamed import safetensors_pieces
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.shapes import OPSET
@@ -88,7 +88,7 @@ def save_inference(
     if not sizes:
         return trainer.export(path, outputs=outputs, averaged=averaged, mixed=mixed)
     save_model(plain(served(trainer, outputs, averaged=averaged, mixed=mixed, sizes=sizes)), path)
-    return message_in(path)
+    return written_message(pathlib.Path(path))
 
 
 def served(

@@ -22,8 +22,11 @@ from gradgraph.files.external import (
     attach,
     bytes_of,
     data_names,
+    external_entry,
+    is_external,
     locate,
     point_at,
+    put_inside,
     store_inside,
     store_outside,
     stored_values,
@@ -133,6 +136,26 @@ def _message(path: Path, apart: bool) -> tuple[onnx.ModelProto, HeldFile | None]
             mistaken(path, Place.MODEL)
             or f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
         ) from error.__cause__
+
+
+def written_message(path: Path) -> onnx.ModelProto:
+    """The message in a ``.onnx`` file of ours; what lies in a file beside it is not read.
+
+    Large weights are read one after the other, so that they lie in memory once.
+
+    Raises:
+        ModelError: the file was written over meanwhile.
+    """
+    with path.open("rb") as file:
+        if (found := message_inside(path, file)) is None:
+            return onnx.ModelProto.FromString(file.read())
+    proto, own = found
+    for tensor in filter(is_external, proto.graph.initializer):
+        place = external_entry(tensor)
+        if place.location == own.location:
+            put_inside(tensor, b"".join(own.pieces(place.offset, place.length)))
+            tensor.ClearField("data_location")  # as it stands in the file
+    return proto
 
 
 def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFile] | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, as_names, checked
 from gradgraph.errors import shown
-from gradgraph.files.late_message import message_in
+from gradgraph.files.models import written_message
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.exported import Exported
@@ -39,7 +40,7 @@ class Exports(Diagnosis):
         Args:
             path: a file to write it to, piece by piece; weights of more than 1.5 GB, and frozen ones of 8 MiB and more
                 that lay beside a model, go to ``<name>.data`` beside it, and what is returned refers to them there.
-                What is returned of a file of 8 MiB and more is read from it when it is first used.
+                What is returned holds the others: :meth:`export_file` takes less memory.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
@@ -60,7 +61,7 @@ class Exports(Diagnosis):
         if path is None or not self._executor.team.is_first:
             return exported.proto()
         exported.write(path)
-        return message_in(path)
+        return written_message(Path(path))
 
     def export_file(
         self,
@@ -70,7 +71,7 @@ class Exports(Diagnosis):
         averaged: bool = True,
         mixed: bool = False,
     ) -> None:
-        """Write what :meth:`export` writes to ``path``, and return nothing."""
+        """Write what :meth:`export` writes to ``path``, and return nothing, so that no weight is copied."""
         check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess=True)
         if self._executor.team.is_first:
