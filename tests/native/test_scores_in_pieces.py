@@ -26,13 +26,17 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores_in_pieces, "LEAST_ROWS", 1)
 
 
-def network(flat: bool, capped: bool, stored: bool = True) -> onnx.ModelProto:
-    """Layers "w" and a head over words; scores of [batch, tokens, words], or ``flat`` of [batch · tokens, words]."""
+def network(flat: bool, capped: bool, stored: bool = True, words: int = WORDS, deep: bool = False) -> onnx.ModelProto:
+    """Layers "w" and a head over words; scores of [batch, tokens, words], or ``flat`` of [batch · tokens, words].
+
+    A ``deep`` bias has three axes.
+    """
     rng = np.random.default_rng(0)
-    weights = {"w": rng.normal(size=(5, 16)), "scales": np.full((WORDS, 1), 0.1), "bias": rng.normal(size=WORDS)}
-    numbers = rng.integers(-8, 8, (WORDS, 16))
+    weights = {"w": rng.normal(size=(5, 16)), "scales": np.full((words, 1), 0.1), "bias": rng.normal(size=words)}
+    weights["bias"] = weights["bias"].reshape((1, 1, words) if deep else words)
+    numbers = rng.integers(-8, 8, (words, 16))
     head = helper.make_node("DequantizeLinear", ["numbers", "scales"], ["head"], axis=1, block_size=16)
-    kept = [helper.make_tensor("numbers", TensorProto.INT4, (WORDS, 16), numbers.reshape(-1))]
+    kept = [helper.make_tensor("numbers", TensorProto.INT4, (words, 16), numbers.reshape(-1))]
     if not stored:
         kept, head = [], helper.make_node("Identity", ["numbers"], ["head"])
         weights["numbers"] = numbers * 0.1
@@ -46,8 +50,8 @@ def network(flat: bool, capped: bool, stored: bool = True) -> onnx.ModelProto:
         helper.make_node("Reshape", ["capped", "sizes"], ["y"]),
     ]
     value = helper.make_tensor_value_info
-    sizes = [-1, WORDS] if flat else [-1, TOKENS, WORDS]
-    shape = ["rows", WORDS] if flat else ["batch", TOKENS, WORDS]
+    sizes = [-1, words] if flat else [-1, TOKENS, words]
+    shape = ["rows", words] if flat else ["batch", TOKENS, words]
     kept += [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()]
     kept.append(numpy_helper.from_array(np.array(sizes, np.int64), "sizes"))
     graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, ["batch", TOKENS, 5])],
@@ -71,6 +75,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "weights of classes": (PLAIN, {"weight": np.arange(1.0, WORDS + 1)}, True),
     "a head of floats": ({**PLAIN, "stored": False}, {}, False),  # each product would keep a copy
     "smoothed": (PLAIN, {"label_smoothing": 0.1}, False),  # its gradient is written over all rows
+    "a bias of three axes": ({**PLAIN, "deep": True}, {}, True),
+    "as many rows as words": ({"flat": True, "capped": False, "words": BATCH * TOKENS}, {}, False),  # of the bias, too
     "z loss": (PLAIN, {"z_loss": 1e-2}, False),  # its gradient reads what a row gave
 }
 
@@ -81,7 +87,8 @@ def test_losses_and_gradients_are_the_same(name: str, monkeypatch: pytest.Monkey
         pytest.skip("with tiles, floats of a few rows of a weight are multiplied")
     model, options, taken = CASES[name]
     loss = gg.losses.cross_entropy(axis=-1, **options)
-    step = gg.build(network(**model), loss, gg.optim.sgd(0.1), train="w", metrics="accuracy")
+    weights = ["w", "bias"] if "words" in model else ["w"]
+    step = gg.build(network(**model), loss, gg.optim.sgd(0.1), train=weights, metrics="accuracy")
     lowered = for_machine(step.train, ORT_NATIVE, {"batch": BATCH, "rows": BATCH * TOKENS})
     assert sum(node.op_type == "LogSoftmax" for node in lowered.graph.node) == (PIECES if taken else 1)
     found = []
@@ -89,8 +96,9 @@ def test_losses_and_gradients_are_the_same(name: str, monkeypatch: pytest.Monkey
         monkeypatch.setattr(scores_in_pieces, "PIECE", piece)
         trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(native_kernels=True))
         results = [trainer.step(data(model["flat"])) for _ in range(3)]
-        found.append(([float(r["loss"]) for r in results], trainer.state_dict()["w"]))
-    (losses, w), (whole_losses, whole_w) = found
+        found.append(([float(r["loss"]) for r in results], trainer.state_dict()))
+    (losses, state), (whole_losses, whole) = found
     np.testing.assert_allclose(losses, whole_losses, rtol=1e-6)
-    np.testing.assert_allclose(w, whole_w, rtol=1e-5, atol=1e-6)
+    for weight in weights:
+        np.testing.assert_allclose(state[weight], whole[weight], rtol=1e-5, atol=1e-6)
     assert losses[-1] < losses[0]

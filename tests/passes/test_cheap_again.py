@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,10 +16,12 @@ from lowered_networks import feeds_of
 from running import run
 
 import gradgraph as gg
+from gradgraph.autodiff.after import write_orders
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import ORT_CPU, cheap_again
 from gradgraph.frontend import export, nn
 from gradgraph.frontend import functional as F
+from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.runtime.execution.memory import walked
 
 X = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
@@ -122,3 +126,48 @@ def test_what_is_kept_and_what_is_not() -> None:
     for node in graph:
         node.name = f"grad/{node.outputs[0].name}" if node.outputs[0].name in ("d", "g", "l") else node.outputs[0].name
     assert {y.name for y in cheap_again.Kept(graph).again} == {"s0", "one"}
+
+
+UNARY, BINARY = ("Sin", "Cos", "Tanh", "Sigmoid", "Neg", "Identity"), ("Add", "Mul", "Sub")
+
+
+def drawn(seed: int) -> onnx.ModelProto:
+    """A forward pass of cheap functions and products, and gradients that read it and each other."""
+    draw = random.Random(seed)
+    nodes, forward, late = list[str](), ["a", "b"], list[str]()
+    for i in range(draw.randint(4, 12)):
+        operator = draw.choice(["MatMul", *UNARY, *BINARY])
+        others = {"MatMul": ["square"], **{name: [draw.choice(forward)] for name in BINARY}}.get(operator, [])
+        nodes.append(f"f{i} = {operator} ({', '.join([draw.choice(forward), *others])})")
+        forward.append(f"f{i}")
+    for i in range(draw.randint(3, 12)):
+        first = draw.choice(late if late and draw.random() < 0.6 else forward)
+        nodes.append(f"g{i} = {draw.choice(BINARY)} ({first}, {draw.choice(forward)})")
+        late.append(f"g{i}")
+    read = {word for node in nodes for word in re.findall(r"\w+", node.rpartition("(")[2])}
+    results = ", ".join(f"float[4, 4] {y}" for y in (*forward[2:], *late) if y not in read)
+    text = "\n".join(nodes)
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        step (float[4, 4] a, float[4, 4] b, float[4, 4] square) => ({results}) {{ {text} }}""")
+    for node in model.graph.node:
+        y = node.output[0]
+        node.name = f"grad/{y}" if y in late else y
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def test_drawn_graphs_have_no_circle_and_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cheap_again, "LEAST", 1)
+    monkeypatch.setattr(cheap_again, "LEAST_OF_ALL", 1)
+    rng, changed = np.random.default_rng(0), 0
+    feeds = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in ("a", "b", "square")}
+    for seed in range(60):
+        plain = drawn(seed)
+        work = onnx_ir.from_proto(plain)
+        changed += cheap_again.compute_cheap_again(work)
+        write_orders(work)
+        work.opset_imports.pop(DOMAIN, None)
+        found, expected = run(onnx_ir.to_proto(work), feeds), run(plain, feeds)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{seed} {name}")
+    assert changed > 20

@@ -4,8 +4,8 @@ SiLU behind a GroupNormalization is an example: the backward pass reads the inpu
 three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is kept, and both
 are computed a second time by copies of the same nodes, just before the first node of the backward pass that reads them.
 
-Nothing is kept that was not kept before: a value is computed again where it follows from inputs, weights and others
-that the backward pass reads and cannot have otherwise. Copies run late since they read one of these through ``After``,
+Nothing large is kept that was not kept before: a value is computed again where it follows from inputs, weights and what
+the backward pass reads and cannot have otherwise. Copies run late since they read one of these through ``After``,
 which waits for the gradient before (see ``autodiff/recompute.py``).
 """
 
@@ -140,8 +140,10 @@ def _write_copies(model: ir.Model, kept: Kept) -> bool:
     """Let the backward pass read copies of ``kept.again``."""
     op = Builder(names_of(model))
     place = {node: i for i, node in enumerate(kept.order)}
-    first = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
+    readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
     turns = _turns(kept)
+    # a reader that no gradient comes before reads what is kept: the turn of a copy may need it
+    first = {y: node for y, node in readers.items() if turns[place[node]] is not None}
     copies: dict[ir.Value, ir.Value] = {}
     for y in sorted(first, key=lambda y: place[first[y]]):
         before = turns[place[first[y]]]
@@ -155,7 +157,7 @@ def _write_copies(model: ir.Model, kept: Kept) -> bool:
         op.nodes += written
         copies |= values
         op.finish(model.graph, first[y])
-    for y in kept.again:
+    for y in first:
         for node, i in [use for use in y.uses() if y in copies and is_late(use.node)]:
             node.replace_input_with(i, copies[y])
     return bool(copies)

@@ -20,7 +20,7 @@ from gradgraph.autodiff.after import after, turn_after
 from gradgraph.backends.ort_native import library
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.nodes import is_standard
-from gradgraph.graph.shapes import all_sizes, record_shape, shape_of
+from gradgraph.graph.shapes import all_sizes, record_shape, shape_of, small_constant
 from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
@@ -60,7 +60,7 @@ class _Region:
 
     rows: int
     classes: int
-    nodes: set[ir.Node] = field(default_factory=set)
+    nodes: dict[ir.Node, None] = field(default_factory=dict)  # in the order of the graph
 
     @classmethod
     def around(cls, softmax: ir.Node) -> _Region | None:
@@ -73,7 +73,10 @@ class _Region:
             found._collect(softmax)
         except _NotByRowsError:
             return None
-        return found
+        # a piece ends with what comes last in the graph, which is its gradient: so its scores are gone by then
+        own = dict.fromkeys(node for node in softmax.graph or () if node in found.nodes)
+        is_whole, found.nodes = len(own) == len(found.nodes), own  # a body may read scores, too
+        return found if is_whole else None
 
     @property
     def pieces(self) -> int:
@@ -109,7 +112,7 @@ class _Region:
             if node in self.nodes:
                 continue
             self._check(node)
-            self.nodes.add(node)
+            self.nodes[node] = None
             for i in self.by_rows(node):
                 x = node.inputs[i]
                 if x is not None and self.is_wide(x) and (producer := x.producer()) is not None:
@@ -132,6 +135,9 @@ class _Region:
             **dict.fromkeys(("LogSoftmaxGrad", "CrossEntropyGrad"), attrs.get("axis", -1) in (-1, last)),
             "ArgMax": attrs.get("axis", 0) in (-1, last),
         }.get(node.op_type, True)
+        if node.op_type.startswith("Reduce"):
+            axes = small_constant((*node.inputs, None)[1])
+            fits = axes is not None and axes.tolist() in ([-1], [last])
         reduced = node.op_type.startswith("Reduce") or node.op_type == "ArgMax"
         if not fits or (reduced and math.prod(made) != self.rows) or (not reduced and not self._has_rows(made)):
             raise _NotByRowsError
@@ -203,7 +209,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
     """``node`` for so many rows, of two axes."""
     of_rows = region.by_rows(node)
     inputs: list[Var | None] = [
-        values[x] if x is not None and i in of_rows else op.wrap(x) for i, x in enumerate(node.inputs)
+        values[x] if x is not None and i in of_rows else _for_all(op, node, x) for i, x in enumerate(node.inputs)
     ]
     attrs, sizes = attributes(node), all_sizes(shape_of(node.outputs[0])) or []
     first = inputs[0]
@@ -227,3 +233,10 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
     record_shape(out, (rows, sizes[-1] if math.prod(sizes) != region.rows else 1) if keeps else (rows,))
     op.nodes.append(copied)
     return op.wrap(out)
+
+
+def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
+    """What all rows of ``node`` read; more axes than the two of a piece would give the result more, too."""
+    sizes = all_sizes(shape_of(value)) or []
+    is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
+    return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

@@ -51,7 +51,8 @@ def with_updates_after_loss(
     floats = _computed_floats(model)
     before = _ancestors(nodes, writer)
     reshaped = {y for node in nodes if node.op_type in _FUSED for y in node.output}
-    places = [_place(node, floats.keys() - reshaped) for node in nodes]
+    numbers = floats.keys() - reshaped
+    places = [_place(node, numbers) for node in nodes]
     free = sum(1 << i for i, place in enumerate(places) if place is not None) & ~before[writer[loss]]
     waiting: list[tuple[onnx.NodeProto, int]] = []
     while updates:
