@@ -224,10 +224,12 @@ def _onnx(export: _Export) -> dict[str, Any]:
     from gradgraph.export.held_against import report_of
     from gradgraph.export.image_input import taking_images
     from gradgraph.files.models import save_model
+    from gradgraph.graph.checks import validate
     from gradgraph.runtime.execution.exported import plain
 
     trainer = _opened(export)
     model, facts = _model(export, trainer)
+    validate(model)  # before a file that is there is replaced
     save_model(plain(model), export.out)
     if not export.calibrate:  # by which the file is to differ from the step
         report = report_of(export.out, trainer, averaged=not export.not_averaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.float16_weights import LEAST, STORED
 from gradgraph.files.mapped import forget_pages
+from gradgraph.passes.normal.edit import names_of, next_free
+from gradgraph.step.folder import copied
 from gradgraph.step.step import Step
 
 __all__ = ["Float16Storage", "float16_storage"]
@@ -86,7 +89,21 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
             )
     work: ir.Model = ir.from_proto(model)
     found = store_as_float16(work)
-    return dataclasses.replace(found, result=ir.to_proto(work))
+    return dataclasses.replace(found, result=_with_weights_of(work, model, found.tensors))
+
+
+def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
+    """A copy of ``model`` with the initializers of ``work`` and the Casts at its start, and all else as it is."""
+    result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
+    del graph.node[:]
+    graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))
+    graph.node.extend(model.graph.node)
+    result.graph.CopyFrom(graph)
+    former = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, value in work.graph.initializers.items():
+        assert value.const_value is not None
+        result.graph.initializer.append(former[name] if name in former else ir.to_proto(value.const_value))
+    return result
 
 
 def store_as_float16(model: ir.Model) -> Float16Storage:
@@ -95,6 +112,7 @@ def store_as_float16(model: ir.Model) -> Float16Storage:
     before = after = count = 0
     largest = relative = 0.0
     kept, casts = list[str](), list[ir.Node]()
+    taken = {name.removesuffix(STORED) for name in names_of(model) if name.endswith(STORED)}
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or tensor.dtype == ir.DataType.STRING:
@@ -111,7 +129,9 @@ def store_as_float16(model: ir.Model) -> Float16Storage:
         norm = float(np.linalg.norm(wide))
         relative = max(relative, float(np.linalg.norm(error)) / norm if norm else 0.0)
         forget_pages(wide)
-        casts.append(_widened_in(graph, value, tensor))
+        stem = next_free(name, taken)
+        taken.add(stem)
+        casts.append(_widened_in(graph, value, tensor, f"{stem}{STORED}"))
     if len(graph):
         graph.insert_before(graph[0], casts)
     else:
@@ -127,11 +147,11 @@ def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
     return narrow
 
 
-def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Node:
-    """A Cast that gives what the initializer ``value`` was, whose numbers are stored as float16 now."""
+def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, called: str) -> ir.Node:
+    """A Cast that gives what the initializer ``value`` was, whose numbers are stored as float16 now, under a name."""
     name, half, shape = value.name or "", ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy())
-    kept = ir.LazyTensor(lambda: ir.tensor(_narrow(tensor)), half, shape, name=f"{name}{STORED}")
-    stored = ir.Value(name=kept.name, type=ir.TensorType(half), shape=shape, const_value=kept)
+    kept = ir.LazyTensor(lambda: ir.tensor(_narrow(tensor)), half, shape, name=called)
+    stored = ir.Value(name=called, type=ir.TensorType(half), shape=shape, const_value=kept)
     graph.initializers.pop(name)
     graph.register_initializer(stored)
     cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, name=f"{name}.widen")

@@ -13,10 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import all_sizes, known_sizes, shape_of
+from gradgraph.passes.normal.edit import next_free
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.naming import is_anonymous
-from gradgraph.surgery.operated import matched, next_free, numbers_of
+from gradgraph.surgery.operated import matched, numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",

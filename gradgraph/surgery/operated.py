@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal import load_plain
-from gradgraph.passes.normal.edit import names_of
+from gradgraph.passes.normal.edit import names_of, next_free
 from gradgraph.passes.normal.edit import value_named as value_named
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.step.preprocessing import learn_preprocessing
@@ -94,15 +94,6 @@ def free_name(work: ir.Model, wanted: str) -> str:
     taken: set[str] = work.meta[_TAKEN]
     name = next_free(wanted, taken)
     taken.add(name)
-    return name
-
-
-def next_free(wanted: str, taken: Collection[str]) -> str:
-    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not taken."""
-    name, count = wanted, 0
-    while name in taken:
-        count += 1
-        name = f"{wanted}_{count}"
     return name
 
 

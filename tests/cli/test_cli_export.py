@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from command_line import Cli, arrays
+
+import gradgraph as gg
 
 
 @pytest.fixture
@@ -57,3 +60,30 @@ def test_options_that_do_not_go_together_are_refused(cli: Cli, run: Path, words:
     ran = cli("export", "step", "--checkpoint", "run.ckpt", *words)
     assert ran.code == 2
     assert said in ran.err
+
+
+@pytest.fixture
+def half(folder: Path) -> Path:
+    """A step in float16 whose weight is an output, so that an export in mixed precision has a Cast of it."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 16] x) => (float[N, 16] y, float[16, 16] w) <float[16, 16] w = {0}> { y = MatMul(x, w) }""")
+    model.graph.initializer[0].float_data[:] = [0.5] * 256
+    step: Path = gg.build(model, {"y": "mse"}, gg.optim.sgd(0.1), precision="float16").save(folder / "half")
+    return step
+
+
+WORDS = ("export", "half", "--untrained", "--mixed", "--store", "float16", "-o", "small.onnx")
+
+
+def test_weights_that_are_cast_anyway_are_stored_as_float16(cli: Cli, half: Path) -> None:
+    assert cli(*WORDS).code == 0
+    onnx.checker.check_model("small.onnx", full_check=True)
+    assert {t.name for t in onnx.load("small.onnx").graph.initializer} == {"w_1.float16"}
+
+
+def test_a_file_is_replaced_by_valid_models_only(cli: Cli, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradgraph.export.storage.next_free", lambda name, taken: name)
+    Path("small.onnx").write_bytes(b"of somebody")
+    ran = cli(*WORDS)
+    assert ran.code != 0 and "are called 'w.float16'" in ran.err
+    assert Path("small.onnx").read_bytes() == b"of somebody"

@@ -130,6 +130,29 @@ def test_weights_are_stored_as_float16_and_the_error_is_said() -> None:
     np.testing.assert_array_equal(run(stored.result, {"x": x})["y"], run(exact, {"x": x})["y"])
 
 
+def test_what_a_model_holds_beside_its_weights_stays() -> None:
+    model, make = wide_model(), onnx.numpy_helper.from_array
+    values, places = make(np.array([2], np.float32), "s"), make(np.array([5]), "s_at")
+    model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, [32]))
+    model.graph.node[0].input[2] = "s"
+    model.training_info.add()
+    stored = export.float16_storage(model)
+    kept = stored.result
+    assert (stored.tensors, kept.training_info) == (1, model.training_info)
+    assert kept.graph.sparse_initializer == model.graph.sparse_initializer
+    x = np.ones((1, 16), np.float32)
+    np.testing.assert_allclose(run(kept, {"x": x})["y"], run(model, {"x": x})["y"], rtol=1e-2)
+
+
+def test_a_stored_weight_gets_a_free_name() -> None:
+    model = wide_model()
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "w.float16"
+    stored = export.float16_storage(model).result
+    onnx.checker.check_model(stored, full_check=True)
+    (name,) = (t.name for t in stored.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16)
+    assert name == "w_1.float16"
+
+
 def test_a_step_begins_with_rounded_weights_and_loads_others_as_ever(tmp_path: Path) -> None:
     """Averages, which init.onnx makes of the weights, follow weights that are loaded."""
     step = gg.build(wide_model(), "mse", gg.optim.sgd(0.1), ema=0.9)

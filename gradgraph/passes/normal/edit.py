@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -196,6 +196,15 @@ def names_of(model: ir.Model) -> Iterator[str]:
             yield from [v.name for v in node.outputs if v.name]
             if any(a.type in _OF_GRAPHS for a in node.attributes.values()):
                 stack.extend(subgraphs(node))
+
+
+def next_free(wanted: str, taken: Collection[str]) -> str:
+    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not taken."""
+    name, count = wanted, 0
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    return name
 
 
 def value_named(model: ir.Model, name: str) -> ir.Value:
