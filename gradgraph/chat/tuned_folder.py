@@ -70,7 +70,12 @@ def write_results(
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
     if recipe.merge != "none":
         for form in _forms(adapted, recipe.merge, held_out is not None):
-            merged = _merged(adapted, state, form, figures)
+            try:
+                merged = _merged(adapted, state, form, figures)
+            except BuildError:
+                if form == recipe.merge:
+                    raise
+                continue  # it would be measured alone
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
                 figures[f"perplexity_{form}"] = measured
             if form == recipe.merge:
@@ -120,17 +125,22 @@ def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
     shared = set(whole.graph.initializers)
     make_names_unique(whole)  # as they were when one was taken
     before, after = _weights(whole), _weights(merged)
-    changed = {name: new for name, new in after.items() if name not in before or not _alike(new, before[name])}
-    if not all(name in shared and new.shape == before[name].shape for name, new in changed.items()):
+    changed = {name: new for name, new in after.items()
+               if (not _alike(new, before[name]) if name in before else _is_learnt(name, new))}  # fmt: skip
+    if not all(n in shared and n in before and new.shape == before[n].shape for n, new in changed.items()):
         return False
     give_weights(whole, {name: new.numpy() for name, new in changed.items()})
     return True
 
 
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """The floats that a model stores."""
-    stored = model.graph.initializers.items()
-    return {name: v.const_value for name, v in stored if v.dtype in _FLOATS and v.const_value is not None}
+    """The tensors that a model stores, integers of quantised weights among them."""
+    return {name: v.const_value for name, v in model.graph.initializers.items() if v.const_value is not None}
+
+
+def _is_learnt(name: str, tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor that both decoders do not share may have changed; integers of one alone are sizes and axes."""
+    return tensor.dtype in _FLOATS or name.endswith(".merged")
 
 
 def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:

@@ -92,7 +92,7 @@ def save_adapter(
             family: ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same in both.
 
     Raises:
-        ArgumentError: ``names`` has a ``*`` on one side alone.
+        ArgumentError: ``names`` has a ``*`` on one side alone, or two layers would have one name.
         BuildError: the model has no adapters, or several names of them; or they are not of the kinds that have other
             names (lora, rslora, dora).
         UnknownNameError: it has none of this name, or no layer of one of ``names``; or there is no such family.
@@ -152,7 +152,7 @@ def _check_apart(names: Sequence[str], called: Mapping[str, str]) -> None:
     """Raise ArgumentError where two of the names, called otherwise, are one."""
     again, count = Counter(called.get(name, name) for name in {*names}).most_common(1)[0]
     if count > 1:
-        raise ArgumentError(f"by names= '{shown(again)}' would be {count} layers; give each a name of its own")
+        raise ArgumentError(f"'{shown(again)}' would be the name of {count} layers; give each a name of its own")
 
 
 def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
@@ -235,6 +235,11 @@ def _of_family(
         for a in adapters
     }
     found = for_modules({name: factors for name, factors in given.items() if name not in called}, family, layers)
+    again = next((theirs for theirs in called.values() if theirs in found), None)
+    if again is not None:
+        raise ArgumentError(
+            f"'{shown(again)}' is what the family calls another layer with an adapter; give each a name of its own"
+        )
     found |= {theirs: given[name] for name, theirs in called.items()}
     first, spread = replace(adapters[0], blocks=()), KINDS[adapters[0].kind].spread
     named = [

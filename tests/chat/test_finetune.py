@@ -16,7 +16,7 @@ import gradgraph as gg
 from gradgraph.chat import Recipe
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.tuned_folder import perplexity_of
-from gradgraph.errors import ArgumentError, DataError, GradgraphError, OutputError
+from gradgraph.errors import ArgumentError, BuildError, DataError, GradgraphError, OutputError
 from gradgraph.files.models import load_model
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -107,6 +107,43 @@ def test_both_decoders_of_one_file_learn(apart: bool, tmp_path: Path, caplog: An
     written = "decoder_model.onnx" if apart else "decoder_model_merged.onnx"
     assert [file.name for file in (tmp_path / "tuned").glob("*.onnx")] == [written]
     assert f"- `{written}`: the merged model" in (tmp_path / "tuned" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("form", ["float", "requantised"])
+def test_a_quantised_file_of_both_decoders_is_written_as_it_was_measured(form: str, tmp_path: Path) -> None:
+    base = of_optimum(tmp_path / "llm", False)
+    onnx.save(merged_decoder.quantised(merged_decoder.model()), base / "decoder_model_merged.onnx")
+    recipe: dict[str, Any] = {**SHORT, "target": "*", "learning_rate": 5e-2, "epochs": 2, "progress": False}
+    found = gg.finetune(base, small_folder.chats(30), tmp_path / "tuned", merge=form, **recipe)
+    written = ModelFolder.of(tmp_path / "tuned")
+    assert written.model.name == ("decoder_model.onnx" if form == "float" else "decoder_model_merged.onnx")
+    given = found.trainer.predict(IDS)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # it moves what both branches read
+    session = ort.InferenceSession(written.model, options, providers=["CPUExecutionProvider"])
+    feeds: dict[str, Any] = {"input_ids": IDS}
+    if form == "requantised":
+        feeds |= {merged_decoder.PAST: np.zeros((1, 1, 0, 8), np.float32), merged_decoder.BRANCH: np.array([False])}
+    np.testing.assert_allclose(session.run(["logits"], feeds)[0], given, atol=1e-3 if form == "float" else 0.3)
+
+
+def test_a_form_that_is_measured_alone_may_be_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some weights cannot be quantised again; the float form that was asked for is written all the same."""
+    merge = gg.surgery.merge_adapters
+
+    def merged(*args: Any, requantise: bool = False, **more: Any) -> Any:
+        if requantise:
+            raise BuildError("this weight cannot be quantised again; merge it as floats")
+        return merge(*args, requantise=requantise, **more)
+
+    monkeypatch.setattr(gg.surgery, "merge_adapters", merged)
+    base = small_folder.write(tmp_path / "llm")
+    options: dict[str, Any] = {**SHORT, "epochs": 1, "max_steps": 1, "progress": False}
+    found = gg.finetune(base, small_folder.chats(20), tmp_path / "tuned", **options)
+    assert (tmp_path / "tuned/tokenizer.json").exists() and (tmp_path / "tuned/README.md").exists()
+    assert "perplexity_float" in found.figures and "perplexity_requantised" not in found.figures
+    with pytest.raises(BuildError, match="merge it as floats"):
+        gg.finetune(base, small_folder.chats(20), tmp_path / "again", **options, merge="requantised")
 
 
 def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:

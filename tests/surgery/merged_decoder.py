@@ -68,3 +68,21 @@ def scores(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
     """The formula, in NumPy."""
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     return np.asarray((stored[GAIN] * np.tanh(stored["E"][ids].cumsum(1) @ stored[LAYER])) @ stored[HEAD])
+
+
+def quantised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with int8 matrices, which both branches read by a DequantizeLinear of their own."""
+    graph, stored = model.graph, {t.name: t for t in model.graph.initializer}
+    for name in (LAYER, HEAD):
+        numbers = numpy_helper.to_array(stored[name])
+        scale = np.abs(numbers).max(0) / 127
+        tensors = {"whole": np.round(numbers / scale).astype(np.int8), "scale": scale, "zero": scale.astype(np.int8)}
+        graph.initializer.remove(stored[name])
+        graph.initializer.extend(numpy_helper.from_array(a, f"{name}_{part}") for part, a in tensors.items())
+        for attribute in graph.node[0].attribute:
+            nodes = attribute.g.node
+            at, reader = next((i, node) for i, node in enumerate(nodes) if name in node.input)
+            reader.input[1] = f"{name}_{attribute.name}"
+            parts = [f"{name}_{part}" for part in tensors]
+            nodes.insert(at, helper.make_node("DequantizeLinear", parts, reader.input[1:], axis=1))
+    return model

@@ -272,9 +272,11 @@ WRONG_NAMES: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "no module": ({"model.layers.*.attn.q_proj": "h.*.q"}, UnknownNameError, "matches no module of the folder"),
     "a * on one side": ({"model.layers.*.attn.q_proj": "h.0.q"}, ArgumentError, "do not have one \\* each"),
     "one name twice": ({"model.layers.0.attn.q_proj": "q", "model.layers.0.attn.k_proj": "q"}, ArgumentError,
-                       "'q' would be 2 layers"),
+                       "'q' would be the name of 2 layers"),
     "a name that is there": ({"model.layers.0.attn.q_proj": "model.layers.0.attn.k_proj"}, ArgumentError,
-                             "would be 2 layers"),
+                             "would be the name of 2 layers"),
+    "a name of the family": ({"model.layers.0.attn.o_proj": "model.layers.0.self_attn.q_proj"}, ArgumentError,
+                             "is what the family calls another layer"),
     "numbers": ({"model.layers.0.attn.q_proj": 3}, ArgumentError, "a dict of names in the folder by layer"),
 }  # fmt: skip
 
@@ -288,7 +290,8 @@ def test_names_that_make_no_sense_are_refused(what: str, tmp_path: Path) -> None
         if what == "no module":
             surgery.load_adapter(network(), tmp_path / "plain", names=names)
         else:
-            surgery.save_adapter(adapted, tmp_path / "named", names=names)
+            family = "llama" if what == "a name of the family" else None
+            surgery.save_adapter(adapted, tmp_path / "named", names=names, family=family)
     with pytest.raises(BuildError, match="has the model's names; leave names out"):
         surgery.save_adapter(adapted, tmp_path / "a.onnx_adapter", names=OTHERS)
 
