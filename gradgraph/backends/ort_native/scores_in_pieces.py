@@ -45,7 +45,7 @@ def compute_scores_in_pieces(model: ir.Model) -> None:
     graph = model.graph
     for node in [n for n in graph if is_standard(n, "LogSoftmax")]:
         region = _Region.around(node) if node.graph is graph else None
-        if region is not None and region.pieces > 1 and region.stands_alone():
+        if region is not None and region.stands_alone():
             _write(Editor(model), graph, region)
             graph.sort()
 
@@ -64,11 +64,13 @@ class _Region:
 
     @classmethod
     def around(cls, softmax: ir.Node) -> _Region | None:
-        """The region of a LogSoftmax; None where it is none, or sizes are not known."""
+        """The region of a LogSoftmax; None where it is none, is one piece, or sizes are not known."""
         sizes = all_sizes(shape_of(softmax.outputs[0]))
         if not sizes or len(sizes) < 2 or not math.prod(sizes):
             return None
         found = cls(math.prod(sizes[:-1]), sizes[-1])
+        if found.pieces == 1:
+            return None
         try:
             found._collect(softmax)
         except _NotByRowsError:
@@ -130,7 +132,7 @@ class _Region:
             raise _NotByRowsError
         last = len(given[0] or ()) - 1
         fits = {
-            "Reshape": made[-1] == self.classes,
+            "Reshape": made[-1:] == [self.classes],
             **dict.fromkeys(("LogSoftmax", "GatherElements"), attrs.get("axis", -1) in (-1, last)),
             **dict.fromkeys(("LogSoftmaxGrad", "CrossEntropyGrad"), attrs.get("axis", -1) in (-1, last)),
             "ArgMax": attrs.get("axis", 0) in (-1, last),
