@@ -27,8 +27,9 @@ from gradgraph.chat.chat_recipe import STOPS_ONLY, TARGETS, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.preferences import TARGET, PairBatches, fitted, pairs_of
+from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
+from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
@@ -51,7 +52,6 @@ log = logging.getLogger("gradgraph.chat")
 _IN_A_BLOCK = re.compile(r"\.\d+\.")  # such as h.0.
 TRAINING = "training"  # the folder of what a run needs to go on
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
-LONGEST = 2048  # tokens of a row, where nobody says how many
 # by which the sizes of a model's and its tokenizer's vocabulary may differ: models are filled up to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers name tokens of their family's other models (Gemma 3 1B: one more)
 ALIKE = 0.9
@@ -175,7 +175,7 @@ def finetune(
         chosen = plan.recipe
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
-    _begin(place, chosen, prepared.digest, resume)
+    _begin(place, chosen, _digests(prepared, base, chosen), resume)
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen, "_before")
@@ -228,15 +228,15 @@ def prepare(
     """Read data, make tokens of them and batches, with a share held out; raises as :func:`finetune`."""
     encoder, rows = Encoder(base.path, template), read(data, columns)
     known = check_vocabulary(encoder, base)
-    length = recipe.length or min(base.context or LONGEST, LONGEST)
-    every = samples_of(rows, encoder, recipe, length, known)
+    limit = limit_of(base, recipe)
+    every = samples_of(rows, encoder, recipe, limit, known)
     if validation is None:
         order = permutation(recipe.seed, 0, len(every)).tolist()
         count = round(len(every) * recipe.held_out)
         tokens = [[every[i] for i in sorted(part)] for part in (order[count:], order[:count])]
     else:
         apart = read(validation, columns)
-        tokens = [every, samples_of(apart, encoder, recipe, length, known)]
+        tokens = [every, samples_of(apart, encoder, recipe, limit, known)]
     if not tokens[0]:
         raise DataError(
             f"no row of {rows.where} is left to train on",
@@ -245,7 +245,8 @@ def prepare(
         )
     pad = encoder.tokenizer.pad
     train, held = (
-        PairBatches(each, pad) if recipe.prefers else ChatBatches(each, length, recipe.pack, pad) for each in tokens
+        PairBatches(each, pad, limit.row) if recipe.prefers else ChatBatches(each, limit.row, recipe.pack, pad)
+        for each in tokens
     )
     if not len(held):
         log.info("nothing is held out, so that nothing is measured")
@@ -258,14 +259,14 @@ def prepare(
     return Prepared(train, held if len(held) else None, longest, figures, _digest([*texts[0], *texts[1]], goods))
 
 
-def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, length: int, known: int | None) -> list[Any]:
+def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known: int | None) -> list[Any]:
     """The rows as tokens, of those that fit; pairs where preferences are learnt."""
     if recipe.prefers:
         pairs = pairs_of(rows, encoder, recipe.loss)
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
             _known_alone(rows, each, known)
-        return fitted(pairs, length, recipe.long, rows)
-    return fitted_length(rows, _known_alone(rows, encoder(rows), known), length, recipe.long)
+        return fitted_pairs(pairs, limit, recipe.long, rows)
+    return fitted_texts(rows, _known_alone(rows, encoder(rows), known), limit, recipe.long)
 
 
 def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) -> None:
@@ -286,37 +287,6 @@ def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, 
     if not when and "reward_accuracy" in found:
         told["reward_accuracy"] = float(found["reward_accuracy"])
     return told
-
-
-def fitted_length(rows: Rows, samples: list[Tokens], length: int, long: str) -> list[Tokens]:
-    """The texts of at most ``length`` tokens, with what is to become of longer ones said.
-
-    Raises:
-        DataError: some are longer, and ``long`` is "error"; a text that is cut has no token left to be learnt.
-    """
-    over = [i for i, tokens in enumerate(samples) if len(tokens) > length]
-    if not over:
-        return samples
-    longest = max(over, key=lambda i: len(samples[i]))
-    said = (
-        f"{len(over)} of {len(samples)} rows have more than {length} tokens, the longest {len(samples[longest])} "
-        f"({rows.place(longest)})"
-    )
-    if long == "error":
-        raise DataError(
-            said,
-            remedy="give length= as many, long='drop' to leave them out, or long='cut' to learn their beginnings",
-            shell="give --length as many, --long drop to leave them out, or --long cut to learn their beginnings",
-        )
-    if long == "drop":
-        log.warning("%s; they are left out", said)
-        return [tokens for tokens in samples if len(tokens) <= length]
-    cut = [Tokens(tokens.ids[:length], tokens.learnt[:length]) for tokens in samples]
-    bare = [i for i in over if not cut[i].counted]
-    log.warning(
-        "%s; their ends are cut off%s", said, f", and {len(bare)} are left out, as no answer is left" * bool(bare)
-    )
-    return [tokens for tokens in cut if tokens.counted]
 
 
 def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
@@ -435,10 +405,16 @@ def _check_place(place: Path, resume: bool) -> None:
         )
 
 
-def _begin(place: Path, recipe: Recipe, digest: str, resume: bool) -> None:
+def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str, str]:
+    """The digests of what a run learns from, and begins with, by what it is called."""
+    teacher = {} if recipe.teacher is None else {"teacher_model": ModelFolder.of(recipe.teacher).digest}
+    return {"data": prepared.digest, "model": base.digest, **teacher}
+
+
+def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], resume: bool) -> None:
     """Write what the run is; of one that goes on, look whether it is the same."""
     file = place / TRAINING / RECIPE
-    now = json_of(json.dumps({**asdict(recipe), "data": digest}))  # as it is read back
+    now = json_of(json.dumps({**asdict(recipe), **digests}))  # as it is read back
     if resume:
         try:
             before = json_of(regular_bytes(file))

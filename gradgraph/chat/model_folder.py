@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,15 +14,21 @@ import onnx_ir as ir
 
 from gradgraph import surgery
 from gradgraph.errors import DataError, ModelError, listed, shown
+from gradgraph.files.digest import Digest
+from gradgraph.files.external import stored_values
+from gradgraph.files.mapped import pieces_of
 from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.surgery.language_models import USE_CACHE
 
 GENAI, CONFIG = "genai_config.json", "config.json"
 _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
           "onnx/decoder_model_merged.onnx")  # fmt: skip
 _CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_length")  # of genai, most, GPT-2, Falcon
+_ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # where they read cosines, or sines
 BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
 _PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
 
@@ -69,11 +76,25 @@ class ModelFolder:
             raise ModelError(f"the folder '{shown(path)}' {what}; give the path of the model's file in its folder")
         return cls(path, usual or files[0], described)
 
-    @property
+    @functools.cached_property
     def context(self) -> int | None:
-        """The tokens that the model takes; None where nothing says it."""
+        """The tokens that the model takes: as a file beside it says, or its table of positions; None without both."""
         found = next((self.described[name] for name in _CONTEXT if name in self.described), None)
-        return found if isinstance(found, int) and found > 0 else None
+        return found if isinstance(found, int) and found > 0 else _positions_in(load_model(self.model))
+
+    @property
+    def digest(self) -> str:
+        """The digest of the model's file, and of those beside it in which its weights lie."""
+        found, stored = Digest(), stored_values(load_model(self.model))
+        beside = {Path(v.const_value.path) for v in stored if isinstance(v.const_value, ir.ExternalTensor)}
+        for path in [self.model, *sorted(beside - {self.model})]:
+            try:
+                with open_regular(path) as file:
+                    for piece in pieces_of(file):
+                        found.update(piece)
+            except (OSError, UnreadableError) as error:
+                raise ModelError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
+        return found.text()
 
     @property
     def vocabulary(self) -> int | None:
@@ -109,6 +130,14 @@ class ModelFolder:
 def is_merged(model: ir.Model) -> bool:
     """Whether a model of optimum holds two decoders."""
     return any(value.name == USE_CACHE for value in model.graph.inputs)
+
+
+def _positions_in(model: ir.Model) -> int | None:
+    """The rows of the smallest table of rotations that an attention reads; None where there is none."""
+    read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
+    values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
+    shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]
+    return min((s[0] for s in shapes if s and len(s) == 2 and isinstance(s[0], int) and s[0] > 0), default=None)
 
 
 def _described(folder: Path) -> Mapping[str, Any]:

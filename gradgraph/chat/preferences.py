@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,6 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec, numpy_dtype
 from gradgraph.surgery.language_models import IGNORED
 from gradgraph.surgery.pair_models import LABELS
-
-log = logging.getLogger("gradgraph.chat")
 
 IDS, TARGET, DESIRABLE = "input_ids", "target", "desirable"
 
@@ -93,39 +90,20 @@ def _answered(row: Row, name: str, place: str) -> Row:
     return {**row, "prompt": row[name][:same], "completion": row[name][same:]}
 
 
-def fitted(pairs: list[Pair], length: int, long: str, rows: Rows) -> list[Pair]:
-    """The pairs of at most ``length`` tokens; longer ones are refused, or left out where ``long`` is "drop".
-
-    Raises:
-        DataError: some are longer.
-    """
-    over = [i for i, pair in enumerate(pairs) if len(pair) > length]
-    if not over:
-        return pairs
-    said = f"{len(over)} of {len(pairs)} rows have more than {length} tokens, the first {rows.place(over[0])}"
-    if long != "drop":
-        raise DataError(
-            f"{said}, and half an answer is not preferred",
-            remedy="give length= as many, or long='drop' to leave them out",
-            shell="give --length as many, or --long drop to leave them out",
-        )
-    log.warning("%s; they are left out", said)
-    return [pair for pair in pairs if len(pair) <= length]
-
-
 class PairBatches(Loadable):
     """Pairs as tokens, for a step on what ``surgery.pair_model`` gives; rows of similar lengths are in one batch.
 
     Args:
         samples: the pairs.
         pad: the token that rows are filled up with, at their ends.
+        length: the tokens that a row may have, with those; by default as many as there are.
 
     Attributes:
         reference: the log-probabilities ``[pairs, 2]`` by the model before it learns, once they are known.
     """
 
-    def __init__(self, samples: Sequence[Pair], pad: int = 0) -> None:
-        self.samples, self.pad = samples, pad
+    def __init__(self, samples: Sequence[Pair], pad: int = 0, length: int | None = None) -> None:
+        self.samples, self.pad, self._length = samples, pad, length
         self.reference: Array | None = None
         self._lengths = np.array([len(pair) for pair in samples], np.int64)
 
@@ -143,7 +121,11 @@ class PairBatches(Loadable):
     @property
     def longest(self) -> int:
         """The tokens of a row of the widest batch, with what fills it up."""
-        return filled_up(self._lengths.max(initial=0))
+        return self._width(self._lengths.max(initial=0))
+
+    def _width(self, tokens: int) -> int:
+        """The tokens of each row of a batch whose longest row has so many."""
+        return filled_up(tokens) if self._length is None else max(tokens, min(filled_up(tokens), self._length))
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """No names; raises DataError where the step takes something else."""
@@ -169,7 +151,7 @@ class PairBatches(Loadable):
         """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
         for numbers in batches:
             pairs = [self.samples[i] for i in numbers]
-            shape = len(pairs), 2, filled_up(max(map(len, pairs)))
+            shape = len(pairs), 2, self._width(max(map(len, pairs)))
             ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
             for i, pair in enumerate(pairs):
                 for k, tokens in enumerate((pair.first, pair.second)):

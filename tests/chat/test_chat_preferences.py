@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.chat.preferences import PairBatches, fitted, pairs_of
+from gradgraph.chat.preferences import PairBatches, pairs_of
+from gradgraph.chat.row_lengths import Limit, fitted_pairs
 from gradgraph.errors import DataError, GradgraphError
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -114,5 +115,5 @@ def test_longer_pairs_are_left_out_if_asked(base: Path) -> None:
     rows = gg.chat.read(PAIRS)
     pairs = pairs_of(rows, gg.chat.Encoder(base), "dpo")
     most = max(map(len, pairs))
-    kept = fitted(pairs, most - 1, "drop", rows)
-    assert 0 < len(kept) < len(pairs) == len(fitted(pairs, most, "error", rows))
+    kept = fitted_pairs(pairs, Limit(most - 1, most - 1), "drop", rows)
+    assert 0 < len(kept) < len(pairs) == len(fitted_pairs(pairs, Limit(most, most), "error", rows))

@@ -157,6 +157,10 @@ def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> No
         gg.finetune(base, data, tmp_path / "parts", **{**options, "rank": 8}, resume=True)
     with pytest.raises(DataError, match="other values of data"):
         gg.finetune(base, data[:-1], tmp_path / "parts", **options, resume=True)
+    shutil.copytree(base, tmp_path / "other")
+    with_more_scores(tmp_path / "other" / "model.onnx")
+    with pytest.raises(DataError, match="other values of model;"):
+        gg.finetune(tmp_path / "other", data, tmp_path / "parts", **options, resume=True)
     parts = gg.finetune(base, data, tmp_path / "parts", **options, resume=True)
     assert parts.figures["steps"] == whole.figures["steps"] == 15
     for name, array in whole.trainer.state_dict().items():
@@ -302,6 +306,9 @@ def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None
     assert pupil.figures["perplexity"] < taught + 0.3 * (before - taught)
     assert pupil.figures["perplexity_float"] == pytest.approx(pupil.figures["perplexity"], rel=1e-3)
     assert pupil.history["loss"] == pytest.approx(pupil.history["distillation_loss"], rel=1e-6)
+    kept = json.loads((tmp_path / "pupil" / "training" / "recipe.json").read_text())
+    digests = [ModelFolder.of(folder).digest for folder in (base, tmp_path / "teacher")]
+    assert [kept["model"], kept["teacher_model"]] == digests
     itself = gg.finetune(base, data, tmp_path / "itself", teacher=base, max_steps=1, merge="none", **options)
     assert itself.history["loss"][0] < 1e-6 < pupil.history["loss"][0]
     assert not any("teacher" in name for name in load_model(tmp_path / "pupil" / "model.onnx").graph.initializers)
