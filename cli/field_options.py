@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from gradgraph.arguments import Kind
 from gradgraph.cli.choices import Briefly, Suggested
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,11 +28,22 @@ def options_of(kind: type) -> Callable[[F], F]:
             else:
                 settings |= {"type": _type_of(option), "metavar": told.get("metavar")}
             settings["show_default"] = option.default is not None and option.default is not False
+            settings["callback"] = _check_of(told["kind"])
             declared = [f"--{told.get('flag', name)}", *([f"--{name}"] if "flag" in told else []), option.name]
             command = click.option(*declared, **settings)(command)
         return command
 
     return decorate
+
+
+def _check_of(kind: Kind) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that refuses values of another kind, by the name that was typed."""
+
+    def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        kind.check(parameter.opts[0], value)
+        return value
+
+    return check
 
 
 def _type_of(option: Field[Any]) -> Any:

@@ -71,7 +71,8 @@ class Recipe:
     max_steps: int | None = option(None, "Stop after so many steps; --resume goes on.", whole(1).or_none(), typed=int)
     sample: str | Sequence[str] = option((), "A prompt that is answered now and then during training; repeatable.",
                                          _TEXTS, metavar="TEXT")  # fmt: skip
-    sample_every: int = option(50, "Steps between two rounds of such samples.", whole(1))
+    sample_every: int | None = option(None, "Steps between two rounds of such samples; 50 by default.",
+                                      whole(1).or_none(), typed=int)  # fmt: skip
     sample_tokens: int = option(64, "Tokens that a sample has at most.", whole(1))
     merge: str = option(FLOAT,
                          "How the merged model stores changed weights: as float, or as they were quantised; or "
@@ -86,8 +87,10 @@ class Recipe:
             _check_preferences(self.loss)
         if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
             raise ArgumentError(
-                f"the loss {self.loss} compares two answers, and goes with no pack, label_smoothing or z_loss; leave "
-                "them out"
+                f"the loss {self.loss} compares two answers, and goes with no packed rows, smoothed labels or squares "
+                "of scores",
+                remedy="leave pack, label_smoothing and z_loss out",
+                shell="leave --pack, --label-smoothing and --z-loss out",
             )
         if self.teacher is not None:
             object.__setattr__(self, "teacher", os.fspath(self.teacher))
@@ -95,7 +98,17 @@ class Recipe:
             raise ArgumentError(f"a teacher goes with the next token, and the loss is {self.loss}; leave it out")
         for name in ("temperature", "teacher_share"):
             if self.teacher is None and getattr(self, name) is not None:
-                raise ArgumentError(f"{name} belongs to a teacher, and there is none; leave it out")
+                raise ArgumentError(
+                    f"the {name.replace('teacher_', '')} belongs to a teacher, and there is none",
+                    remedy=f"leave {name} out, or give teacher=",
+                    shell=f"leave --{name.replace('_', '-')} out, or give --teacher",
+                )
+        if self.sample_every is not None and not self.sample:
+            raise ArgumentError(
+                "steps between samples are given, and no prompt",
+                remedy="leave sample_every out, or give sample=",
+                shell="leave --sample-every out, or give --sample",
+            )
         if self.sample and self.prefers:
             raise ArgumentError(
                 f"the loss {self.loss} compares answers inside the model, which gives no scores to write samples by; "

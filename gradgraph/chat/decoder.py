@@ -179,8 +179,9 @@ class Decoder:
         size = next((size for size in sizes if isinstance(size, int)), None)
         if size is None:
             raise ModelError(
-                f"neither the past '{shown(name)}' nor a genai_config.json says how long a key or value is; put that "
-                "file beside the model, or give head_size="
+                f"neither the past '{shown(name)}' nor a genai_config.json says how long a key or value is",
+                remedy="put that file beside the model, or give head_size=",
+                shell="put that file beside the model",
             )
         length = self._windows.get(name, 0)
         return ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, value.shape[1], length, size), _FLOATS[value.type]))
@@ -212,14 +213,16 @@ def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.Lor
         names = ort.AdapterFormat.read_adapter(os.fspath(file)).get_parameters()
     except Exception as error:  # of onnxruntime, of several classes
         raise ModelError(
-            f"the adapter '{shown(file)}' cannot be read ({reason_of(error)}); give a file {SUFFIX} that "
-            "gg.surgery.save_adapter or finetune has written"
+            f"the adapter '{shown(file)}' cannot be read ({reason_of(error)})",
+            remedy=f"give a file {SUFFIX} that gg.surgery.save_adapter or finetune has written",
+            shell=f"give a file {SUFFIX} that `gradgraph finetune` has written",
         ) from None
     other = next((name for name in sorted(names) if name not in known), None)
     if other is not None:
         raise ModelError(
-            f"the adapter '{shown(file)}' has the tensor '{shown(other)}', and the model has no adapter of that name; "
-            "give the base that gg.surgery.switchable makes, or a folder of PEFT"
+            f"the adapter '{shown(file)}' has the tensor '{shown(other)}', and the model has no adapter of that name",
+            remedy="give the base that gg.surgery.switchable makes, or a folder of PEFT",
+            shell="give the base that `gradgraph surgery` makes by its option --switchable, or a folder of PEFT",
         )
     return found
 

@@ -33,7 +33,7 @@ from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
-from gradgraph.errors import DataError, OutputError, shown
+from gradgraph.errors import ArgumentError, DataError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
@@ -52,6 +52,7 @@ log = logging.getLogger("gradgraph.chat")
 _IN_A_BLOCK = re.compile(r"\.\d+\.")  # such as h.0.
 TRAINING = "training"  # the folder of what a run needs to go on
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
+SAMPLE_EVERY = 50  # steps, where nobody says how many
 # by which the sizes of a model's and its tokenizer's vocabulary may differ: models are filled up to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers name tokens of their family's other models (Gemma 3 1B: one more)
 ALIKE = 0.9
@@ -161,6 +162,7 @@ def finetune(
     _check_place(place, resume)
     prepare_for = functools.partial(prepare, base, data, validation=validation, columns=columns, template=template)
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
+    _check_measures(prepared, chosen)
     samples = _samples(base, template, chosen, lines, pace)
     decoder = base.decoder()
     adapted = surgery.lora(
@@ -190,10 +192,19 @@ def finetune(
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen)
     texts = prepared.held_out if isinstance(prepared.held_out, ChatBatches) else None
-    answers = {text: answer for each in samples
-               for text, answer in zip(chosen.sample, each.answers(trainer), strict=True)}  # fmt: skip
+    answers = _last_answers(samples, trainer, chosen, lines)
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers)
     return Finetuned(place, history, figures, answers, trainer)
+
+
+def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
+    """Raise ArgumentError where measurements are asked for, and there is nothing to measure on."""
+    if prepared.held_out is None and (recipe.patience or recipe.eval_every):
+        raise ArgumentError(
+            f"no row is held out, and {'patience' if recipe.patience else 'a measurement after some steps'} needs some",
+            remedy="give a larger held_out, or validation=, or leave patience and eval_every out",
+            shell="give a larger --held-out, or --validation, or leave --patience and --eval-every out",
+        )
 
 
 def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
@@ -356,11 +367,30 @@ def _samples(
         return []
 
     def write(record: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the log says it itself, once
+        with contextlib.suppress(OSError, ValueError):  # the log says it itself, once; or it could not be opened again
             lines.write(record)
 
     prompts = Prompts(base, template)
-    return [TrainingSamples(prompts, recipe.sample, recipe.sample_every, recipe.sample_tokens, write, pace.go_on)]
+    return [
+        TrainingSamples(
+            prompts, recipe.sample, recipe.sample_every or SAMPLE_EVERY, recipe.sample_tokens, write, pace.go_on
+        )
+    ]
+
+
+def _last_answers(
+    samples: Sequence[TrainingSamples], trainer: Trainer, recipe: Recipe, lines: JsonLines
+) -> dict[str, str]:
+    """The prompts of ``sample``, and what the model answers to them after the run."""
+    if not samples:
+        return {}
+    with contextlib.suppress(OSError):
+        lines.go_on()
+    try:
+        return {text: answer for each in samples
+                for text, answer in zip(recipe.sample, each.at_end(trainer), strict=True)}  # fmt: skip
+    finally:
+        lines.close()
 
 
 def _fitted(

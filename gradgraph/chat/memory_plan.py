@@ -72,7 +72,10 @@ def planned(
     assert limit is not None  # as the number is there
     least: Plan | None = None
     for shorter in _lengths(recipe, data.longest):
-        data = data if shorter is recipe else prepare(shorter)
+        try:
+            data = data if shorter is recipe else prepare(shorter)
+        except DataError:  # no row is so short
+            break
         steps: dict[tuple[bool, bool], Step] = {}
         for one in _ways(shorter, data.longest):
             kind = one.recompute, one.accumulate > 1
@@ -86,21 +89,27 @@ def planned(
                 return plan, data
             least = plan if least is None or plan.bytes < least.bytes else least
     assert least is not None  # there is one way at least
-    shorten = "" if recipe.long != "error" else ", or let rows be shortened by {}"
+    way = "drop" if recipe.prefers else "cut"  # half an answer is not preferred
+    shorten = "" if _shortens(recipe) else f", or let longer rows be {'left out' if way == 'drop' else 'shortened'} by "
     raise DataError(
         f"training takes at least {readable_bytes(least.bytes)}, with batches of {least.recipe.batch_size} and the "
         f"forward pass computed again, and memory is {recipe.memory}",
-        remedy="allow more, or adapt fewer layers by target=" + shorten.format("long='cut'"),
-        shell="allow more, or adapt fewer layers by --target" + shorten.format("--long cut"),
+        remedy="allow more, or adapt fewer layers by target=" + (shorten and f"{shorten}long='{way}'"),
+        shell="allow more, or adapt fewer layers by --target" + (shorten and f"{shorten}--long {way}"),
     )
 
 
 def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:
     """The recipe, and where rows may be shortened, the same with half the tokens, and so on."""
     yield recipe
-    while recipe.long != "error" and longest // 2 >= SHORTEST:
+    while _shortens(recipe) and longest // 2 >= SHORTEST:
         longest //= 2
         yield replace(recipe, length=longest)
+
+
+def _shortens(recipe: Recipe) -> bool:
+    """Whether rows may be shortened, or left out; answers that are compared are not cut."""
+    return recipe.long == "drop" or (recipe.long == "cut" and not recipe.prefers)
 
 
 def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:

@@ -64,10 +64,10 @@ class Prompts:
         """The tokens of a prompt; by the chat template, if there is one, a text is what the user says.
 
         Raises:
-            DataError: messages need a template, and there is none; the prompt has no token, or fills what the model
-                takes.
+            DataError: messages need a template, and there is none; the prompt is empty, or fills what the model takes.
         """
         template = self.encoder.template_for("messages") if not isinstance(prompt, str) or self._has_template else None
+        _check_says_something(prompt, template is not None)
         if template is None:
             if not isinstance(prompt, str):
                 raise DataError(
@@ -105,6 +105,13 @@ class Prompts:
         if self.base.context is None:
             return chosen
         return chosen.at_most(self.base.context - max(map(len, prompts)))
+
+
+def _check_says_something(prompt: Prompt, by_template: bool) -> None:
+    """Raise DataError where a template would write its own words alone: the prompt, or the last message, is empty."""
+    last = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
+    if by_template and isinstance(last, str) and not last.strip():
+        raise DataError("the prompt is empty; write at least a word")
 
 
 def stop_tokens(base: ModelFolder, encoder: Encoder) -> frozenset[int]:

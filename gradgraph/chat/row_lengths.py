@@ -20,7 +20,7 @@ LONGEST = 2048  # tokens of a row, where nobody says how many
 
 @dataclass(frozen=True)
 class Limit:
-    """How long texts may be.
+    """The lengths that texts may have.
 
     Attributes:
         tokens: of a text.
@@ -40,7 +40,7 @@ class Limit:
 
 
 def limit_of(base: ModelFolder, recipe: Recipe) -> Limit:
-    """How long texts may be for a model, and for its teacher if it has one.
+    """The longest texts that a model takes, and its teacher if it has one.
 
     Raises:
         DataError: rows are to be longer than a model takes.
@@ -118,7 +118,7 @@ def _longer(samples: Sequence[Tokens | Pair], length: int) -> list[int]:
 
 
 def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], longest: int, limit: Limit, rows: Rows) -> str:
-    """How many are too long, for whom."""
+    """A sentence of how many are too long, and for whom."""
     longer = len(samples[longest])
     who = "" if limit.may_be(longer) else f", and {limit.taker} takes {limit.most}"
     return (

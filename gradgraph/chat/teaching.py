@@ -38,18 +38,30 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
             f"the teacher '{shown(other.path)}' has another tokenizer than '{shown(base.path)}', and the scores of two "
             "models are compared token by token; take a teacher of the same family"
         )
-    teacher = surgery.language_model(other.decoder(), packed=recipe.pack)
-    assert isinstance(teacher, ir.Model)  # as load_model gives one
-    _keep_first(teacher, _scores(student), other)
-    found = surgery.distill(
-        student,
-        teacher,
-        TEMPERATURE if recipe.temperature is None else recipe.temperature,
-        alpha=SHARE if recipe.teacher_share is None else recipe.teacher_share,
-        inputs={_tokens(teacher): _tokens(student)},
-    )
+    try:
+        teacher = surgery.language_model(other.decoder(), packed=recipe.pack)
+        assert isinstance(teacher, ir.Model)  # as load_model gives one
+        _keep_first(teacher, _scores(student))
+        found = surgery.distill(
+            student,
+            teacher,
+            TEMPERATURE if recipe.temperature is None else recipe.temperature,
+            alpha=SHARE if recipe.teacher_share is None else recipe.teacher_share,
+            inputs={_tokens(teacher): _tokens(student)},
+        )
+    except BuildError as error:
+        raise _of_teacher(other, error, recipe.pack) from None
     assert isinstance(found, ir.Model)  # as the student is one
     return found
+
+
+def _of_teacher(folder: ModelFolder, error: BuildError, packed: bool) -> BuildError:
+    """The error of a teacher that cannot teach, which names it."""
+    where, another = f"the teacher '{shown(folder.path)}' cannot teach: ", "take another teacher"
+    if not packed:
+        return BuildError(f"{where}{error.problem}; {another}")
+    return BuildError(f"{where}{error.problem}", remedy=f"{another}, or leave pack out",
+                      shell=f"{another}, or leave --pack out")  # fmt: skip
 
 
 def _tokens(model: ir.Model) -> str:
@@ -62,16 +74,13 @@ def _scores(model: ir.Model) -> int | str | None:
     return shape[-1] if shape else None
 
 
-def _keep_first(teacher: ir.Model, count: int | str | None, folder: ModelFolder) -> None:
+def _keep_first(teacher: ir.Model, count: int | str | None) -> None:
     """Let the teacher give ``count`` scores, where it has more; raises BuildError where it has fewer."""
     own = _scores(teacher)
     if not isinstance(count, int) or not isinstance(own, int) or own == count:
         return
     if own < count:
-        raise BuildError(
-            f"the teacher '{shown(folder.path)}' scores {own:,} tokens, and the model that learns {count:,}; take "
-            "another teacher"
-        )
+        raise BuildError(f"it scores {own:,} tokens, and the model that learns {count:,}; take another teacher")
     graph = teacher.graph
     op, old = Builder(taken=names_of(teacher)), graph.outputs[0]
     new = op.Slice(op.wrap(old), [0], [count], [2])

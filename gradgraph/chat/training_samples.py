@@ -87,19 +87,33 @@ class TrainingSamples:
         self._prompts, self._texts, self._every, self._write, self._done = prompts, texts, every, write, done
         self._ids = [prompts.tokens_of(text) for text in texts]
         self._sampling, self._seen = Sampling(max_tokens=tokens), 0
+        self._epoch = 0
+        self._told: int | None = None  # the step of the newest answers that were told
         self.last: list[str] = []
 
     def on_step(self, trainer: Trainer, results: Any) -> None:
         """Answer, where a round is due."""
         del results
+        self._epoch = trainer.progress.epoch + 1
         rounds = trainer.progress.steps // self._every
         if rounds * self._every == trainer.progress.steps and rounds != self._seen:
             self._seen = rounds
-            for text, answer in zip(self._texts, self.answers(trainer), strict=True):
-                at = {"epoch": trainer.progress.epoch + 1, "step": trainer.progress.steps}
-                self._write({"event": EVENT, **at, "prompt": text, "answer": answer})
-                log.info("step %d, %s\n  %s", trainer.progress.steps, shown(text), answer.replace("\n", "\n  "))
+            self._tell(trainer, self.answers(trainer))
             self._done()
+
+    def at_end(self, trainer: Trainer) -> list[str]:
+        """Answer with the weights that a run has given; those that were not told are told."""
+        told = self.last if self._told == trainer.progress.steps else None
+        found = self.answers(trainer)
+        if found != told:
+            self._tell(trainer, found)
+        return found
+
+    def _tell(self, trainer: Trainer, answers: Sequence[str]) -> None:
+        self._told = trainer.progress.steps
+        for text, answer in zip(self._texts, answers, strict=True):
+            self._write({"event": EVENT, "epoch": self._epoch, "step": self._told, "prompt": text, "answer": answer})
+            log.info("step %d, %s\n  %s", self._told, shown(text), answer.replace("\n", "\n  "))
 
     def answers(self, trainer: Trainer) -> list[str]:
         """The answers of the model as it is now."""

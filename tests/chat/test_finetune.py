@@ -225,6 +225,9 @@ REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [
     ({"long": "clip"}, ArgumentError, "one of error, drop, cut"),
     ({"held_out": 1.5}, ArgumentError, "at most 0.9"),
     ({"length": 8}, DataError, "20 of 20 rows have more than 8 tokens, the longest"),
+    ({"patience": 3, "held_out": 0}, ArgumentError, "no row is held out, and patience needs some"),
+    ({"eval_every": 3, "held_out": 0}, ArgumentError, "and a measurement after some steps needs some"),
+    ({"sample_every": 3}, ArgumentError, "and no prompt; leave sample_every out, or give sample="),
     ({"resume": True}, OutputError, "has no run to go on with"),
 ]
 
@@ -264,8 +267,9 @@ def test_samples_change_no_bit(base: Path, sampled: Any, tmp_path: Path) -> None
         np.testing.assert_array_equal(sampled.trainer.state_dict()[name], array, err_msg=name)
     records = [json.loads(line) for line in (sampled.folder / "training/log.jsonl").read_text().splitlines()]
     samples = [record for record in records if record["event"] == "sample"]
-    assert [(r["step"], r["prompt"]) for r in samples] == [(step, text) for step in (4, 8, 12) for text in ASKED]
+    assert [(r["step"], r["prompt"]) for r in samples] == [(step, text) for step in (4, 8, 12, 15) for text in ASKED]
     assert len({r["answer"] for r in samples}) > 1  # it learns
+    assert [r["epoch"] for r in samples[::2]] == [1, 2, 3, 3]
     answers = gg.chat.generate(sampled.folder, ASKED, max_tokens=6)  # by the merged model, with its cache
     assert sampled.samples == dict(zip(ASKED, answers, strict=True))
     assert f"> {answers[0]}" in (sampled.folder / "README.md").read_text()
@@ -276,7 +280,7 @@ def test_packed_rows_have_samples_too(base: Path, tmp_path: Path, caplog: pytest
     options: dict[str, Any] = {**WATCHED, "epochs": 1, "sample": ASKED[0], "sample_every": 1, "held_out": 0.0}
     found = gg.finetune(base, small_folder.chats(8), tmp_path / "a", pack=True, max_steps=1, **options)
     assert found.samples == {ASKED[0]: gg.chat.generate(tmp_path / "a", ASKED[0], max_tokens=6)}
-    assert f"step 1, {ASKED[0]}\n  {found.samples[ASKED[0]]}" in caplog.text
+    assert caplog.text.count(f"step 1, {ASKED[0]}\n  {found.samples[ASKED[0]]}") == 1
 
 
 # --- a teacher ----------------------------------------------------------------------------------------------------
@@ -293,6 +297,18 @@ def with_more_scores(model: Path) -> None:
     scores.type.tensor_type.shape.dim[2].dim_value = 104
     del proto.graph.value_info[:]
     onnx.save(proto, model)
+
+
+@pytest.mark.parametrize("pack", [False, True], ids=["no language model", "no rows of several texts"])
+def test_a_teacher_that_cannot_teach_is_named(pack: bool, base: Path, tmp_path: Path) -> None:
+    teacher = of_optimum(tmp_path / "large", True)
+    if not pack:
+        one = gg.surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False})
+        trains = gg.surgery.cut(one, outputs="logits")
+        gg.surgery.forget_sizes(gg.surgery.fix_inputs(trains, {}), out=teacher / "decoder_model_merged.onnx")
+    with pytest.raises(BuildError, match=r"the teacher '.*large' cannot teach: .*; take another teacher") as caught:
+        gg.finetune(base, small_folder.chats(8), tmp_path / "out", teacher=teacher, pack=pack)
+    assert ("or leave --pack out" in caught.value.in_shell()) == pack and not (tmp_path / "out").exists()
 
 
 def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None:

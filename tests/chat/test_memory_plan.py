@@ -87,6 +87,22 @@ def test_rows_are_shortened_where_that_is_allowed(quickly: None) -> None:
     assert found.recipe.length == data.longest == LONG // 2 and found.bytes < least
 
 
+def no_rows(recipe: Recipe) -> Rows:
+    raise DataError("no row is left to train on; take longer ones by length=")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"long": "drop"}, "--target"), ({"loss": "dpo", "long": "cut"}, "left out by --long drop"),
+     ({"loss": "dpo"}, "left out by --long drop"), ({}, "shortened by --long cut")],
+)  # fmt: skip
+def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: dict[str, Any], says: str) -> None:
+    recipe = Recipe(memory=f"{PROCESS}B", batch_size=1, recompute=True, **options)
+    with pytest.raises(DataError, match="training takes at least") as caught:
+        planned(recipe, Rows(LONG), no_rows, step_of)
+    assert caught.value.in_shell().endswith(says)
+
+
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:
     tight = f"{PROCESS + 4_000_000}B"  # of about 6 million with batches of 8
     found = gg.finetune(

@@ -155,7 +155,9 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature belongs to a teacher"),
     "no memory": (lambda llm: None, ["--memory", "100MB"], "training takes at least"),
     "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a number of bytes"),
-    "rank": (lambda llm: None, ["--rank", "0"], "rank is 0; it should be a whole number of at least 1"),
+    "held out": (lambda llm: None, ["--held-out", "1.5"], "--held-out is 1.5; it should be a number of at least 0"),
+    "share": (lambda llm: None, ["--teacher-share", "0.1"], "leave --teacher-share out, or give --teacher"),
+    "rank": (lambda llm: None, ["--rank", "0"], "--rank is 0; it should be a whole number of at least 1"),
 }
 
 
@@ -215,11 +217,13 @@ WRONG_TO_ASK: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "broken description": (written("genai_config.json", "{"), [], "'llm/genai_config.json' cannot be read"),
     "broken template": (template("{% for"), [], "is no Jinja template"),
     "no template": (removed("chat_template.jinja"), ["--system", "Be short."], "has no chat template"),
-    "top-p": (nothing, ["--top-p", "2"], "top_p is 2.0; it should be a number above 0 and at most 1"),
+    "top-p": (nothing, ["--top-p", "2"], "--top-p is 2.0; it should be a number above 0 and at most 1"),
     "misspelt option": (nothing, ["--temprature", "1"], "--temperature"),
     "empty prompt": (nothing, ["--template", "none", "--prompt", ""], "a prompt has no token"),
+    "empty prompt of a template": (nothing, ["--prompt", ""], "the prompt is empty; write at least a word"),
+    "empty prompt after a system": (nothing, ["--system", "Be short.", "--prompt", " "], "the prompt is empty"),
     "long prompt": (nothing, ["--prompt", "a" * 200], "and the model takes 128; shorten it"),
-    "no adapter": (nothing, ["--adapter", "none.onnx_adapter"], "'none.onnx_adapter' cannot be read (No such file"),
+    "no adapter": (nothing, ["--adapter", "none.onnx_adapter"], "that `gradgraph finetune` has written"),
     "text as an adapter": (written("x.onnx_adapter", "text"), ["--adapter", "llm/x.onnx_adapter"], "cannot be read"),
     "broken adapters": (folder_of_adapters, ["--adapter", "peft"], "cannot read an adapter in 'peft'"),
 }
@@ -242,3 +246,4 @@ def test_an_adapter_of_another_model(llm: Path, cli: Cli) -> None:
     ran = cli("generate", "llm", "--prompt", "Hi", "--adapter", "one.onnx_adapter")
     assert ran.code != 0 and len(ran.err.splitlines()) == 1
     assert "has the tensor 'lm_head.lora_A', and the model has no adapter of that name" in ran.err
+    assert "the base that `gradgraph surgery` makes by its option --switchable" in ran.err

@@ -77,6 +77,10 @@ class Lines:
         write_atomically(self.path, self._kept(step).encode())
         self._open()
 
+    def go_on(self) -> None:
+        """Open a log that was closed, behind all that it has."""
+        self._open()
+
     def write(self, record: Record) -> None:
         self._file.write(self._line(record))
         self._file.flush()
