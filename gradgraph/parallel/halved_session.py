@@ -51,6 +51,7 @@ class Adding(Protocol):
     @property
     def keeps_gradients(self) -> bool:
         """Whether those of a batch wait on their rank until an update is due."""
+        ...
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
         """Fill the last array of each from the ones before it, of all ranks."""

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from gradgraph.errors import RuntimeUnavailableError, shown
 from gradgraph.runtime.execution.ort_values import fill, on_device
 
-_FLOATS = {onnx.TensorProto.FLOAT: "FLOAT32", onnx.TensorProto.DOUBLE: "FLOAT64"}  # NCCL's names of what MPI adds, too
+_FLOATS: dict[int, str] = {onnx.TensorProto.FLOAT: "FLOAT32", onnx.TensorProto.DOUBLE: "FLOAT64"}  # NCCL's names
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
