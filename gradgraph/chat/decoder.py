@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,7 +210,7 @@ def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.Lor
     try:
         open_regular(file).close()
         found.Load(os.fspath(file))
-        names = ort.AdapterFormat.read_adapter(Path(file)).get_parameters()
+        names = ort.AdapterFormat.read_adapter(os.fspath(file)).get_parameters()  # pyright: ignore[reportArgumentType]
     except Exception as error:  # of onnxruntime, of several classes
         raise ModelError(
             f"the adapter '{shown(file)}' cannot be read ({reason_of(error)})",

@@ -238,7 +238,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """What all rows of ``node`` read; more axes than the two of a piece would give the result more, too."""
+    """The value that all rows of ``node`` read; more axes than the two of a piece would give the result more, too."""
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)
