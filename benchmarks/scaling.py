@@ -42,7 +42,7 @@ def measured(steps: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in WORKLOADS:
         parallel.prepare(name)
-        found[name] = {"bytes": _bytes_of(name), **{str(r): parallel.job(name, r, steps) for r in RANKS}}
+        found[name] = {"bytes": _bytes_of(name), **{str(r): parallel.job(name, r, steps, "whole") for r in RANKS}}
     return {
         "cores": os.cpu_count(),
         "load": [round(load, 2), round(os.getloadavg()[0], 2)],
