@@ -67,8 +67,10 @@ def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
 
 def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
     """Let all of B count, also what is beside the blocks of an adapter that has some."""
+    if not adapter.blocks:
+        return
     value = value_named(work, adapter.weights[1])
-    for _ in range(2 * bool(adapter.blocks)):  # DoRA multiplies by s before
+    for _ in range(2):  # DoRA multiplies by s before
         node = next(use.node for use in value.uses())
         mask = numbers_of(node.inputs[1]) if node.op_type == "Mul" else None
         if mask is not None and len(mask.shape) == 2:
