@@ -57,10 +57,10 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
 
 def _of_teacher(folder: ModelFolder, error: BuildError, packed: bool) -> BuildError:
     """The error of a teacher that cannot teach, which names it."""
-    where, another = f"the teacher '{shown(folder.path)}' cannot teach: ", "take another teacher"
+    path, why, another = shown(folder.path), error.problem, "take another teacher"
     if not packed:
-        return BuildError(f"{where}{error.problem}; {another}")
-    return BuildError(f"{where}{error.problem}", remedy=f"{another}, or leave pack out",
+        return BuildError(f"the teacher '{path}' cannot teach: {why}; take another teacher")
+    return BuildError(f"the teacher '{path}' cannot teach: {why}", remedy=f"{another}, or leave pack out",
                       shell=f"{another}, or leave --pack out")  # fmt: skip
 
 
