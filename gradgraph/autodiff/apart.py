@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.recompute import AGAIN
@@ -42,11 +41,6 @@ def keep_memory_apart(model: ir.Model) -> ir.Model:
                 if name is not None:
                     y.shape = ir.Shape([f"{name}.{AGAIN}{at}", *others])
     return model
-
-
-def computes_again(model: onnx.ModelProto) -> bool:
-    """Has it nodes that are computed once more?"""
-    return any(node.name.startswith(_LATE) for node in model.graph.node)
 
 
 def forget_apart(model: ir.Model) -> None:

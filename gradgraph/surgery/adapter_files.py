@@ -35,6 +35,7 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
+from gradgraph.surgery.grouped_factors import gathered, spread
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 from gradgraph.surgery.operated import (
     Path,
@@ -188,30 +189,7 @@ def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) 
         return np.ascontiguousarray(array.reshape((1, -1, *[1] * (rank - 2)) if adapter.operator == "Conv" else (-1,)))
     if adapter.operator != "Conv":
         return np.ascontiguousarray(array.T)
-    return array if place == 1 or groups == 1 else _spread(array, groups)
-
-
-def _spread(array: Array, groups: int) -> Array:
-    """(rank, inputs of a group, …) as (rank, all inputs, …): zeros where a group does not look."""
-    rank, inputs = array.shape[:2]
-    spread = np.zeros((rank, inputs * groups, *array.shape[2:]), array.dtype)
-    for rows, columns in _own_parts(rank, inputs, groups):
-        spread[rows, columns] = array[rows]
-    return spread
-
-
-def _gathered(array: Array, groups: int) -> Array | None:
-    """Back; None where a group looks at the inputs of others, as those of PEFT itself do."""
-    rank, inputs = len(array), array.shape[1] // groups
-    gathered = np.zeros((rank, inputs, *array.shape[2:]), array.dtype)
-    for rows, columns in _own_parts(rank, inputs, groups):
-        gathered[rows] = array[rows, columns]
-    return gathered if np.array_equal(_spread(gathered, groups), array) else None
-
-
-def _own_parts(rank: int, inputs: int, groups: int) -> list[tuple[slice, slice]]:
-    each = rank // groups
-    return [(slice(g * each, (g + 1) * each), slice(g * inputs, (g + 1) * inputs)) for g in range(groups)]
+    return array if place == 1 or groups == 1 else spread(array, groups)
 
 
 def _is_low_rank(kind: str) -> bool:
@@ -499,7 +477,7 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
         array = array.T
     elif groups > 1 and place == 0:
         wide = (shape[0], shape[1] * groups, *shape[2:])
-        return _gathered(array, groups) if array.shape == wide else None
+        return gathered(array, groups) if array.shape == wide else None
     return np.array(array) if array.shape == shape else None
 
 

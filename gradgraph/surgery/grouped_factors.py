@@ -1,0 +1,32 @@
+"""The first factor of an adapter of a grouped Conv, as ours has it and as PEFT has it, which knows no groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def spread(array: Array, groups: int) -> Array:
+    """(rank, inputs of a group, …) as (rank, all inputs, …): zeros where a group does not look."""
+    rank, inputs = array.shape[:2]
+    whole = np.zeros((rank, inputs * groups, *array.shape[2:]), array.dtype)
+    for rows, columns in _own_parts(rank, inputs, groups):
+        whole[rows, columns] = array[rows]
+    return whole
+
+
+def gathered(array: Array, groups: int) -> Array | None:
+    """Back; None where a group looks at the inputs of others, as those of PEFT itself do."""
+    rank, inputs = len(array), array.shape[1] // groups
+    parts = np.zeros((rank, inputs, *array.shape[2:]), array.dtype)
+    for rows, columns in _own_parts(rank, inputs, groups):
+        parts[rows] = array[rows, columns]
+    return parts if np.array_equal(spread(parts, groups), array) else None
+
+
+def _own_parts(rank: int, inputs: int, groups: int) -> list[tuple[slice, slice]]:
+    each = rank // groups
+    return [(slice(g * each, (g + 1) * each), slice(g * inputs, (g + 1) * inputs)) for g in range(groups)]
