@@ -100,12 +100,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=6000)
+    parser.add_argument("--epochs", type=int, help="6000 by default, 600 of several ranks: one takes ten times as long")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--further", default="", help="options of the run, in one word")
     given = parser.parse_args()
+    epochs = given.epochs or (6000 if given.ranks == 1 else 600)
     with tempfile.TemporaryDirectory() as folder:
-        doing = survive(Path(folder), given.kills, given.seed, given.epochs, given.ranks, given.further.split())
+        doing = survive(Path(folder), given.kills, given.seed, epochs, given.ranks, given.further.split())
     counts = ", ".join(f"{doing.count(what)} {what}" for what in sorted(set(doing)))
     print(f"{given.kills} kills with seed {given.seed} ({counts}): the same to the bit, nothing left over")
 

@@ -53,6 +53,14 @@ def library(built: Path, monkeypatch: pytest.MonkeyPatch) -> native.Library:
 
 
 @pytest.fixture
+def by_vectors(library: native.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed by vectors where they were measured to be faster is so at all levels without tiles."""
+    if library.has_tiles:
+        pytest.skip("with tiles, floats of a few rows of a stored weight are multiplied")
+    monkeypatch.setattr(native.Library, "has_fast_vectors", True)
+
+
+@pytest.fixture
 def every_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attentions of all sizes are computed by the kernels, on any processor."""
     for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK", "LEAST_SCORES"):

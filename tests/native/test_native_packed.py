@@ -12,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
-from gradgraph.backends.ort_native import library as native
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = pytest.mark.usefixtures("by_vectors")
 
 CPU = Placement(("CPUExecutionProvider",))
 KINDS = {
@@ -67,11 +66,9 @@ def computed(model: onnx.ModelProto, threads: int, **feeds: np.ndarray) -> list[
         (33, 768, 256, (17,)),
     ],
 )
-def test_both_ways_are_are_those_of_floats(
+def test_both_ways_are_those_of_floats(
     kind: int, points: bool, rows: int, columns: int, block: int, samples: tuple[int, ...]
 ) -> None:
-    if native.here().has_tiles:
-        pytest.skip("with tiles, floats of a few rows at a time are multiplied")
     model, w = network(kind, rows, columns, block, points, len(samples) + 1)
     lowered = for_machine(model, ORT_NATIVE)
     assert {node.op_type for node in lowered.graph.node} == {"PackedMatMul"}

@@ -28,7 +28,7 @@ using windows::up;
 constexpr size_t kSide = 16;                // lines and numbers that are turned at once
 constexpr size_t kPanel = 16;               // channels of dy that lie side by side
 constexpr size_t kVectors = 3;              // of x that meet kHeight channels of dy at once
-constexpr size_t kTerms = 64;               // of a sum in registers; a longer one is a sum of such
+constexpr size_t kTerms = 128;              // of a sum in registers; a longer one is a sum of such
 constexpr size_t kRoom = size_t{1} << 17;   // numbers of x that are turned at a time, if kTerms windows are no more
 constexpr size_t kPieces = 16;              // of work, at least
 
