@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE, scores_in_pieces
-from gradgraph.backends.ort_native import library as native
 
 pytestmark = pytest.mark.usefixtures("by_vectors")
 
