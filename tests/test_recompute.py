@@ -293,3 +293,23 @@ def test_bytes() -> None:
     assert counts[0] > counts[1] > counts[2] == 0, counts
     assert len(copies(build(model, optimizer=SGD, recompute=gg.Recompute(320_000, batch=256)).train)) == counts[0]
     assert copies(build(model, optimizer=SGD, recompute=320_000, sizes={"batch": 256}).train)
+
+
+NORMS = [nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)]
+IN_NORMS = [y for node in export(nn.Sequential(*NORMS), {"x": ("batch", 6)}).graph.node[:-1] for y in node.output]
+
+
+@pytest.mark.parametrize("name", IN_NORMS)
+def test_a_cut_at_every_value(name: str) -> None:
+    """Of a norm the result may be kept, and mean and deviation computed again: what is kept has its readers still."""
+    model = export(nn.Sequential(*NORMS), {"x": ("batch", 6)})
+    rng, states = np.random.default_rng(0), []
+    batch = {"x": rng.standard_normal((5, 6)).astype(np.float32), "target": rng.integers(0, 3, 5)}
+    for keep in (None, [name]):
+        step = gg.build(model, "cross_entropy", gg.optim.sgd(gg.optim.constant(0.1)), recompute=keep)
+        trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(native_kernels=False))
+        trainer.step(batch)
+        trainer.step(batch)
+        states.append(trainer.state_dict())
+    for key, value in states[0].items():
+        np.testing.assert_allclose(states[1][key], value, rtol=1e-5, atol=1e-6, err_msg=key)

@@ -222,7 +222,7 @@ def compute_again(op: Builder, segments: Segments) -> None:
         first = segments.cuts[segment - 1] if segment else 0
         end = p.begin(first) if first else len(p.backward)
         late = _Late(op, turn)
-        lost += _copy(op, p, nodes, late)
+        lost += _copy(op, p, nodes, segments.kept, late)
         if segments.only is None:
             _read_late(p, range(begin, end), late)
         op.finish(graph, p.backward[begin])
@@ -314,8 +314,10 @@ def _read_late(p: Differentiated, part: range, late: _Late) -> None:
                 node.replace_input_with(at, late[x])
 
 
-def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], late: _Late) -> list[ir.Value]:
-    """Write ``nodes`` once more for the backward pass; return what these take the place of."""
+def _copy(
+    op: Builder, p: Differentiated, nodes: Sequence[ir.Node], kept: Collection[ir.Value], late: _Late
+) -> list[ir.Value]:
+    """Write ``nodes`` once more for the backward pass; return what these take the place of: nothing that is kept."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
     read: dict[ir.Value, ir.Value] = {}
@@ -327,7 +329,8 @@ def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], late: _Late)
     copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), read)
     op.nodes += copies
     readers = {*p.backward, *(n for node in p.backward for graph in subgraphs(node) for n in graph.all_nodes())}
-    for old, new in values.items():
+    gone = {old: new for old, new in values.items() if old not in kept}  # others stand beside what is computed again
+    for old, new in gone.items():
         for use in [use for use in old.uses() if use.node in readers]:
             use.node.replace_input_with(use.idx, new)
-    return list(values)
+    return list(gone)
