@@ -28,9 +28,9 @@ using windows::up;
 constexpr size_t kSide = 16;                // lines and numbers that are turned at once
 constexpr size_t kPanel = 16;               // channels of dy that lie side by side
 constexpr size_t kVectors = 3;              // of x that meet kHeight channels of dy at once
-constexpr size_t kTerms = 64;                // of a sum in registers; two of them are added up, and then to longer ones
-constexpr size_t kRun = 2 * kTerms;          // of a tile
-constexpr size_t kRoom = size_t{1} << 17;   // numbers of x that are turned at a time, if kRun windows are no more
+constexpr size_t kRun = 64;                 // terms of a sum in registers
+constexpr size_t kTerms = 2 * kRun;         // of a tile: two runs are added up before they join a longer sum
+constexpr size_t kRoom = size_t{1} << 17;   // numbers of x that are turned at a time, if kTerms windows are no more
 constexpr size_t kPieces = 16;              // of work, at least
 
 struct Task {
@@ -103,7 +103,7 @@ struct Tile {
   void add(bool fresh) const {
     Lanes total[kHeight][kVectors]{};
     for (size_t k = 0, end; k < terms; k = end) {
-      end = std::min(k + kTerms, terms);
+      end = std::min(k + kRun, terms);
       add_run(k, end, total);
     }
     for (size_t r = 0; r < kHeight; ++r) {
@@ -136,7 +136,7 @@ struct Tile {
         Lanes total{};
         for (size_t k = 0, end; k < terms; k = end) {
           Lanes run{};
-          for (end = std::min(k + kTerms, terms); k < end; ++k) {
+          for (end = std::min(k + kRun, terms); k < end; ++k) {
             if (is_inside(k, v)) run += dy[k * kPanel + r] * lanes(x[v] + places[k]);
           }
           total += run;
@@ -159,7 +159,7 @@ class ByVectors {
         rows_(up(task.layer.out.channels, kHeight)),
         parts_(std::min(blocks_, up(kPieces, rows_))),
         most_(up(up(blocks_, parts_) * taps_, kVectors) * kVectors),
-        images_(std::clamp(std::max(kRoom / places_.image(), up(kRun, places_.windows)), size_t{1}, task.layer.in.images)),
+        images_(std::clamp(std::max(kRoom / places_.image(), up(kTerms, places_.windows)), size_t{1}, task.layer.in.images)),
         infinite_(panels_) {
     for (size_t n = 0; n < images_; ++n) {
       for (const uint32_t place : places_.of_windows) terms_.push_back(static_cast<uint32_t>(n * places_.image()) + place);
@@ -239,8 +239,8 @@ class ByVectors {
   void add(size_t row, size_t part, size_t count, float* sums, bool fresh) const {
     const size_t m = row * kHeight, panel = m / kPanel, all = count * places_.windows;
     const float* const dy = dy_ + panel * images_ * places_.windows * kPanel + m % kPanel;
-    for (size_t term = 0; term < all; term += kRun) {
-      Tile tile{dy + term * kPanel, {}, terms_.data() + term, std::min(kRun, all - term), nullptr, most_ * kLanes};
+    for (size_t term = 0; term < all; term += kTerms) {
+      Tile tile{dy + term * kPanel, {}, terms_.data() + term, std::min(kTerms, all - term), nullptr, most_ * kLanes};
       for (size_t vector = 0; vector < vectors(part); vector += kVectors) {
         const Tap* taps[kVectors];
         for (size_t v = 0; v < kVectors; ++v) {  // beyond the last one, any will do
