@@ -2,21 +2,21 @@
 
 ``python -m tests.networks.optimum_decoders --save`` writes the table of docs/how-to/language-models.md, in the
 environment of ``make shipped-models`` with optimum: for every family it exports random weights with and without a past,
-and holds scores, left padding, adapters of PEFT (both ways) and answers against PyTorch. That takes some minutes.
+and holds scores, left padding, adapters of PEFT (both ways), losses and answers against PyTorch. That takes minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from surgery.language_families import PAGE, SIZES, WORDS, write_tokenizer
+from surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
+from surgery.family_tables import command
+from surgery.language_families import SIZES, WORDS, write_tokenizer
 
 import gradgraph as gg
 from benchmarks import torchvision_operators
@@ -24,7 +24,6 @@ from gradgraph import surgery
 from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.sampling import Sampling
 
-BEGIN, END = "<!-- optimum: begin -->", "<!-- optimum: end -->"
 TASKS = {"text-generation": "without a past", "text-generation-with-past": "with a past"}
 TOKENS = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 OF_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128} | TOKENS
@@ -44,8 +43,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", SIZES | {"head_dim": 16}),
     "phi": ("Phi", SIZES | {"num_key_value_heads": 4}),
     "phi3": ("Phi3", SIZES | {"original_max_position_embeddings": 128}),
+    "gemma": ("Gemma", SIZES | {"head_dim": 16}),
+    "olmo": ("Olmo", SIZES),
+    "granite": ("Granite", SIZES | {"embedding_multiplier": 2.0, "attention_multiplier": 0.3,
+                                    "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "stablelm": ("StableLm", SIZES | {"partial_rotary_factor": 0.5}),
+    "bloom": ("Bloom", TOKENS | {"hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "mpt": ("Mpt", TOKENS | {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128}),
+    "codegen": ("CodeGen", OF_GPT2 | {"rotary_dim": 8}),
 }  # fmt: skip
-IDS = np.random.default_rng(0).integers(3, WORDS, (2, 17))
 
 
 def exported(family: str, folder: Path, task: str) -> tuple[Any, Path]:
@@ -69,18 +75,6 @@ def exported(family: str, folder: Path, task: str) -> tuple[Any, Path]:
     return network, folder / task
 
 
-def scores(model: Any, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    model = surgery.language_model(model, keep=() if mask is None else "attention_mask")
-    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
-    return trainer.predict(ids if mask is None else {"input_ids": ids, "attention_mask": mask})
-
-
-def of_torch(network: Any, ids: np.ndarray) -> np.ndarray:
-    import torch
-
-    return np.asarray(network(torch.tensor(ids)).logits.detach().numpy())
-
-
 def by_scores(network: Any, folder: Path) -> None:
     """Scores, and those of rows that are padded on the left."""
     adapted, wanted = gg.lora(folder / "model.onnx", "*", rank=2), of_torch(network, IDS)
@@ -93,15 +87,8 @@ def by_scores(network: Any, folder: Path) -> None:
 def by_peft(network: Any, folder: Path) -> None:
     """Adapters of PEFT, loaded into the file, and saved for PEFT from there."""
     import peft
-    import torch
 
-    torch.manual_seed(1)
-    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules="all-linear")
-    theirs = peft.get_peft_model(copy.deepcopy(network), config).eval()
-    for name, parameter in theirs.named_parameters():
-        if "lora_B" in name:  # zeros at first
-            torch.nn.init.normal_(parameter, std=0.1)
-    theirs.save_pretrained(folder / "theirs")
+    theirs = with_adapter(network, folder / "theirs")
     wanted = of_torch(theirs, IDS)
     assert np.abs(wanted - of_torch(network, IDS)).max() > 0.05
     model = surgery.load_adapter(folder / "model.onnx", folder / "theirs")
@@ -109,6 +96,14 @@ def by_peft(network: Any, folder: Path) -> None:
     surgery.save_adapter(model, folder / "ours")
     read = peft.PeftModel.from_pretrained(copy.deepcopy(network), folder / "ours").eval()
     np.testing.assert_allclose(of_torch(read, IDS), wanted, atol=3e-6)
+
+
+def by_losses(network: Any, folder: Path) -> None:
+    """Steps with an adapter of PEFT."""
+    theirs = with_adapter(network, folder / "begun")
+    wanted, found = losses(theirs, surgery.load_adapter(folder / "model.onnx", folder / "begun"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert wanted[-1] < wanted[0]
 
 
 def by_answers(network: Any, folder: Path) -> None:
@@ -124,7 +119,7 @@ def by_answers(network: Any, folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Any, Path], None]] = {
-    "scores": by_scores, "PEFT": by_peft, "answers": by_answers,
+    "scores": by_scores, "PEFT": by_peft, "losses": by_losses, "answers": by_answers,
 }  # fmt: skip
 
 
@@ -145,19 +140,12 @@ def cell(family: str, task: str) -> str:
         return ", ".join(told)
 
 
+def row(family: str) -> list[str]:
+    return [family, *(cell(family, task) for task in TASKS)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write the table of the page")
-    parser.add_argument("families", nargs="*", help="of these alone; they are not written")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    lines = [f"| family | {' | '.join(TASKS.values())} |", "|---" * (len(TASKS) + 1) + "|"]
-    for family in given.families or FAMILIES:
-        lines.append(f"| {family} | {' | '.join(cell(family, task) for task in TASKS)} |")
-        print(lines[-1], flush=True)
-    if given.save and not given.families:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
+    command("optimum", __doc__, ["family", *TASKS.values()], FAMILIES, row)
 
 
 if __name__ == "__main__":

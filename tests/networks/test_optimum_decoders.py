@@ -1,4 +1,4 @@
-"""Decoders that optimum exports: scores, adapters of PEFT and answers are PyTorch's, and folders are fine-tuned.
+"""Decoders that optimum exports: scores, adapters of PEFT, losses and answers are those of PyTorch; folders learn.
 
 The packages are in no extra, as they are large: ``make shipped-models`` runs these tests in an environment of its own.
 """
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from networks import optimum_decoders as decoders
 from networks.exporters import by_optimum
-from networks.optimum_decoders import IDS, of_torch, scores
+from surgery.beside_torch import IDS, of_torch, scores
+from surgery.family_tables import named
 
 import gradgraph as gg
 from benchmarks import torchvision_operators
@@ -43,9 +44,7 @@ def test_a_decoder_is_that_of_pytorch(written: tuple[Any, Path], check: str) -> 
 
 
 def test_the_table_of_the_page_has_every_family() -> None:
-    table = decoders.PAGE.read_text().partition(decoders.BEGIN)[2].partition(decoders.END)[0]
-    named = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
-    assert named[1:] == list(decoders.FAMILIES)
+    assert named("optimum") == list(decoders.FAMILIES)
 
 
 def test_a_folder_as_it_is_learns_and_peft_reads_it(written: tuple[Any, Path], tmp_path: Path) -> None:

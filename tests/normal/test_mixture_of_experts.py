@@ -148,3 +148,20 @@ def test_what_only_other_runtimes_run_is_named(reason):
     model, _ = fused(op, feeds, attrs)
     with pytest.raises(ModelError, match=f"'fused'.*{reason}"):
         normal_form(model)
+
+
+def axes_moved(feeds, weights, scales):
+    """Experts whose weights, or scales, lie with their outputs last."""
+    moved = {n: feeds[n].reshape(EXPERTS, -1, feeds[n].shape[1]) for n in weights}
+    return feeds | moved | {n: feeds[n].transpose(0, 2, 1) for n in scales}
+
+
+CUDA = {"weights": (("q1", "q2"), ()), "one weight": (("q1",), ()), "scales": ((), ("s1", "s2"))}
+
+
+@pytest.mark.parametrize("moved", CUDA)
+def test_experts_in_the_order_of_cuda_are_known_by_their_sizes(moved):
+    """Its files say nothing else of it; without sizes that differ there is nothing to see."""
+    model, _ = fused("QMoE", axes_moved(packed(4, 32, False), *CUDA[moved]), GPT_OSS | {"block_size": 32})
+    with pytest.raises(ModelError, match=r"packed for one kind of processor.*qmoe_weights_prepacked=0"):
+        normal_form(model)

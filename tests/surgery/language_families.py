@@ -7,27 +7,24 @@ weights, puts adapters in and trains three steps. That takes some minutes; the f
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import runpy
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from surgery.family_tables import command
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import ModelError
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "language-models.md"
-BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
-PRECISIONS, DEVICES = ("fp32", "fp16", "bf16", "int8", "int4"), ("cpu", "cuda", "webgpu")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
+DEVICES = {"cpu": "CPU", "cuda": "CUDA", "webgpu": "WebGPU"}
 WORDS = 98
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
@@ -37,6 +34,7 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
            "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
 LONG = {"rope_type": "longrope", "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
         "rope_theta": 1e4, "original_max_position_embeddings": 128}  # fmt: skip
+MSCALE = {"short_mscale": 1.0, "long_mscale": 1.0}
 # the model's class in transformers, its configuration's, and sizes of its own
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
@@ -63,11 +61,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie 4.5": ("Ernie4_5ForCausalLM", "Ernie4_5Config", {"head_dim": 16}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 16}),
     "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": ("PhimoeForCausalLM", "PhimoeConfig", {"max_position_embeddings": 256, "num_local_experts": 4,
+                                                     "rope_parameters": LONG | MSCALE}),
 }  # fmt: skip
 PEFT_FAMILY = {"phi3": "phi3", "phi3 long": "phi3", "phi4 mini": "phi3", "phi2": "phi"}  # of others: llama
 # the builder's files compute something else than PyTorch here, in onnxruntime, too
 NOT_AS_IN_TORCH = {"olmo", "nemotron", "phi2"}
 NOT_WRITTEN, INCOMPLETE = "the builder does not write it", "the file lacks nodes or inputs, and onnxruntime refuses it"
+PACKED = "packed for one kind of processor"
+MARKS = {"": "", NOT_WRITTEN: " ¹", INCOMPLETE: " ²", PACKED: " ⁴"}
 
 
 def network(family: str) -> Any:
@@ -97,21 +99,52 @@ def write_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def experts_in_mxfp4(made: Any) -> dict[str, Any]:
+    """The tensors of a published gpt-oss, whose experts then have these numbers: 4 bits each, and a scale for 32.
+
+    Of them alone the builder makes experts of integers.
+    """
+    import torch
+
+    numbers = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+    numbers, stored = torch.cat([numbers, -numbers]), {}
+    for i, layer in enumerate(made.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(layer.mlp.experts, name)  # [experts, inputs, outputs]
+            experts, inputs, outputs = weight.shape
+            codes = torch.randint(16, (experts, outputs, inputs // 32, 32))
+            exponents = torch.randint(119, 122, (experts, outputs, inputs // 32))
+            values = numbers[codes] * 2.0 ** (exponents[..., None] - 127)
+            weight.data = values.reshape(experts, outputs, inputs).mT.contiguous()
+            key = f"model.layers.{i}.mlp.experts.{name}"
+            stored[f"{key}_blocks"] = (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+            stored[f"{key}_scales"] = exponents.to(torch.uint8)
+    return stored
+
+
 def write_network(family: str, folder: Path) -> Any:
     """The module, and its files with a tokenizer in ``folder``."""
+    from safetensors import torch as safetensors
+
     made = network(family)
+    more = experts_in_mxfp4(made) if family == "gpt-oss" else {}
     made.save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    safetensors.save_file(safetensors.load(weights.read_bytes()) | more, weights, metadata={"format": "pt"})
+    config = folder / "config.json"  # the builder knows PhiMoE by the name of the published one
+    config.write_text(config.read_text().replace("PhimoeForCausalLM", "PhiMoEForCausalLM"))
     write_tokenizer(folder)
     return made
 
 
-def build(source: Path, out: Path, precision: str, device: str) -> Path:
-    """The file that the builder writes.
+def build(source: Path, out: Path, precision: str, device: str, *options: str) -> Path:
+    """The file that the builder writes, with ``options`` such as ``moe_quant_type=int4``.
 
     Raises:
         Exception: of the builder, of any class.
     """
     words = ["builder", "-m", source, "-i", source, "-o", out, "-p", precision, "-e", device]
+    words += ["--extra_options", *options] if options else []
     said = io.StringIO()
     quiet = (contextlib.redirect_stdout(said), contextlib.redirect_stderr(said))
     with mock.patch.object(sys, "argv", list(map(str, words))), quiet[0], quiet[1]:
@@ -123,59 +156,41 @@ def adapted(model: Path, family: str) -> Any:
     return gg.lora(model, "*attn*" if family == "gpt-oss" else ["*attn*", "*mlp*"], rank=2)
 
 
-def verdict(family: str, source: Path, out: Path, precision: str, device: str) -> str:
+def verdict(family: str, source: Path, out: Path, precision: str, device: str, *options: str) -> str:
     """What became of a family: empty if its file trains."""
     try:
-        file = build(source, out, precision, device)
+        file = build(source, out, precision, device, *options)
     except Exception:  # of the builder
         return NOT_WRITTEN
     rows = np.random.default_rng(0).integers(3, WORDS, (2, 17))
     try:
         model = surgery.language_model(adapted(file, family))
+        trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(1e-2)), device="cpu")
     except ModelError as error:
         if any(words in str(error) for words in ("is produced by no node", "which is no graph input", "lacks its")):
             return INCOMPLETE
+        if PACKED in str(error):
+            return PACKED
         raise
-    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(1e-2)), device="cpu")
     losses = [float(trainer.step(surgery.next_tokens(rows))["loss"]) for _ in range(3)]
     assert losses[2] < losses[0], (family, precision, device, losses)
     return ""
 
 
-def rows(families: list[str], said: Callable[[str], object] = print) -> Iterator[str]:
-    """The lines of the table."""
-    yield "| family | " + " | ".join({"cpu": "CPU", "cuda": "CUDA", "webgpu": "WebGPU"}[d] for d in DEVICES) + " |"
-    yield "|---" * (len(DEVICES) + 1) + "|"
-    for family in families:
-        with tempfile.TemporaryDirectory() as folder:
-            write_network(family, Path(folder) / "hf")
-            cells = []
-            for device in DEVICES:
-                found = {p: verdict(family, Path(folder) / "hf", Path(folder) / f"{p}-{device}", p, device)
-                         for p in PRECISIONS}  # fmt: skip
-                marks = {"": "", NOT_WRITTEN: " ¹", INCOMPLETE: " ²"}
-                cells.append(", ".join(f"~~{p}~~{marks[v]}" if v else p for p, v in found.items()))
-        line = f"| {family}{' ³' if family in NOT_AS_IN_TORCH else ''} | " + " | ".join(cells) + " |"
-        said(line)
-        yield line
-
-
-def save(lines: list[str]) -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+def row(family: str) -> list[str]:
+    """Of the table."""
+    cells = [family + (" ³" if family in NOT_AS_IN_TORCH else "")]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_network(family, folder / "hf")
+        for device in DEVICES:
+            found = {p: verdict(family, folder / "hf", folder / f"{p}-{device}", p, device) for p in PRECISIONS}
+            cells.append(", ".join(f"~~{p}~~{MARKS[v]}" if v else p for p, v in found.items()))
+    return cells
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write the table of the page")
-    parser.add_argument("families", nargs="*", help="of these alone; they are not written")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    lines = list(rows(given.families or list(FAMILIES)))
-    if given.save and not given.families:
-        save(lines)
+    command("families", __doc__, ["family", *DEVICES.values()], FAMILIES, row)
 
 
 if __name__ == "__main__":

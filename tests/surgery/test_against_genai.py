@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from surgery import language_families as families
+from surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
+from surgery.family_tables import named
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -45,7 +47,7 @@ def written(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 def test_scores_are_those_of_pytorch(written: tuple[str, Any, Path]) -> None:
     precision, network, folder = written
     ids = np.random.default_rng(0).integers(3, families.WORDS, (2, 17))
-    wanted = network(torch.tensor(ids)).logits.detach().numpy()
+    wanted = of_torch(network, ids)
     model = surgery.language_model(gg.lora(folder / "model.onnx", "*attn*", rank=2))
     found = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(ids)
     assert np.abs(found - wanted).max() < (1e-3 if precision == "fp16" else 0.2)  # four bits are few
@@ -57,10 +59,10 @@ def test_a_merged_model_writes_its_text(written: tuple[str, Any, Path], tmp_path
     step = gg.build(surgery.language_model(adapted), gg.losses.cross_entropy(axis=-1), gg.optim.adam(5e-3))
     trainer = gg.Trainer(step, device="cpu")
     trainer.fit(surgery.next_tokens([TOKENS]), epochs=130, batch_size=1, progress=False)
-    merged = surgery.forget_sizes(surgery.merge_adapters(adapted, trainer.state_dict()))
+    merged = surgery.merge_adapters(adapted, trainer.state_dict())
     for file in folder.glob("*.json"):
         shutil.copy(file, tmp_path)
-    onnx.save(merged, tmp_path / "model.onnx")
+    surgery.forget_sizes(merged, out=tmp_path / "model.onnx")
     assert in_a_plain_loop(tmp_path / "model.onnx") == TOKENS
     assert in_genai(tmp_path) == TOKENS, precision
 
@@ -80,7 +82,9 @@ def answered(decoder: Any) -> list[int]:
 
 # --- every family ------------------------------------------------------------------------------------------------
 
-TRAIN_IN_FLOAT32 = [f for f in families.FAMILIES if f not in ("gemma3", "smollm3")]  # the builder does not write those
+TRAIN_IN_FLOAT32 = [
+    f for f in families.FAMILIES if f not in ("gemma3", "smollm3", "phimoe")
+]  # the builder does not write those
 
 
 @pytest.fixture(scope="module", params=TRAIN_IN_FLOAT32)
@@ -91,21 +95,12 @@ def family(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     return request.param, network, families.build(folder / "hf", folder / "out", "fp32", "cpu")
 
 
-def scores(model: Any, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    model = surgery.language_model(model, keep=() if mask is None else "attention_mask")
-    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
-    return trainer.predict(ids if mask is None else {"input_ids": ids, "attention_mask": mask})
-
-
-IDS = np.random.default_rng(0).integers(3, families.WORDS, (2, 17))
-
-
 def test_a_family_gives_the_scores_of_pytorch(family: tuple[str, Any, Path]) -> None:
     name, network, file = family
     if name in families.NOT_AS_IN_TORCH:
         pytest.skip("the file gives other scores in onnxruntime, too")
     found = scores(families.adapted(file, name), IDS)
-    np.testing.assert_allclose(found, network(torch.tensor(IDS)).logits.detach().numpy(), atol=3e-6)
+    np.testing.assert_allclose(found, of_torch(network, IDS), atol=3e-6)
 
 
 def test_padding_on_the_left_changes_nothing(family: tuple[str, Any, Path]) -> None:
@@ -126,21 +121,15 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     name, network, file = family
     if kind != "lora" and name not in ("llama", "phi3"):
         pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
-    torch.manual_seed(1)
-    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", **KINDS[kind])
-    theirs = peft.get_peft_model(copy.deepcopy(network), config).eval()
-    for parameter_name, parameter in theirs.named_parameters():
-        if "lora_B" in parameter_name:  # zeros at first
-            torch.nn.init.normal_(parameter, std=0.1)
-    theirs.save_pretrained(tmp_path / "theirs")
-    wanted = theirs(torch.tensor(IDS)).logits.detach().numpy()
+    theirs = with_adapter(network, tmp_path / "theirs", **KINDS[kind])
+    wanted = of_torch(theirs, IDS)
     model = surgery.load_adapter(file, tmp_path / "theirs")
     if name not in families.NOT_AS_IN_TORCH:
-        assert np.abs(wanted - network(torch.tensor(IDS)).logits.detach().numpy()).max() > 0.05
+        assert np.abs(wanted - of_torch(network, IDS)).max() > 0.05
         np.testing.assert_allclose(scores(model, IDS), wanted, atol=3e-6)
     surgery.save_adapter(model, tmp_path / "ours", family=families.PEFT_FAMILY.get(name, "llama"))
     read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path / "ours").eval()
-    np.testing.assert_allclose(read(torch.tensor(IDS)).logits.detach().numpy(), wanted, atol=3e-6)
+    np.testing.assert_allclose(of_torch(read, IDS), wanted, atol=3e-6)
 
 
 TOO_SMALL = ("phi2", "phi4 mini", "nemotron")  # turn a part of each head, and onnxruntime takes none of less than 8
@@ -162,9 +151,46 @@ def test_prompts_are_answered_with_a_cache_as_without(family: tuple[str, Any, Pa
 
 
 def test_the_table_of_the_page_has_every_family() -> None:
-    table = families.PAGE.read_text().partition(families.BEGIN)[2].partition(families.END)[0]
-    named = [line.split("|")[1].replace("³", "").strip() for line in table.splitlines() if line.startswith("| ")]
-    assert named[1:] == list(families.FAMILIES)
+    assert named("families") == list(families.FAMILIES)
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_adapters_learn_through_experts_of_integers(bits: int, device: str, tmp_path: Path) -> None:
+    """gpt-oss: PyTorch's losses, where its experts have the numbers of the file; all else is float32 in both."""
+    pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
+    network = families.write_network("gpt-oss", tmp_path / "hf")
+    file = families.build(tmp_path / "hf", tmp_path / "out", "fp32", device, f"moe_quant_type=int{bits}")
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(file).graph.initializer}
+    for i, layer in enumerate(network.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            key, weight = f"model.layers.{i}.moe.experts.{name}", getattr(layer.mlp.experts, name)
+            was, weight.data = weight.data, numbers(stored[f"{key}.qweight"], stored[f"{key}.scales"], bits)
+            assert 0 < (weight - was).abs().max() < (0.05 if bits == 4 else 0.002)
+    np.testing.assert_allclose(scores(families.adapted(file, "gpt-oss"), IDS), of_torch(network, IDS), atol=3e-6)
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    theirs = with_adapter(network, tmp_path / "adapter", target_modules=attention)
+    wanted, found = losses(theirs, surgery.load_adapter(file, tmp_path / "adapter"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert wanted[-1] < wanted[0]
+
+
+def numbers(packed: np.ndarray, scales: np.ndarray, bits: int) -> Any:
+    """[experts, inputs, outputs] of QMoE's [experts, outputs, bytes], whose scales are each for 32 numbers."""
+    each = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:2], -1) if bits == 4 else packed
+    weights = (each.astype(np.float32) - 2 ** (bits - 1)) * np.repeat(scales, 32, axis=-1)
+    return torch.tensor(weights).mT.contiguous()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_experts_in_the_order_of_cuda_are_refused(device: str, tmp_path: Path) -> None:
+    """And as numbers lie elsewhere they train, with the option that the refusal names."""
+    families.write_network("gpt-oss", tmp_path / "hf")
+    source, precision = tmp_path / "hf", "int4"
+    wanted = families.PACKED if device == "cuda" else ""
+    assert families.verdict("gpt-oss", source, tmp_path / "out", precision, device) == wanted
+    option = "qmoe_weights_prepacked=0"
+    assert families.verdict("gpt-oss", source, tmp_path / "raw", precision, device, option) == ""
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int4"])

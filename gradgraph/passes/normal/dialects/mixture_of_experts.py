@@ -17,7 +17,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
 from gradgraph.passes.normal.dialects.contrib import dequantized, fused, refuse, unpacked
 
 _MIXED = 2  # the experts that a sparse mixer chooses
@@ -92,7 +94,7 @@ def quantized_mixture_of_experts(
 ) -> Any:
     """Weights are dequantized as those of MatMulNBits; those that are packed for one kind of processor are refused."""
     if quant_type != "int" or weights_prepacked > 0 or any(v is not None for v in unsupported):
-        raise refuse(node, "has experts that are packed for one kind of processor, or a router of two outputs")
+        raise _packed(node)
 
     def weight(q: Var, s: Var | None, z: Var | None, bits: int | None) -> Var:
         return _dequantized_experts(op, node, q, s, z, bits or expert_weight_bits, block_size, x.dtype)
@@ -100,7 +102,17 @@ def quantized_mixture_of_experts(
     w1 = weight(q1, s1, z1, fc1_expert_weight_bits)
     w2 = weight(q2, s2, z2, fc2_expert_weight_bits)
     w3 = None if q3 is None else weight(q3, s3, z3, fc3_expert_weight_bits)
+    hidden = x.dim(-1)
+    if isinstance(hidden, int) and (w1.dim(2), w2.dim(1)) != (hidden, hidden):
+        raise _packed(node)  # without an attribute, too, where a file is for CUDA
     return mixture_of_experts(op, node, x, router, w1, b1, w2, b2, w3, b3, **options)
+
+
+def _packed(node: ir.Node) -> ModelError:
+    return ModelError(
+        f"{describe(node)} has experts that are packed for one kind of processor, or a router of two outputs",
+        remedy="let onnxruntime-genai's builder write the file with qmoe_weights_prepacked=0",
+    )
 
 
 def _dequantized_experts(
@@ -119,6 +131,9 @@ def _dequantized_experts(
         raise refuse(node, "has quantized experts without scales, or of unknown sizes")
     inputs = width * 8 // bits
     sizes = (experts * outputs, inputs)
+    wanted = [experts, outputs, -(-inputs // block_size)] if block_size else [experts, outputs]
+    if list(scales.shape or wanted) != wanted:
+        raise _packed(node)
     if zero_points is not None and not block_size:  # one for each row, packed along the rows of an expert
         numbers = unpacked(op, node, zero_points, bits, [experts, outputs, 1])
         zero_points = op.cast(op.Reshape(numbers, [experts * outputs, 1]), dtype)
