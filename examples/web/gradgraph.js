@@ -147,7 +147,9 @@ export class Trainer {
         .filter((s) => s.kind === "parameter" || s.kind === "statistic")
         .map((s) => s.name);
       const weights = await this.#copies(names, averaged ? (this.manifest.averages ?? {}) : {});
-      return this.#inference({ outputs, weights });
+      const beside = await this.files.beside("eval");
+      const outside = (location) => beside.find((file) => file.path === location)?.data ?? asBytes(location);
+      return this.#inference({ outputs, weights, outside });
     });
   }
 
@@ -248,7 +250,7 @@ export class Trainer {
   }
 
   async #open(name, bytes, { preferredOutputLocation, ...options }) {
-    const externalData = name === "predict" ? [] : await this.files.beside(name);
+    const externalData = await this.files.beside(name);
     const environment = this.ort.env?.webgpu;
     const adapter = environment?.adapter;
     let session;
@@ -288,9 +290,8 @@ export class Trainer {
   }
 
   async #inference(options) {
-    const [model, beside] = [await this.files.kept("eval.onnx"), await this.files.beside("eval")];
-    const outside = (location) => beside.find((file) => file.path === location)?.data ?? asBytes(location);
-    return told("the model cannot be exported", () => inferenceModel(model, this.manifest, { ...options, outside }));
+    const model = await this.files.kept("eval.onnx");
+    return told("the model cannot be exported", () => inferenceModel(model, this.manifest, options));
   }
 
   // --- state

@@ -152,7 +152,8 @@ function ownOutputs(nodes, manifest) {
  * The model behind a step: eval.onnx without loss, metrics and targets.
  *
  * `weights` (name -> {dtype, dims, data}) become its initializers; state tensors that are not among them stay inputs.
- * `outside(location)` gives the bytes of a file of weights beside eval.onnx.
+ * `outside(location)` gives the bytes of a file of weights beside eval.onnx, which go into the model; without it they
+ * stay in that file.
  */
 export function inferenceModel(evalModel, manifest, { outputs, weights = {}, outside } = {}) {
   const graph = first(evalModel, MODEL.graph);
@@ -215,9 +216,9 @@ function tensorBytes(name, { dtype, dims, data }) {
   ]);
 }
 
-/** A stored tensor with its numbers inside the model. */
+/** A stored tensor with its numbers inside the model, if they are to be. */
 function inside(tensor, outside) {
-  if (Number(first(tensor, TENSOR.location) ?? 0) !== EXTERNAL) return tensor;
+  if (!outside || Number(first(tensor, TENSOR.location) ?? 0) !== EXTERNAL) return tensor;
   const entry = Object.fromEntries(
     all(tensor, TENSOR.external).map((e) => [text(first(e, ENTRY.key)), text(first(e, ENTRY.value))]),
   );

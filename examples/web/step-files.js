@@ -38,16 +38,16 @@ export class StepFiles {
     return bytes;
   }
 
-  /** Likewise, kept for whoever asks next: eval.onnx and large frozen weights are read for several sessions. */
+  /** Likewise, kept for whoever asks next. */
   kept(name) {
     if (!this.#known.has(name)) this.#known.set(name, this.bytes(name));
     return this.#known.get(name);
   }
 
-  /** The files of weights beside a model, as sessions take them. */
+  /** The files of weights beside a model, as sessions take them; read again for each, as they may be large. */
   async beside(name) {
     const file = name === "init" ? "init.bin" : "frozen.bin";
-    return file in this.#digests ? [{ path: file, data: await this.kept(file) }] : [];
+    return file in this.#digests ? [{ path: file, data: await this.bytes(file) }] : [];
   }
 }
 
