@@ -230,6 +230,8 @@ def _onnx(export: _Export) -> dict[str, Any]:
     trainer = _opened(export)
     model, facts = _model(export, trainer)
     validate(model)  # before a file that is there is replaced
+    if export.image_input:
+        taking_images(model)  # it may be refused
     save_model(plain(model), export.out)
     if not export.calibrate:  # by which the file is to differ from the step
         report = report_of(export.out, trainer, averaged=not export.not_averaged)

@@ -13,16 +13,18 @@ const PREFIX = "base_model.model.";
 const FACTORS = ["lora_A.weight", "lora_B.weight"];
 const LOW_RANK = { peft: "LORA", parts: FACTORS, spread: (rank) => rank };
 
-/** What the tensors of each kind are called in a file; `spread` is what alpha is divided by. */
+/** What the tensors of each kind are called in a file; `spread` is what alpha is divided by, of kinds with a scale. */
 const KINDS = {
   lora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"] },
   rslora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"], spread: Math.sqrt },
   dora: { ...LOW_RANK, parts: [...FACTORS, "lora_magnitude_vector"] },
+  qalora: { parts: FACTORS, spread: LOW_RANK.spread },
   ia3: { peft: "IA3", parts: ["ia3_l"] },
   bitfit: { parts: ["bias"] },
   bottleneck: { parts: ["down.weight", "down.bias", "up.weight", "up.bias"] },
 };
 const isLowRank = (adapter) => KINDS[adapter.kind].peft === "LORA";
+const isScaledIn = (adapter, place) => KINDS[adapter.kind].spread !== undefined && place === 1;
 const quoted = (names) => names.map((name) => `'${name}'`).join(", ");
 
 /** The adapters that a model has, as its metadata say. */
@@ -140,7 +142,7 @@ export function adapterFile(adapters, values) {
   const tensors = {};
   for (const adapter of adapters)
     adapter.weights.forEach((name, place) => {
-      const isScaled = isLowRank(adapter) && place === 1;
+      const isScaled = isScaledIn(adapter, place);
       tensors[plain(adapter, name)] = isScaled ? scaled(values[name], adapter.scale * adapter.weight) : values[name];
     });
   return encodeAdapterFile(tensors);
@@ -174,7 +176,7 @@ export function adapterFrom(adapters, specs, given) {
   return Object.fromEntries(
     wanted.map(([key, name, adapter, place]) => {
       const tensor = checkedValue({ ...specs[name], name: key }, tensors[key]);
-      const isScaled = isLowRank(adapter) && place === 1;
+      const isScaled = isScaledIn(adapter, place);
       return [name, isScaled ? scaled(tensor, 1 / (adapter.scale * adapter.weight)) : tensor];
     }),
   );
@@ -193,7 +195,7 @@ function fromPeft(adapters, specs, files) {
       const shapes = adapter.weights.map((weight) => specs[weight]);
       const tensor = turnedBack(adapter, place, tensors[key], shapes);
       const value = checkedValue({ ...specs[name], name: key }, tensor);
-      const isScaled = isLowRank(adapter) && place === 1;
+      const isScaled = isScaledIn(adapter, place);
       return [name, isScaled ? scaled(value, scaleIn(config, adapter) / adapter.scale) : value];
     }),
   );

@@ -21,6 +21,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.weights import give_weights
 
 log = logging.getLogger("gradgraph.chat")
@@ -29,6 +30,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a past
 _QUANTISED = frozenset({"MatMulNBits", "DequantizeLinear"})
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
+_SLOW = "; the CPU is slow at its float zero points, and faster at the base with the adapter"
 _WORDS = {
     "rows": "rows that it trained on",
     "held_out_rows": "rows held out",
@@ -42,6 +44,7 @@ _WORDS = {
     "perplexity": "perplexity of held-out answers after training",
     "perplexity_float": "perplexity of held-out answers of the merged model, with changed weights as float",
     "perplexity_requantised": "the same, with changed weights as they were quantised before",
+    "perplexity_merged": "perplexity of held-out answers of the merged model, whose weights keep their bits",
     "held_out_loss_before": "loss of held-out rows before training",
     "held_out_loss": "loss of held-out rows after training",
     "reward_accuracy": "share of held-out rows whose better answer has gained more than the other",
@@ -66,10 +69,10 @@ def write_results(
         OutputError: something cannot be written.
     """
     file = base.model.name
-    named = _save_for_peft(out / ADAPTER, base, adapted, state)
+    named, kept = _save_for_peft(out / ADAPTER, base, adapted, state), keeps_bits(adapted)
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
     if recipe.merge != "none":
-        for form in _forms(adapted, recipe.merge, held_out is not None):
+        for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
             try:
                 merged = _merged(adapted, state, form, figures)
             except BuildError:
@@ -77,11 +80,16 @@ def write_results(
                     raise
                 continue  # it would be measured alone
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
-                figures[f"perplexity_{form}"] = measured
+                figures["perplexity_merged" if kept else f"perplexity_{form}"] = measured
             if form == recipe.merge:
                 file = _save(merged, base, out)
         base.copy_beside(out)
     write_atomically(out / CARD, card(base, recipe, figures, named, samples, file).encode())
+
+
+def keeps_bits(adapted: ir.Model) -> bool:
+    """Whether all adapters merge into quantised weights without loss."""
+    return all(KINDS[adapter.kind].offsets is not None for adapter in adapters_of(adapted))
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
@@ -92,7 +100,7 @@ def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
 
 def _merged(adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any]) -> ir.Model:
     rounding: dict[str, float] = {}
-    again = form == REQUANTISED
+    again = form == REQUANTISED and not keeps_bits(adapted)
     merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
     if rounding:
         figures["largest_rounding"] = max(rounding.values())
@@ -147,14 +155,17 @@ def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
     return one is other or np.array_equal(one.numpy(), other.numpy())
 
 
-def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> bool:
-    """Save adapters by Hugging Face's names of layers, where they have some; whether they do."""
+def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> str:
+    """Save adapters by Hugging Face's names of layers, where they have some; say who reads them."""
     try:
         surgery.save_adapter(adapted, folder, state, family=base.family)
     except BuildError:  # layers that no family has: PEFT reads these for this file alone
         surgery.save_adapter(adapted, folder, state)
-        return False
-    return True
+        own = next((a.kind for a in adapters_of(adapted) if a.kind != "prefix" and KINDS[a.kind].peft is None), None)
+        if own is not None:
+            return f"for `gg.surgery.load_adapter`: PEFT has no files of the kind {own}"
+        return "as PEFT reads it, with the names of the layers of this file"
+    return "as PEFT reads it, with the names of Hugging Face's layers"
 
 
 def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> float | None:
@@ -185,22 +196,22 @@ def card(
     base: ModelFolder,
     recipe: Recipe,
     figures: Mapping[str, Any],
-    named: bool,
+    named: str,
     samples: Mapping[str, str],
     file: str,
 ) -> str:
     """The model card, in Markdown with the head that model hubs read."""
     told = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
-    names = "with the names of Hugging Face's layers" if named else "with the names of the layers of this file"
-    merged = [f"- `{file}`: the merged model, with its tokenizer and descriptions"]
+    slow = _SLOW if KINDS[recipe.kind].offsets is not None else ""
+    merged = [f"- `{file}`: the merged model, with its tokenizer and descriptions{slow}"]
     lines = [
         "---", "library_name: onnxruntime", "tags: [onnx, gradgraph, lora]", "---", "",
         f"# {shown(base.path.resolve().name)}, fine-tuned", "",
         f"Trained by gradgraph from `{shown(base.path.resolve().name)}/{shown(base.model.name)}`.", "",
         "## Files", "",
         *(merged if recipe.merge != "none" else []),
-        f"- `{ADAPTER}/`: the adapter, as PEFT reads it, {names}",
+        f"- `{ADAPTER}/`: the adapter, {named}",
         f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
         "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",
         "## Figures", "", "| figure | value |", "|---|---|", *told, "",

@@ -202,6 +202,11 @@ def _of_family(
     """Tensors and settings with the names that Hugging Face has for the layers, or that ``called`` has."""
     other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
     if other is not None:
+        if KINDS[other.kind].peft is None:
+            raise BuildError(
+                f"PEFT has no files of adapters of kind {other.kind} (that of '{shown(other.module)}'); leave the "
+                "family out, for a folder that load_adapter reads, or choose kind lora"
+            )
         low_rank = ", ".join(filter(_is_low_rank, KINDS))
         raise BuildError(
             f"'{shown(other.module)}' has an adapter of kind {other.kind} on a {other.operator}, which has one name "

@@ -225,7 +225,7 @@ def use_adapters(
     Args:
         model: one with adapters.
         weights: by name: 1 as they were trained, 0 not at all, anything between and beyond; those that are not named
-            count 0. Other kinds than lora and rslora count 1.
+            count 0. Those of kinds that are more than added count 1.
         train: the names that a step trains; by default what it trained before.
         out: write the result to this path.
 

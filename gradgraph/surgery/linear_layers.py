@@ -168,7 +168,9 @@ class Layer:
 
     @property
     def dtype(self) -> ir.DataType:
-        return self.node.outputs[0].dtype or ir.DataType.FLOAT
+        """The type of what it gives; where the model does not say it, that of its weight or of a weight's scales."""
+        stored_so = self.node.inputs[2] if self.kind == "MatMulNBits" else self.weight
+        return self.node.outputs[0].dtype or (stored_so and stored_so.dtype) or ir.DataType.FLOAT
 
 
 def _stored_sizes(value: ir.Value) -> tuple[int, ...]:

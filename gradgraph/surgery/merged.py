@@ -28,7 +28,14 @@ from gradgraph.surgery.operated import (
     opened,
     value_named,
 )
-from gradgraph.surgery.stored_weights import as_read, canonical, is_quantised, write_floats, write_quantised
+from gradgraph.surgery.stored_weights import (
+    as_read,
+    canonical,
+    is_quantised,
+    write_floats,
+    write_offsets,
+    write_quantised,
+)
 from gradgraph.surgery.weights import give_weights
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +55,7 @@ def merge_adapters(
     """The model without adapters, whose weights are now ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l``.
 
     A weight that was quantised becomes float, as the sum of both has other ranges; all other layers stay quantised.
+    Those of kind qalora become float zero points of their layer, which stays quantised, without loss.
     Prefixes and bottlenecks are no change of a weight: they stay as nodes and weights like all others.
 
     Args:
@@ -123,7 +131,12 @@ def _merge(
         assert kind.merge is not None
         new = kind.merge(adapter, new, factors)
         _change_bias(work, layer, adapter, factors)
-    if requantise and is_quantised(layer):
+    added = [change(adapter, factors) for adapter, factors in parts if (change := KINDS[adapter.kind].offsets)]
+    if len(added) == len(parts):
+        found = write_offsets(work, layer, np.asarray(sum(added)), new)
+        if errors is not None:
+            errors[layer.name] = found
+    elif requantise and is_quantised(layer):
         found = write_quantised(work, layer, new)
         if errors is not None:
             errors[layer.name] = found

@@ -131,7 +131,44 @@ def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
         _write_packed(work, layer.node, weight)
     else:
         _write_stored(work, layer, as_laid_out(layer, weight))
+    return _error(layer, weight)
+
+
+def _error(layer: Layer, weight: Array) -> float:
+    """How far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``."""
     return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
+
+
+def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -> float:
+    """Add a number to all weights of each block of a MatMulNBits, as zero points ``z - offset/scale`` in floats.
+
+    Bits and scales stay. A block whose scale is 0, or too small for its zero point to be a number of the scales' type,
+    holds nothing but its offset then.
+
+    Args:
+        offsets: what is added (outputs, blocks).
+        weight: what is to be stored, outputs first.
+
+    Returns:
+        How far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``.
+    """
+    node, packing, before = layer.node, Packing.of(layer.node), quantiser_of(layer.node)
+    packed, scales = (numbers_of(value) for value in node.inputs[1:3])
+    assert packed is not None and scales is not None and before.points is not None
+    shape, dtype = scales.shape.numpy(), scales.dtype.numpy()
+    if offsets.any():
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            points = (before.points - offsets / before.scales.astype(np.float64)).astype(dtype)
+        alone = ~np.isfinite(points)
+        if alone.any():
+            numbers = packing.weight(packed.numpy()).reshape(packing.N, packing.blocks, -1)
+            kept = np.where(alone[..., None], 0, numbers).reshape(packing.N, -1)
+            _store(work, node, 1, packing.packed_weight(kept, packed.numpy()))
+            _store(work, node, 2, np.where(alone, 1, before.scales).astype(dtype).reshape(shape))
+        points = np.where(alone, -offsets, points).astype(dtype)
+        node.resize_inputs(max(4, len(node.inputs)))
+        node.replace_input_with(3, add_weight(work, f"{layer.name}.zero_points", points.reshape(shape)))
+    return _error(layer, weight)
 
 
 def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:

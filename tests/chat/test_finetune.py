@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
@@ -18,6 +19,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.tuned_folder import perplexity_of
 from gradgraph.errors import ArgumentError, BuildError, DataError, GradgraphError, OutputError
 from gradgraph.files.models import load_model
+from gradgraph.surgery.operated import numbers_of
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -328,3 +330,39 @@ def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None
     itself = gg.finetune(base, data, tmp_path / "itself", teacher=base, max_steps=1, merge="none", **options)
     assert itself.history["loss"][0] < 1e-6 < pupil.history["loss"][0]
     assert not any("teacher" in name for name in load_model(tmp_path / "pupil" / "model.onnx").graph.initializers)
+
+
+# --- without loss -------------------------------------------------------------------------------------------------
+
+
+def test_adapters_of_blocks_leave_a_folder_of_4_bits(tmp_path: Path) -> None:
+    exact, target = onnx.load(small_folder.MODEL), ["*attn*", "*mlp*", "lm_head"]
+    for node in exact.graph.node:  # by which onnxruntime would round the inputs of products of integer zero points
+        kept = [a for a in node.attribute if a.name != "accuracy_level"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    onnx.save(exact, tmp_path / "exact.onnx")
+    base, out = small_folder.write(tmp_path / "llm", model=tmp_path / "exact.onnx"), tmp_path / "tuned"
+    options: dict[str, Any] = {"kind": "qalora", "target": target, "rank": 4, "learning_rate": 1e-2, "progress": False}
+    found = gg.finetune(base, small_folder.chats(40), out, **options)
+    assert found.figures["perplexity"] < 0.9 * found.figures["perplexity_before"]
+    assert found.figures["perplexity_merged"] == pytest.approx(found.figures["perplexity"], rel=1e-5)
+    stored, held = (load_model(folder / "model.onnx").graph.initializers for folder in (out, base))
+    packed = [n for n, v in held.items() if v.dtype == ir.DataType.UINT8 and "zero" not in n]
+    assert packed and all(np.array_equal(numbers_of(stored[n]).numpy(), numbers_of(held[n]).numpy()) for n in packed)
+    assert (out / "model.onnx").stat().st_size < 1.2 * (base / "model.onnx").stat().st_size
+
+    adapted = gg.lora(base / "model.onnx", target, rank=4, kind="qalora")
+    gg.surgery.forget_sizes(gg.surgery.switchable(adapted), out=tmp_path / "base.onnx")
+    beside = scores(tmp_path / "base.onnx", out / "adapter.onnx_adapter")
+    assert np.abs(beside - scores(base / "model.onnx")).max() > 0.1
+    np.testing.assert_allclose(scores(out / "model.onnx"), beside, atol=1e-5)
+    answers = [gg.chat.generate(folder, "Say ab.", adapter=adapter, max_tokens=12)
+               for folder, adapter in ((out, None), (base, out / "adapter"))]  # fmt: skip
+    assert answers[0] == answers[1]
+    card = (out / "README.md").read_text()
+    assert "PEFT has no files of the kind qalora" in card and "slow at its float zero points" in card
+
+    gg.finetune(base, small_folder.chats(40), tmp_path / "parts", **options, max_steps=7)
+    gg.finetune(base, small_folder.chats(40), tmp_path / "parts", **options, resume=True)
+    assert (tmp_path / "parts" / "model.onnx").read_bytes() == (out / "model.onnx").read_bytes()

@@ -135,3 +135,16 @@ def test_what_cannot_be_done_is_said(dims: str, images: dict[str, Any], says: st
         model.metadata_props.add(key=key, value=value)
     with pytest.raises(gg.errors.ModelError, match=says):
         with_image_input(model)
+
+
+def test_a_refusal_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(gg.frontend.export(nn.Linear(4, 2), {"x": ("N", 4)}), "model.onnx")
+    gg.build("model.onnx", "mse").save("step")
+    for name in ("new.onnx", "old.onnx", "old.ort"):
+        if name.startswith("old"):
+            Path(name).write_bytes(b"old")
+        assert run(["export", "step", "--image-input", "-o", name]) != 0
+        assert "no input that is known to be of images" in capsys.readouterr().err
+    assert not Path("new.onnx").exists()
+    assert Path("old.onnx").read_bytes() == Path("old.ort").read_bytes() == b"old"

@@ -285,14 +285,23 @@ STACKED = made(
     {"first.weight": floats(8, 16), "first.bias": floats(16), "last.weight": floats(16, 5), "last.bias": floats(5)},
     ["rows", 8],
 )  # fmt: skip
+IN_4_BITS = made(
+    [node("MatMulNBits", ["x", "first.weight", "s"], ["h"], domain="com.microsoft", K=32, N=32, bits=4, block_size=16),
+     node("MatMulNBits", ["h", "last.weight", "s"], ["y"], domain="com.microsoft", K=32, N=32, bits=4, block_size=16)],
+    {"s": np.abs(floats(64)) / 50,
+     **{f"{name}.weight": np.random.default_rng(len(name)).integers(0, 256, (32, 2, 8), np.uint8)
+        for name in ("first", "last")}}, ["rows", 32], y=["rows", 32],
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_names_of_each_kind_are_saved_loaded_and_merged_by_themselves(kind: str, tmp_path: Path) -> None:
     prefix = kind == "prefix"
-    base = surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx") if prefix else STACKED
+    stacked = IN_4_BITS if kind == "qalora" else STACKED
+    base = surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx") if prefix else stacked
     parts = {"fr": "*layers.0*", "de": "*layers.1*"} if prefix else {"fr": "first", "de": "last"}
-    x = np.array([[1, 30, 40, 50]]) if prefix else floats(4, 8)
+    width = stacked.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    x = np.array([[1, 30, 40, 50]]) if prefix else floats(4, width)
     model = base
     for name, target in parts.items():
         model = gg.lora(model, target, kind=kind, rank=2, name=name)
@@ -317,7 +326,7 @@ def _of(model: onnx.ModelProto, name: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prefix"])  # of attentions alone
 def test_training_goes_on_to_the_last_bit(kind: str, tmp_path: Path) -> None:
-    base, x = LAYERS["Gemm"], floats(8, 32)
+    base, x = LAYERS["MatMulNBits" if kind == "qalora" else "Gemm"], floats(8, 32)
     data = {"x": x, "target": run(base, x) + 1}
     model = gg.lora(base, "b" if kind == "bitfit" else "w", kind=kind, rank=2)
 
@@ -393,6 +402,7 @@ LAYERS_OF = {
     "rslora": ["MatMul"],
     "dora": ["MatMul", "Gemm of PyTorch", "Conv", "MatMulNBits", "int8 by channel"],
     "ia3": ["MatMul", "Conv"],
+    "qalora": ["MatMulNBits"],
     "bottleneck": ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "MatMulNBits"],
     "bitfit": ["Gemm", "Conv"],
 }

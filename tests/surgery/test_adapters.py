@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from pathlib import Path
 
 import numpy as np
@@ -305,3 +307,142 @@ def test_channels_that_do_not_change_keep_their_integers(name: str) -> None:
     merged = surgery.merge_adapters(model, changed, requantise=True)
     differ = np.abs(run(merged, x) - run(base, x)).max(0) > 0
     assert differ.tolist() == [True, False, False, False, False]
+
+
+# --- merged into zero points ------------------------------------------------------------------------------------
+
+
+Blocks = tuple[Array, Array, Array]  # numbers (outputs, blocks, size), scales and zero points (outputs, blocks)
+
+
+def in_blocks(inputs: int, outputs: int, size: int, bits: int, points: str, kind: type) -> tuple[Blocks, list[Array]]:
+    """A weight of which a block has the scale 0, and its tensors as a MatMulNBits has them; packed bit by bit."""
+    blocks = -(-inputs // size)
+    numbers = RNG.integers(0, 2**bits, (outputs, blocks, size))
+    scales = (np.abs(floats(outputs, blocks)) / 2**bits + 1e-3).astype(kind)
+    scales[0, 0] = 0
+    zeros = np.full((outputs, blocks), 2.0 ** (bits - 1))
+    stored = [packed(numbers, bits), scales]
+    if points == "packed":
+        zeros = RNG.integers(0, 2**bits, (outputs, blocks))
+        stored.append(packed(zeros, bits))
+    elif points == "float":
+        zeros = (zeros + floats(outputs, blocks)).astype(kind)
+        stored.append(zeros)
+    return (numbers, scales, zeros), stored
+
+
+def packed(numbers: Array, bits: int) -> Array:
+    """Whole numbers in bytes along the last axis, the lowest bits first."""
+    each = (numbers[..., None] >> np.arange(bits) & 1).reshape(*numbers.shape[:-1], -1)
+    return np.packbits(each.astype(np.uint8), axis=-1, bitorder="little")
+
+
+def product_of(weight: Blocks, a: Array, b: Array, x: Array) -> Array:
+    """``x·W + (the sums of x in blocks)·A·B`` in float64; A counts as often as it says."""
+    numbers, scales, zeros = (part.astype(np.float64) for part in weight)
+    _, blocks, size = numbers.shape
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, blocks * size - x.shape[1]))).reshape(len(x), blocks, size)
+    dequantised = (numbers - zeros[..., None]) * scales[..., None]
+    return np.einsum("rbs,obs->ro", x, dequantised) + x.sum(2) @ a @ b
+
+
+BLOCKS_OF_WEIGHTS = list(
+    itertools.product((2, 4), (16, 32, 64, 128), ("none", "packed", "float"), (np.float32, np.float16), (0, 4))
+)  # bits, size of a block, zero points, type, accuracy level
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize(("bits", "size", "points", "kind", "level"), random.Random(0).sample(BLOCKS_OF_WEIGHTS, 24))
+def test_adapters_of_blocks_are_their_formula_and_merge_without_loss(
+    bits: int, size: int, points: str, kind: type, level: int, tmp_path: Path
+) -> None:
+    """Two layers, with ranks and scales that are drawn, against NumPy: beside, merged, and from a folder."""
+    near, rank, alpha = (1e-5 if kind is np.float32 else 1e-2), int(RNG.integers(1, 9)), float(RNG.uniform(0.5, 16))
+    sizes = [size * 5 // 2, size, 5]
+    layers = [in_blocks(i, o, size, bits, points, kind) for i, o in itertools.pairwise(sizes)]
+    stored = {f"{n}.{part}": t for n, (_, ts) in zip("vw", layers, strict=True)
+              for part, t in zip(("weight", "s", "z"), ts, strict=False)}  # fmt: skip
+    base = made(
+        [node("MatMulNBits", [read, *(n for n in stored if n[0] == name)], [given], domain="com.microsoft", K=inputs,
+              N=outputs, bits=bits, block_size=size, accuracy_level=level)
+         for name, read, given, (inputs, outputs) in zip("vw", "xh", "hy", itertools.pairwise(sizes), strict=True)],
+        stored, ["rows", sizes[0]], helper.np_dtype_to_tensor_dtype(np.dtype(kind)),
+    )  # fmt: skip
+    base.graph.output[0].type.tensor_type.elem_type = base.graph.input[0].type.tensor_type.elem_type
+    model, x = gg.lora(base, "*", rank=rank, alpha=alpha, kind="qalora"), floats(3, sizes[0]).astype(kind)
+    numbers = {n: t.astype(kind) for n, t in trained(model).items()}
+    assert {n: t.shape for n, t in numbers.items()} == {
+        "v.lora_A": (3, rank), "v.lora_B": (rank, size), "w.lora_A": (1, rank), "w.lora_B": (rank, 5)
+    }  # fmt: skip
+    wanted = x
+    for name, (weight, _) in zip("vw", layers, strict=True):
+        a, b = (numbers[f"{name}.lora_{part}"].astype(np.float64) for part in "AB")
+        wanted = product_of(weight, alpha / rank * a, b, wanted)
+    most, errors = np.abs(wanted).max(), dict[str, float]()
+    if level == 0:  # the other rounds inputs of products whose zero points are whole numbers
+        beside = run(surgery.load_weights(model, numbers, strict=False), x)
+        np.testing.assert_allclose(beside / most, wanted / most, atol=near)
+    surgery.save_adapter(model, tmp_path, numbers)
+    for merged in (surgery.merge_adapters(model, numbers, errors=errors),
+                   surgery.merge_adapters(surgery.load_adapter(base, tmp_path), requantise=True)):  # fmt: skip
+        np.testing.assert_allclose(run(merged, x) / most, wanted / most, atol=near)
+        assert [n.op_type for n in merged.graph.node] == ["MatMulNBits"] * 2
+        assert all(weights(merged)[n].shape == t.shape for n, t in stored.items() if not n.endswith("z"))
+    assert max(errors.values()) < near
+
+
+@pytest.mark.parametrize("kind", ["lora", "qalora"])
+def test_adapters_of_one_layer_merge_together(kind: str) -> None:
+    """Of blocks alone it keeps its bits; with another kind it is as with that kind."""
+    base = LAYERS["MatMulNBits"]
+    both = gg.lora(gg.lora(base, "w", name="fr", kind="qalora"), "w", name="de", kind=kind)
+    numbers, x = trained(both), feed(base)
+    both = surgery.use_adapters(surgery.load_weights(both, numbers, strict=False), {"fr": 0.5, "de": 1})
+    merged = surgery.merge_adapters(both)
+    np.testing.assert_allclose(run(merged, x), run(both, x), rtol=1e-4, atol=1e-4)
+    assert [n.op_type for n in merged.graph.node] == [{"lora": "MatMul", "qalora": "MatMulNBits"}[kind]]
+
+
+def test_an_adapter_of_blocks_trains_as_its_formula_does() -> None:
+    """Losses of plain gradient descent, against NumPy."""
+    base, rate, losses = LAYERS["MatMulNBits"], 0.003, []
+    x, target = floats(8, 32), floats(8, 5)
+    model = gg.lora(base, "w", rank=2, alpha=2, kind="qalora")
+    begun = weights(model)
+    trainer = gg.Trainer(gg.build(model, "mse", gg.optim.sgd(rate)), device="cpu")
+    found = [float(trainer.step({"x": x, "target": target})["loss"]) for _ in range(6)]
+    a, b = (begun[f"w.lora_{part}"].astype(np.float64) for part in "AB")
+    plain, sums = run(base, x).astype(np.float64), x.astype(np.float64).reshape(8, 2, 16).sum(2)
+    for _ in range(6):
+        error = plain + sums @ a @ b - target
+        losses.append((error**2).mean())
+        dy = 2 * error / error.size
+        a, b = a - rate * sums.T @ dy @ b.T, b - rate * (sums @ a).T @ dy
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert losses[-1] < 0.99 * losses[0]
+
+
+IN_BFLOAT16 = made(
+    [node("MatMulNBits", ["x", "w.weight", "s"], ["y"], domain="com.microsoft", **NBITS)],
+    {"w.weight": PACKED, "s": helper.make_tensor("s", TensorProto.BFLOAT16, [10], floats(10))}, ["rows", 32],
+    TensorProto.BFLOAT16,
+)  # fmt: skip
+IN_BFLOAT16.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("int4 in blocks", "DequantizeLinear, whose zero points are whole numbers"), ("MatMul", "is not quantised"),
+     ("embedding", "is not quantised"), ("MatMulNBits of 8 bits", "zero points of 2 and 4 bits alone"),
+     ("bfloat16", "in whose 8 bits")],
+)  # fmt: skip
+def test_what_has_no_float_zero_points_is_refused(name: str, says: str) -> None:
+    models = LAYERS | {"MatMulNBits of 8 bits": QUANTISED_LAYERS["MatMulNBits of 8 bits"][0], "bfloat16": IN_BFLOAT16}
+    with pytest.raises(BuildError, match=rf"{says}.*choose kind lora, .*leave this layer out"):
+        gg.lora(models[name], "w", kind="qalora")
+
+
+def test_peft_has_no_files_of_blocks(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="PEFT has no files of adapters of kind qalora"):
+        surgery.save_adapter(gg.lora(LAYERS["MatMulNBits"], "w", kind="qalora"), tmp_path, family="llama")

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "lora of several ranks": ("images", "*", {"rank": 3, "dropout": 0.25}),
     "lora with a name": ("words", "*", {"rank": 2, "name": "french"}),
     "rslora": ("words", "*", {"rank": 3, "alpha": 5}),
+    "qalora": ("llama", ["*mlp*"], {"rank": 4, "alpha": 6}),
     "dora": ("images", "*", {"rank": 2}),
     "ia3": ("images", "*", {"feedforward": "last"}),
     "bitfit": ("images", "*", {}),

@@ -24,7 +24,9 @@ class Kind:
         about: what it is, in a few words.
         put: writes it beside a layer: model, layer, what is wanted, random numbers; gives the adapter as it is there.
         merge: adapter, weight with outputs first, trained tensors; gives the weight. None, if it is no change of one.
-        bias: the same for a bias inside the layer or right behind it, where it changes.
+        offsets: adapter, trained tensors; gives what is added to all weights of each block of a quantised weight
+            (outputs, blocks), of a kind that merges so. None of others.
+        bias: the same as ``merge`` for a bias inside the layer or right behind it, where it changes.
         layers: which parts of a model can have one: model, target; those, and why others cannot.
         rest: what its tensors are where it computes nothing: model, adapter, the tensors that it has.
         axes: which axis of each tensor is the rank, and the same of a Conv; None of one that has none.
@@ -44,6 +46,7 @@ class Kind:
     factor: Callable[[ir.Model, Adapter], ir.Value | None] | None = None
     merge: Callable[[Adapter, Array, list[Array]], Array] | None = None
     bias: Callable[[Adapter, Array, list[Array]], Array] | None = None
+    offsets: Callable[[Adapter, list[Array]], Array] | None = None
     layers: Callable[..., tuple[list[Any], list[str]]] = linear_layers
     finish: Callable[..., list[Adapter]] | None = None
     adds: bool = False

@@ -30,7 +30,15 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     a, b = (
         writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
     )
-    product = product_of(writer, layer, wanted, a, masked(writer, wanted, b))
+    return put_beside(writer, layer, wanted, (a, b), a)
+
+
+def put_beside(
+    writer: Writer, layer: Layer, wanted: Adapter, factors: tuple[ir.Value, ir.Value], wide: ir.Value
+) -> Adapter:
+    """Write ``+ s·(x·A)·B`` behind a layer, with ``wide`` as A, which is made of the first factor."""
+    a, b = factors
+    product = product_of(writer, layer, wanted, wide, masked(writer, wanted, b))
     product = writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
     output = writer.instead(layer.node.outputs[0], lambda y: writer.node("Add", y, product))
     return wanted.put_at(output, a, b)
