@@ -5,6 +5,7 @@
 import { decodeAdapterFile, encodeAdapterFile, isAdapterFile } from "./adapter-format.js";
 import { GradgraphError } from "./errors.js";
 import { metadataOf } from "./onnx-file.js";
+import { forLayers, forModules } from "./peft-names.js";
 import { decodeTensors, encodeTensors } from "./safetensors.js";
 import { checkedValue } from "./values.js";
 
@@ -49,8 +50,14 @@ export function chosen(adapters, name) {
 
 // --- PEFT -----------------------------------------------------------------------------------------------------------
 
-/** The two files of PEFT, by name. `values`: weight -> {dtype, dims, data}. */
-export function peftFiles(adapters, values) {
+/** The two files of PEFT, by name. `values`: weight -> {dtype, dims, data}; `family`: whose names layers get. */
+export function peftFiles(adapters, values, family) {
+  const [tensors, config] = family === undefined ? stored(adapters, values) : ofFamily(adapters, values, family);
+  const text = `${JSON.stringify(config, null, 2)}\n`;
+  return { [CONFIG]: new TextEncoder().encode(text), [WEIGHTS]: encodeTensors(tensors, { format: "pt" }) };
+}
+
+function stored(adapters, values) {
   const tensors = {};
   const ranks = {};
   for (const adapter of adapters) {
@@ -58,8 +65,33 @@ export function peftFiles(adapters, values) {
     storedNames(adapter).forEach((name, place) => (tensors[name] = turned(adapter, place, held)));
     if (isLowRank(adapter)) ranks[adapter.module] = held[0].dims[adapter.operator === "Conv" ? 0 : 1];
   }
-  const config = `${JSON.stringify(settings(adapters, ranks), null, 2)}\n`;
-  return { [CONFIG]: new TextEncoder().encode(config), [WEIGHTS]: encodeTensors(tensors, { format: "pt" }) };
+  return [tensors, settings(adapters, ranks)];
+}
+
+const isLinear = (adapter) => isLowRank(adapter) && adapter.operator !== "Conv" && adapter.operator !== "Gather";
+
+function ofFamily(adapters, values, family) {
+  const other = adapters.find((adapter) => !isLinear(adapter));
+  if (other)
+    throw new Error(
+      `'${other.module}' has an adapter of kind ${other.kind} on a ${other.operator}, which has one name for all; ` +
+        "leave the family out",
+    );
+  const given = adapters.map((adapter) => {
+    const held = adapter.weights.map((name) => values[name]);
+    const [a, b, magnitude] = held.map((_, place) => turned(adapter, place, held));
+    return [adapter, { a, b, magnitude, scale: adapter.scale }];
+  });
+  const [first] = adapters;
+  const [tensors, ranks] = [{}, {}];
+  const named = Object.entries(forModules(given, family)).map(([module, { a, b, magnitude, scale }]) => {
+    const rank = (ranks[module] = a.dims[0]);
+    const adapter = { ...first, module, scale, rank, alpha: scale * KINDS[first.kind].spread(rank) };
+    const parts = [a, b, magnitude];
+    storedNames(adapter).forEach((name, place) => (tensors[name] = parts[place]));
+    return adapter;
+  });
+  return [tensors, settings(named, ranks)];
 }
 
 function storedNames(adapter) {
@@ -187,7 +219,9 @@ function fromPeft(adapters, specs, files) {
     if (!files?.[name]) throw new Error(`there is no ${name}; give the bytes of both files by their names`);
   const config = JSON.parse(new TextDecoder().decode(files[CONFIG]));
   checkKind(adapters[0], config);
-  const { tensors } = decodeTensors(new Uint8Array(files[WEIGHTS]), "file of safetensors; give that of the adapter");
+  const what = "file of safetensors; give that of the adapter";
+  const { tensors: given } = decodeTensors(new Uint8Array(files[WEIGHTS]), what);
+  const { tensors, scales } = byMeaning(adapters, specs, config, given);
   const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [storedNames(a)[place], name, a, place]));
   checkNames(wanted, tensors);
   return Object.fromEntries(
@@ -196,9 +230,39 @@ function fromPeft(adapters, specs, files) {
       const tensor = turnedBack(adapter, place, tensors[key], shapes);
       const value = checkedValue({ ...specs[name], name: key }, tensor);
       const isScaled = isScaledIn(adapter, place);
-      return [name, isScaled ? scaled(value, scaleIn(config, adapter) / adapter.scale) : value];
+      const scale = () => scales[adapter.module] ?? scaleIn(config, adapter);
+      return [name, isScaled ? scaled(value, scale() / adapter.scale) : value];
     }),
   );
+}
+
+/** The tensors of a file under the names of this step, and the scales of what had other names: {tensors, scales}. */
+function byMeaning(adapters, specs, config, given) {
+  const parts = KINDS[adapters[0].kind].parts;
+  const modules = new Set();
+  for (const key of Object.keys(given)) {
+    const part = isLowRank(adapters[0]) && parts.find((p) => key.endsWith(`.${p}`));
+    if (part) modules.add(key.slice(key.startsWith(PREFIX) ? PREFIX.length : 0, -part.length - 1));
+  }
+  const own = new Set(adapters.map((adapter) => adapter.module));
+  if ([...modules].every((module) => own.has(module))) return { tensors: given, scales: {} };
+  const { kind } = adapters[0];
+  const whole = [...modules].filter((module) => parts.every((part) => given[`${PREFIX}${module}.${part}`]));
+  const named = whole.map((module) => {
+    const [a, b, magnitude] = parts.map((part) => given[`${PREFIX}${module}.${part}`]);
+    return [module, { a, b, magnitude, scale: scaleIn(config, { module, kind }) }];
+  });
+  const linear = adapters.filter(isLinear);
+  const sizes = linear.map(({ module, weights: [a, b] }) => [
+    module,
+    { rank: specs[a].shape[1], outputs: specs[b].shape[1] },
+  ]);
+  const found = forLayers(Object.fromEntries(named), linear, Object.fromEntries(sizes));
+  const tensors = { ...given };
+  for (const module of whole) for (const part of parts) delete tensors[`${PREFIX}${module}.${part}`];
+  for (const [module, { a, b, magnitude }] of Object.entries(found))
+    parts.forEach((part, place) => (tensors[`${PREFIX}${module}.${part}`] = [a, b, magnitude][place]));
+  return { tensors, scales: Object.fromEntries(Object.entries(found).map(([module, { scale }]) => [module, scale])) };
 }
 
 function turnedBack(adapter, place, tensor, shapes) {
@@ -231,7 +295,7 @@ function checkNames(wanted, tensors) {
     const [says, keys] = missing.length ? ["lacks", missing] : ["also has", spare];
     throw new Error(
       `it ${says} ${quoted(keys.slice(0, 3))}, so that it does not fit the adapters of this step; ` +
-        "where only names differ, gradgraph.surgery.load_adapter and save_adapter in Python write those of the model",
+        "where only names differ, gradgraph.surgery.load_adapter with names={...} in Python writes those of the model",
     );
   }
 }

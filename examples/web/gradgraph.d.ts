@@ -126,11 +126,17 @@ export class Trainer {
 
   /**
    * The trained adapters without their model, as `gradgraph.surgery.save_adapter` saves them: the two files of PEFT's
-   * folder by their names, or one of onnxruntime's adapter format. `name` says which, where the step trains several.
+   * folder by their names, or one of onnxruntime's adapter format. `name` says which, where the step trains several;
+   * `family` gives layers the names of Hugging Face's models: q_proj, k_proj, v_proj of a packed layer.
    */
-  exportAdapter(options?: Averaged & { format?: "peft"; name?: string }): Promise<Record<string, Uint8Array>>;
+  exportAdapter(
+    options?: Averaged & { format?: "peft"; name?: string; family?: "llama" | "phi3" | "phi" },
+  ): Promise<Record<string, Uint8Array>>;
   exportAdapter(options: Averaged & { format: "onnx_adapter"; name?: string }): Promise<Uint8Array>;
-  /** Take an adapter of either form, also one of PEFT with the names of the model. What the optimizer remembers stays. */
+  /**
+   * Take an adapter of either form, also one of PEFT with the names of the model or of a family. What the optimizer
+   * remembers stays.
+   */
   loadAdapter(adapter: Bytes | Readonly<Record<string, Bytes>>, options?: { name?: string }): Promise<void>;
 
   /** The state as init.onnx gives it. */

@@ -198,15 +198,17 @@ export class Trainer {
   }
 
   /** The trained adapters: {name of a file: bytes} as PEFT has them, or the bytes of an .onnx_adapter. */
-  exportAdapter({ format = "peft", name, averaged = true } = {}) {
+  exportAdapter({ format = "peft", name, family, averaged = true } = {}) {
     return this.#inTurn(async () => {
       const formats = { peft: peftFiles, onnx_adapter: adapterFile };
       if (!(format in formats))
         throw new GradgraphError(`adapters have no format '${format}'; there are ${quoted(Object.keys(formats))}`);
+      if (family !== undefined && format !== "peft")
+        throw new GradgraphError("an .onnx_adapter has the model's names; leave the family out");
       const adapters = await this.#adapters(name);
       const names = adapters.flatMap((a) => a.weights);
       const values = await this.#copies(names, averaged ? (this.manifest.averages ?? {}) : {});
-      return told("the adapter cannot be saved", () => formats[format](adapters, values));
+      return told("the adapter cannot be saved", () => formats[format](adapters, values, family));
     });
   }
 

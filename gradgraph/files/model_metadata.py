@@ -42,6 +42,7 @@ class Adapter:
         counted: of a prefix, whether the positions of the text follow its own, as those of PEFT do.
         blocks: of one that is joined of the adapters of several layers, the outputs and the ranks of each: the second
             factor is zero beside these blocks, and stays so in training.
+        pieces: of a layer that packs several, the outputs of each, where the model says them.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class Adapter:
     side: str = "out"
     counted: bool = False
     blocks: tuple[tuple[int, int], ...] = ()
+    pieces: tuple[int, ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
         """The adapter, once it is in the model."""
@@ -150,6 +152,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "float": Fields.number,
     "bool": Fields.flag,
     "tuple[str, ...]": Fields.texts,
+    "tuple[int, ...]": Fields.wholes,
     "tuple[tuple[str, str], ...]": Fields.pairs_of_texts,
     "tuple[tuple[int, int], ...]": Fields.pairs_of_wholes,
 }

@@ -40,6 +40,7 @@ from gradgraph.surgery.operated import (
     set_numbers,
     tell_where,
 )
+from gradgraph.surgery.peft_names import known_pieces
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
@@ -142,6 +143,7 @@ def put_all(
     work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
 ) -> list[Adapter]:
     """Write adapters beside layers."""
+    wanted = [replace(one, pieces=known_pieces(layer)) for layer, one in zip(layers, wanted, strict=True)]
     made = [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
     finish = KINDS[wanted[0].kind].finish
     return made if finish is None else finish(work, layers, made)

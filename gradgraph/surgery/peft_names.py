@@ -30,7 +30,7 @@ from gradgraph.surgery.operated import numbers_of
 Array = np.ndarray[Any, Any]
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
+OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
 _OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # others have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # between a projection and its attention
@@ -87,7 +87,7 @@ class Factors:
 
 def as_ours(module: str) -> str:
     """A name as the builder would have it."""
-    for theirs, ours in _OURS.items():
+    for theirs, ours in OURS.items():
         module = module.replace(theirs, ours)
     return module
 
@@ -305,8 +305,21 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
     return found
 
 
+def known_pieces(layer: Any) -> tuple[int, ...]:
+    """The outputs of each piece of a packed layer, where the model says them; of another part none."""
+    is_packed = isinstance(layer, Layer) and len(pieces_of(layer.name)) > 1
+    return tuple(_sizes_that_are_said(layer) or ()) if is_packed else ()
+
+
 def _sizes_in_the_model(layer: Layer) -> list[int]:
-    """Where queries, keys and values begin, as the attention behind says; gate and up are equal."""
+    sizes = _sizes_that_are_said(layer)
+    if sizes is None:
+        raise BuildError(f"nothing behind '{shown(layer.name)}' says where its queries, keys and values begin")
+    return sizes
+
+
+def _sizes_that_are_said(layer: Layer) -> list[int] | None:
+    """Where queries, keys and values begin, as the attention behind says, if it does; gate and up are equal."""
     total, count = layer.sizes[1], len(pieces_of(layer.name))
     if count == 2:
         return [total // 2] * 2
@@ -320,7 +333,7 @@ def _sizes_in_the_model(layer: Layer) -> list[int]:
                 return sizes
         seen.update(readers)
         values = [v for node in readers if node.op_type in _PASSED for v in node.outputs]
-    raise BuildError(f"nothing behind '{shown(layer.name)}' says where its queries, keys and values begin")
+    return None
 
 
 def _sizes_that_it_reads(node: ir.Node, total: int) -> list[int] | None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+import safetensors.numpy
+from surgery.test_peft_names import MODELS, SETTINGS, SIZES, WRITTEN, X, network, write_folder
 from web.test_javascript import ROOT, drive, pytestmark
 
 import gradgraph as gg
 from gradgraph import frontend, surgery
 from gradgraph.frontend import nn
 from gradgraph.step.step import Step
+from gradgraph.surgery import peft_names
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 
 __all__ = ["drive", "pytestmark"]
@@ -147,6 +151,84 @@ def test_what_python_saves_javascript_loads(case: str, form: str, drive: Any, tm
         np.testing.assert_allclose(np.reshape(value["data"], value["dims"]), state[name], rtol=1e-6, err_msg=name)
 
 
+FAMILIES = {(model, family): kind for model in MODELS for family, kind in (("llama", "lora"), ("phi3", "dora"))}
+
+
+def same_folders(theirs: Path, ours: Path) -> None:
+    found, expected = (safetensors.numpy.load_file(path / WEIGHTS) for path in (theirs, ours))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, err_msg=name)
+    assert json.loads((theirs / CONFIG).read_text()) == json.loads((ours / CONFIG).read_text())
+
+
+def both_ways(made: Any, family: str, drive: Any, folder: Path) -> None:
+    """What Python has trained and saved is loaded by JavaScript, which predicts and saves the same."""
+    step = gg.build(made, "mse", "sgd", backend="web")
+    trainer = gg.Trainer(step, device="cpu")
+    target = np.random.default_rng(1).normal(size=(len(X), sum(SIZES.values()))).astype(np.float32)
+    for _ in range(2):
+        trainer.step({"x": X, "target": target})
+    surgery.save_adapter(made, folder, trainer.state_dict(), family=family)
+    loaded, predicted, saved = drive(step, ["loadAdapter", {"folder": str(folder)}], ["predict", as_json({"x": X})],
+                                     ["exportAdapter", {"family": family}])  # fmt: skip
+    assert "message" not in loaded and "message" not in saved, (loaded, saved)
+    [output] = predicted["result"].values()
+    np.testing.assert_allclose(np.reshape(output["data"], output["dims"]), trainer.predict(X), rtol=1e-4, atol=1e-5)
+    same_folders(Path(saved["bytes"]), folder)
+
+
+@pytest.mark.parametrize(("model", "family"), FAMILIES)
+def test_names_of_a_family_are_those_of_python_both_ways(model: str, family: str, drive: Any, tmp_path: Path) -> None:
+    """Packed layers and such that lie apart, under the names that PyTorch's model has."""
+    made = gg.lora(network(*MODELS[model]), "*", rank=2, alpha=3, kind=FAMILIES[model, family])
+    both_ways(made, family, drive, tmp_path / "python")
+
+
+@pytest.mark.parametrize("written", ["apart", "queries and values alone"])
+def test_packed_layers_with_adapters_of_their_pieces_keep_them(written: str, drive: Any, tmp_path: Path) -> None:
+    """A step that Python has built on a folder of PEFT has the ranks of all pieces, and zeros beside them."""
+    settings = SETTINGS["ranks and alphas of their own"]
+    write_folder(tmp_path / "peft", WRITTEN[written], settings)
+    made = surgery.load_adapter(network(*MODELS["packed"]), tmp_path / "peft")
+    both_ways(made, "llama", drive, tmp_path / "python")
+
+
+def test_names_of_a_family_that_do_not_fit_are_refused(drive: Any, tmp_path: Path) -> None:
+    for name, ranks in {"peft": {}, "others": {"rank_pattern": {"q_proj": 3, "v_proj": 1}}}.items():
+        write_folder(tmp_path / name, WRITTEN["apart"], ranks)
+    packed = network(*MODELS["packed"])
+    wide, joined = (gg.lora(packed, "*", rank=2), surgery.load_adapter(packed, tmp_path / "peft"))
+    others = {"folder": str(tmp_path / "others")}
+    [too_wide] = drive(gg.build(wide, "mse", "sgd", backend="web"), ["loadAdapter", {"folder": str(tmp_path / "peft")}])
+    [uneven, unknown, format_] = drive(
+        gg.build(joined, "mse", "sgd", backend="web"),
+        ["loadAdapter", others],
+        ["exportAdapter", {"family": "bert"}],
+        ["exportAdapter", {"family": "llama", "format": "onnx_adapter"}],
+    )
+    [not_linear] = drive(built("dora"), ["exportAdapter", {"family": "llama"}])
+    layer, remedy = "'model.layers.0.attn.qkv_proj'", "build a step on gradgraph.surgery.load_adapter of this folder"
+    cannot = f"the adapter cannot be used: the adapters of {layer} have"
+    assert [row["message"] for row in (too_wide, uneven, unknown, format_, not_linear)] == [
+        f"{cannot} 6 ranks together, and in this step it has 2; {remedy}",
+        f"{cannot} other ranks each than in this step; {remedy}",
+        "the adapter cannot be saved: there is no family 'bert'; choose from llama, phi3, phi",
+        "an .onnx_adapter has the model's names; leave the family out",
+        "the adapter cannot be saved: 'conv' has an adapter of kind dora on a Conv, which has one name for all; "
+        "leave the family out",
+    ]
+
+
+def test_families_are_those_of_python() -> None:
+    """Their names, what they pack, and what builders call otherwise."""
+    script = f"import * as names from {json.dumps((ROOT / 'examples/web/peft-names.js').as_uri())};"
+    script += "console.log(JSON.stringify([names.FAMILIES, names.PIECES, names.OURS]))"
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    families = {name: {"packed": list(f.packed), "output": f.output} for name, f in peft_names.FAMILIES.items()}
+    assert json.loads(done.stdout) == [families, {n: list(p) for n, p in peft_names.PIECES.items()}, peft_names.OURS]
+
+
 def test_it_writes_what_the_likeliest_tokens_are(drive: Any) -> None:
     """Token by token on the growing text, as predict scores it; drawn ones are the same of the same seed."""
     trainer = gg.Trainer(built("lora"), device="cpu")
@@ -210,8 +292,8 @@ def test_what_does_not_fit_is_said_in_one_sentence(drive: Any, tmp_path: Path) -
         f"{cannot}it is of the type IA3, and the step trains adapters of kind rslora; give one of this kind, or build "
         "a step for that one",
         f"{cannot}it lacks 'base_model.model.words.lora_embedding_A', 'base_model.model.words.lora_embedding_B', so "
-        "that it does not fit the adapters of this step; where only names differ, gradgraph.surgery.load_adapter and "
-        "save_adapter in Python write those of the model",
+        "that it does not fit the adapters of this step; where only names differ, gradgraph.surgery.load_adapter "
+        "with names={...} in Python writes those of the model",
         f"{cannot}'base_model.model.words.lora_embedding_A' is float32[7,2], but float32[7,3] in this step",
         f"{cannot}there is no {WEIGHTS}; give the bytes of both files by their names",
         f'{cannot}it is no .onnx_adapter; of PEFT give {{ "{CONFIG}", "{WEIGHTS}" }}',

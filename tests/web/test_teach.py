@@ -110,6 +110,8 @@ def test_people_teach_save_come_back_and_load(use: Any, site: tuple[Path, str], 
     base = surgery.language_model(MAKER.LANGUAGE_MODEL)
     assert {Path(path).name for path in seen["files"][1:3]} == {"adapter_config.json", "adapter_model.safetensors"}
     assert seen["answer"] == written(surgery.load_adapter(base, tmp_path), "Say hello.")
+    modules = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert "model.layers.0.self_attn.q_proj" in modules and "lm_head" in modules  # names of Hugging Face's Llama
     assert len(ort.AdapterFormat.read_adapter(seen["files"][3]).get_parameters()) == 22
 
     assert seen["again"] == {

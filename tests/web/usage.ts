@@ -33,6 +33,7 @@ async function train(trainer: Trainer, batches: Batch[]): Promise<Uint8Array> {
   const names: string[] = await trainer.loadWeights(await trainer.exportModel({ outputs: ["logits"] }));
   const files: Record<string, Uint8Array> = await trainer.exportAdapter();
   await trainer.loadAdapter(files);
+  await trainer.exportAdapter({ family: "phi3", averaged: false });
   await trainer.loadAdapter(await trainer.exportAdapter({ format: "onnx_adapter", name: "french" }));
   const { logits } = await trainer.predict({ x: [[1, 2, 3, weight[0]]] });
   console.log(names, logits.data);

@@ -264,7 +264,8 @@ function wire() {
     $("answer").textContent = await chat.answer(trainer, $("question").value, { maxTokens: LONGEST });
   });
   on("peft", "click", async () => {
-    for (const [name, content] of Object.entries(await trainer.exportAdapter())) download(name, content);
+    const family = $("family").value || undefined;
+    for (const [name, content] of Object.entries(await trainer.exportAdapter({ family }))) download(name, content);
   });
   on("onnx-adapter", "click", async () =>
     download("adapter.onnx_adapter", await trainer.exportAdapter({ format: "onnx_adapter" })),

@@ -197,10 +197,10 @@ class Fields:
             raise self._no(key, f"a whole number from {least} on")
         return value
 
-    def wholes(self, key: str) -> tuple[int, ...]:
+    def wholes(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """A list of whole numbers from 0 on."""
-        value = self._given(key, None)
-        if not isinstance(value, list) or not all(map(_is_count, value)):
+        value = self._given(key, default)
+        if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
             raise self._no(key, "a list of whole numbers")
         return tuple(value)
 

@@ -1,0 +1,205 @@
+// Names that Hugging Face's models have for layers that onnxruntime-genai's builder calls otherwise, or packs, and the
+// adapters of these as those of their pieces. As gradgraph/surgery/peft_names.py does it in Python.
+
+export const PIECES = { qkv_proj: ["q_proj", "k_proj", "v_proj"], gate_up_proj: ["gate_proj", "up_proj"] };
+/** What the builder calls parts of Hugging Face's names. */
+export const OURS = { ".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router" };
+const OF_A_BUILDER = /^(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+$/; // others have PyTorch's names
+const NUMBERED = /^(?:.*\.)?(layers\.\d+\..+)$/;
+
+/** How Hugging Face names layers: what it packs, and its name of the projection behind an attention. */
+export const FAMILIES = {
+  llama: { packed: [], output: "o_proj" },
+  phi3: { packed: Object.keys(PIECES), output: "o_proj" },
+  phi: { packed: [], output: "dense" },
+};
+
+const last = (name) => name.slice(name.lastIndexOf(".") + 1);
+const sibling = (name, other) => name.slice(0, name.length - last(name).length) + other;
+const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+function asOurs(module) {
+  for (const [theirs, ours] of Object.entries(OURS)) module = module.replaceAll(theirs, ours);
+  return module;
+}
+
+function asTheirs(layer, family) {
+  if (!OF_A_BUILDER.test(layer)) return layer;
+  const name = layer.replaceAll(".attn.", ".self_attn.").replaceAll(".moe.router", ".mlp.router");
+  return name.replace(/\.self_attn\.o_proj$/, `.self_attn.${family.output}`);
+}
+
+const piecesOf = (name) => (PIECES[last(name)] ?? [last(name)]).map((piece) => sibling(name, piece));
+const packOf = (name) => {
+  const pack = Object.keys(PIECES).find((key) => PIECES[key].includes(last(name)));
+  return pack && sibling(name, pack);
+};
+
+// --- factors: {a: [rank, inputs], b: [outputs, rank], magnitude, scale}, each {dtype, dims, data} as PEFT lays it out
+
+function rows({ dtype, dims: [, columns], data }, begin, end) {
+  return { dtype, dims: [end - begin, columns], data: data.slice(begin * columns, end * columns) };
+}
+
+function columns({ dtype, dims: [count, width], data }, begin, end) {
+  const cut = new data.constructor(count * (end - begin));
+  for (let row = 0; row < count; row++)
+    cut.set(data.subarray(row * width + begin, row * width + end), row * (end - begin));
+  return { dtype, dims: [count, end - begin], data: cut };
+}
+
+function stacked(tensors) {
+  const data = new tensors[0].data.constructor(total(tensors.map((t) => t.data.length)));
+  let at = 0;
+  for (const tensor of tensors) {
+    data.set(tensor.data, at);
+    at += tensor.data.length;
+  }
+  return { ...tensors[0], dims: [total(tensors.map((t) => t.dims[0])), ...tensors[0].dims.slice(1)], data };
+}
+
+/**
+ * The adapters of outputs that lie one after the other; undefined of a piece that had none when they were joined.
+ * `blocks`: the outputs and the ranks of each piece, where B is zero beside these blocks.
+ */
+function split({ a, b, magnitude, scale }, sizes, blocks = []) {
+  const apart = String(blocks.map(([size]) => size)) === String(sizes);
+  let [row, rank] = [0, 0];
+  return sizes.map((size, i) => {
+    const [from, first] = [row, rank];
+    row += size;
+    rank += apart ? blocks[i][1] : 0;
+    if (apart && first === rank) return undefined;
+    const own = magnitude && { ...magnitude, dims: [size], data: magnitude.data.slice(from, row) };
+    const part = rows(b, from, row);
+    return apart
+      ? { a: rows(a, first, rank), b: columns(part, first, rank), magnitude: own, scale }
+      : { a, b: part, magnitude: own, scale };
+  });
+}
+
+/** Is B zero beside blocks of so many outputs and ranks? */
+function isApart({ b }, blocks) {
+  const width = b.dims[1];
+  if (total(blocks.map(([, ranks]) => ranks)) !== width) return false;
+  let [row, column] = [0, 0];
+  for (const [size, ranks] of blocks) {
+    for (const end = row + size; row < end; row++)
+      for (let c = 0; c < width; c++)
+        if (b.data[row * width + c] !== 0 && (c < column || c >= column + ranks)) return false;
+    column += ranks;
+  }
+  return true;
+}
+
+/** One adapter of outputs that lie one after the other; of pieces that share A, with A once if it has `rank`. */
+function joined(pieces, sizes, rank) {
+  const held = pieces.filter(Boolean);
+  const [{ a, scale }] = held;
+  if (held.some((p) => p.magnitude) && held.length < pieces.length)
+    throw new Error("it has DoRA of some pieces of a packed layer alone; load it with gradgraph in Python");
+  const magnitude = held[0].magnitude && stacked(held.map((p) => p.magnitude));
+  const isShared = ({ a: other }) => other.data.every((x, i) => x === a.data[i]) && other.data.length === a.data.length;
+  const scaledB = (piece) => piece.b.data.map((x) => x * Math.fround(piece.scale / scale));
+  if (held.length === pieces.length && a.dims[0] === rank && held.every(isShared))
+    return { a, b: stacked(held.map((p) => ({ ...p.b, data: scaledB(p) }))), magnitude, scale };
+  const ranks = pieces.map((p) => p?.a.dims[0] ?? 0);
+  const width = total(ranks);
+  const data = new a.data.constructor(total(sizes) * width);
+  let [row, column] = [0, 0];
+  pieces.forEach((piece, i) => {
+    const numbers = piece && scaledB(piece);
+    for (let r = 0; piece && r < sizes[i]; r++)
+      data.set(numbers.subarray(r * ranks[i], (r + 1) * ranks[i]), (row + r) * width + column);
+    row += sizes[i];
+    column += ranks[i];
+  });
+  return { a: stacked(held.map((p) => p.a)), b: { ...a, dims: [total(sizes), width], data }, magnitude, scale };
+}
+
+// --- names ----------------------------------------------------------------------------------------------------------
+
+/** The sizes of a packed layer's pieces, as the model says them; of one that does not, of equal pieces. */
+function sizesOf({ module, pieces = [], blocks = [] }, outputs) {
+  if (pieces.length) return pieces;
+  if (blocks.length) return blocks.map(([size]) => size);
+  if (piecesOf(module).length === 2) return [outputs / 2, outputs / 2];
+  throw new Error(
+    `the model does not say where the queries, keys and values of '${module}' begin; save and load it with gradgraph in Python`,
+  );
+}
+
+/** What the model's adapters are called in a family: module -> factors. `given`: [adapter, factors] of each. */
+export function forModules(given, name) {
+  const family = FAMILIES[name];
+  if (!family) throw new Error(`there is no family '${name}'; choose from ${Object.keys(FAMILIES).join(", ")}`);
+  const held = new Map(given.map(([{ module }, factors]) => [module, factors]));
+  const found = {};
+  for (const [adapter, factors] of given) {
+    const { module, blocks } = adapter;
+    const isOurs = OF_A_BUILDER.test(module);
+    const pack = isOurs ? packOf(module) : undefined;
+    if (isOurs && piecesOf(module).length > 1 && !family.packed.includes(last(module))) {
+      const parts = split(factors, sizesOf(adapter, factors.b.dims[0]), blocks);
+      piecesOf(module).forEach((piece, i) => parts[i] && (found[asTheirs(piece, family)] = parts[i]));
+    } else if (pack && family.packed.includes(last(pack))) {
+      const parts = piecesOf(pack).map((piece) => held.get(piece));
+      const missing = piecesOf(pack).find((_, i) => !parts[i]);
+      if (missing) throw new Error(`'${missing}' has no adapter, and '${pack}' is one layer there; leave the family out`);
+      found[asTheirs(pack, family)] ??= joined(parts, parts.map((p) => p.b.dims[0]));
+    } else found[asTheirs(module, family)] = factors;
+  }
+  return found;
+}
+
+/** The factors of a file under the names of the model's layers: module -> factors. `ranks`: of each adapter. */
+export function forLayers(given, adapters, ranks) {
+  const theirs = byMeaning(Object.keys(given));
+  const find = (name) => theirs.get(name) ?? theirs.get(NUMBERED.exec(name)?.[1]);
+  const [found, used] = [{}, new Set()];
+  for (const adapter of adapters) {
+    const key = asOurs(adapter.module);
+    const [whole, names, pack] = [find(key), piecesOf(key).map(find), packOf(key)];
+    const packed = pack && find(pack);
+    if (whole) found[adapter.module] = given[whole];
+    else if (names.length > 1 && names.some(Boolean)) {
+      const { rank, outputs } = ranks[adapter.module];
+      found[adapter.module] = joined(names.map((n) => given[n]), sizesOf(adapter, outputs), rank);
+      checkRanks(adapter, rank, found[adapter.module]);
+    } else if (packed) {
+      const all = piecesOf(pack).map((piece) => adapters.find(({ module }) => asOurs(module) === piece)?.module);
+      if (!all.every(Boolean)) throw new Error(`'${packed}' is several layers here, of which some have no adapter`);
+      const blocks = all.map((module) => [ranks[module].outputs, ranks[module].rank]);
+      const sizes = blocks.map(([size]) => size);
+      const parts = split(given[packed], sizes, isApart(given[packed], blocks) ? blocks : []);
+      found[adapter.module] = parts[all.indexOf(adapter.module)];
+    }
+    [whole, packed, ...names].forEach((name) => name && used.add(name));
+  }
+  return { ...Object.fromEntries(Object.entries(given).filter(([module]) => !used.has(module))), ...found };
+}
+
+/** Refuse what a packed layer's adapter in this step cannot hold. */
+function checkRanks({ module, blocks = [] }, rank, whole) {
+  if (whole.a.dims[0] !== rank)
+    throw new Error(
+      `the adapters of '${module}' have ${whole.a.dims[0]} ranks together, and in this step it has ${rank}; ` +
+        "build a step on gradgraph.surgery.load_adapter of this folder",
+    );
+  if (blocks.length && !isApart(whole, blocks))
+    throw new Error(
+      `the adapters of '${module}' have other ranks each than in this step; ` +
+        "build a step on gradgraph.surgery.load_adapter of this folder",
+    );
+}
+
+/** PEFT's modules by the builder's name, whole, and from the number of its layer on where one alone has that. */
+function byMeaning(modules) {
+  const whole = new Map(modules.map((module) => [asOurs(module), module]));
+  const short = new Map();
+  for (const [name, module] of whole) {
+    const numbered = NUMBERED.exec(name)?.[1];
+    if (numbered) short.set(numbered, short.has(numbered) ? undefined : module);
+  }
+  return new Map([...[...short].filter(([, module]) => module), ...whole]);
+}
