@@ -20,24 +20,35 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def named(name: str) -> list[str]:
     """The families that a table of the page has."""
-    return [line.split("|")[1].strip(NOTES) for line in _parts(name)[1].splitlines()[2:]]
+    return list(_rows(name))
+
+
+def _rows(name: str) -> dict[str, str]:
+    """The lines of a table, by their families."""
+    return {line.split("|")[1].strip(NOTES): line for line in _parts(name)[1].splitlines()[2:]}
 
 
 def command(
-    name: str, description: str | None, head: Sequence[str], families: Iterable[str], row: Callable[[str], list[str]]
+    name: str,
+    description: str | None,
+    head: Sequence[str],
+    families: Iterable[str],
+    row: Callable[[str], list[str]],
+    usual: Iterable[str] | None = None,
 ) -> None:
-    """Say the rows of a table; with ``--save`` they are written to the page."""
+    """Say the rows of a table: those of ``usual`` families, or of all; with ``--save`` they are written to the page."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write the table of the page")
-    parser.add_argument("families", nargs="*", help="of these alone; they are not written")
+    parser.add_argument("--save", action="store_true", help="write these rows to the table of the page")
+    parser.add_argument("families", nargs="*", help="of these alone")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for family in given.families or families:
-        lines.append(f"| {' | '.join(row(family))} |")
-        print(lines[-1], flush=True)
-    if given.save and not given.families:
+    rows = _rows(name)
+    for family in given.families or usual or families:
+        rows[family] = f"| {' | '.join(row(family))} |"
+        print(rows[family], flush=True)
+    if given.save:
         before, _, after = _parts(name)
+        lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(rows[family] for family in families)]
         PAGE.write_text(before + "\n".join(lines) + "\n" + after)
 
 
