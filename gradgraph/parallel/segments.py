@@ -15,7 +15,7 @@ from gradgraph.parallel.update_parts import reads_of
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
-from gradgraph.runtime.execution.regions import in_shared_memory
+from gradgraph.runtime.execution.regions import region_of_several
 from gradgraph.runtime.execution.session import create_session
 from gradgraph.runtime.execution.state import aligned_empty
 
@@ -140,13 +140,12 @@ class SegmentedGradient:
         self.sessions: list[_SegmentSession] = []
         options = replace(opened.options, spinning=False)  # or threads of all sessions but one would be in the way
         known = _types(model)
-        for segment in segments:
-            part = _model_of(model, segment, known)
-            session = create_session(
-                part, opened.placement, options, opened.weights, packs=packs, memory=in_shared_memory
-            )
-            self.sessions.append(_SegmentSession(session, opened.state, _of(ports, part), segment))
-            self._told.append([(m, own[x], told[y]) for m, x, y in segment.told])
+        with region_of_several() as memory:
+            for segment in segments:
+                part = _model_of(model, segment, known)
+                session = create_session(part, opened.placement, options, opened.weights, packs=packs, memory=memory)
+                self.sessions.append(_SegmentSession(session, opened.state, _of(ports, part), segment))
+                self._told.append([(m, own[x], told[y]) for m, x, y in segment.told])
         self.numbers: dict[str, float] = {}
         self.measures = list(ports.measures)
         made = {name: array for session in self.sessions for name, array in session.sums.items()}

@@ -7,11 +7,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("by_vectors")
@@ -72,6 +75,7 @@ def test_both_ways_are_those_of_floats(
     model, w = network(kind, rows, columns, block, points, len(samples) + 1)
     lowered = for_machine(model, ORT_NATIVE)
     assert {node.op_type for node in lowered.graph.node} == {"PackedMatMul"}
+    assert len(lowered.graph.initializer) == 2 + points  # both products read the same
     rng = np.random.default_rng(0)
     x, v = (rng.normal(size=(*samples, n)).astype(np.float32) for n in (columns, rows))
     found = computed(lowered, 1, x=x, v=v)
@@ -85,4 +89,45 @@ def test_both_ways_are_those_of_floats(
 
 def test_a_block_that_is_no_multiple_of_16_is_left_to_others() -> None:
     model, _ = network(TensorProto.UINT4, 24, 64, 8, True, 2)
+    assert "PackedMatMul" not in {node.op_type for node in for_machine(model, ORT_NATIVE).graph.node}
+
+
+# of a square W, so that shapes say nothing; and whether the kernel takes them
+READ = {
+    "Gemm": ("y = Gemm <transB = 1> (x, w, c)", True),
+    "Gemm of x turned": ("y = Gemm <transA = 1> (x, w)", False),
+    "Gemm with a factor": ("y = Gemm <alpha = 2.0> (x, w)", False),
+    "Gemm with a factor of what it adds": ("y = Gemm <beta = 2.0> (x, w, c)", False),
+    "a transpose that turns nothing": ("t = Transpose <perm = [0, 1]> (w) y = MatMul (x, t)", False),
+    "a vector": ("v = ReduceMax <keepdims = 0> (x, axis) y = MatMul (v, w)", False),
+    "more axes than a kernel takes": ("v = Unsqueeze (x, axes) y = MatMul (v, w)", False),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("fed", ["", "s"])
+def test_what_reads_a_stored_weight(name: str, fed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, taken = READ[name]
+    scales = "float[32, 2] s, " if fed else ""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]> g ({scales}float[32, 32] x, float[32] c) => (float[m, n] y)
+        <int64[1] axis = {{0}}, int64[{native.MOST_AXES}] axes = {{{", ".join(map(str, range(native.MOST_AXES)))}}}>
+        {{ w = DequantizeLinear <axis = 1, block_size = 16> (q, s) {nodes} }}""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.integers(0, 16, (32, 32)).astype(np.uint8), "s": rng.uniform(0.01, 0.1, (32, 2))}
+    arrays |= {"x": rng.normal(size=(32, 32)), "c": rng.normal(size=32)}
+    arrays = {n: a if n == "q" else a.astype(np.float32) for n, a in arrays.items()}
+    given = {i.name for i in model.graph.input}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items() if n not in given)
+    model = onnx.shape_inference.infer_shapes(model)
+    (expected,) = ort.InferenceSession(model.SerializeToString(), providers=CPU.providers).run(
+        None, {n: arrays[n] for n in given}
+    )
+    lowered = for_machine(model, ORT_NATIVE)
+    is_taken = taken and not fed
+    assert ("PackedMatMul" in {node.op_type for node in lowered.graph.node}) == is_taken
+    (found,) = computed(lowered, 1, **{n: arrays[n] for n in given if n in {i.name for i in lowered.graph.input}})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(native.Library, "has_fast_vectors", False)
     assert "PackedMatMul" not in {node.op_type for node in for_machine(model, ORT_NATIVE).graph.node}

@@ -268,8 +268,12 @@ FAR = ["ignored labels", "one sample is left", "sums", "no weight", "a function"
        "norms and masks"]  # fmt: skip
 
 
-def of_kind(kind: str) -> list[str]:
-    """The cases that ranks of this kind train."""
+# optimizers see summed gradients where each rank has all weights, however many ranks there are; and parts of weights
+_OPTIMIZED = {(2, "plain"), (4, "sharded")}
+
+
+def of_kind(kind: str, ranks: int) -> list[str]:
+    """The cases that so many ranks of this kind train."""
     ways = KINDS[kind]
     if kind == "far":
         return FAR
@@ -278,7 +282,9 @@ def of_kind(kind: str) -> list[str]:
     return [
         name
         for name, case in CASES.items()
-        if case.normed == ("sync_batch_norm" in ways) and (case.sharded or "shard_state" not in ways)
+        if case.normed == ("sync_batch_norm" in ways)
+        and (case.sharded or "shard_state" not in ways)
+        and (not name.startswith("optimizer ") or (ranks, kind) in _OPTIMIZED)
     ]
 
 
@@ -288,7 +294,7 @@ def main(folder: Path, kind: str, *names: str) -> None:
         far_memory.use()
     parallel = gg.DataParallel(check_every=1, **KINDS[kind])
     RANKS = parallel.ranks
-    for name in names or of_kind(kind):
+    for name in names or of_kind(kind, RANKS):
         state, history = CASES[name].trained(parallel)
         if parallel.is_first:
             np.savez(folder / f"{name}.npz", **{f"state {n}": value for n, value in state.items()},

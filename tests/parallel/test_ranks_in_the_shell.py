@@ -24,12 +24,19 @@ COMMAND = [sys.executable, "-c", "from gradgraph.cli import main; main()", "trai
 PLAIN = ["model.onnx", "--data", "train.npz", "--seed", "3"]
 
 
+EPOCHS = "250"  # of a run that a signal finds on its way
+
+
+def filled(place: Path) -> Path:
+    onnx.save(mlp(), place / "model.onnx")
+    np.savez(place / "train.npz", **arrays(90))
+    np.savez(place / "held_out.npz", **arrays(31, seed=2))
+    return place
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    onnx.save(mlp(), tmp_path / "model.onnx")
-    np.savez(tmp_path / "train.npz", **arrays(90))
-    np.savez(tmp_path / "held_out.npz", **arrays(31, seed=2))
-    return tmp_path
+    return filled(tmp_path)
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -59,12 +66,21 @@ def test_a_run_in_two_processes_goes_on_in_three_and_is_that_of_one(folder: Path
     assert again.returncode == 0, again.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_once_and_the_run_that_goes_on_is_the_undisturbed_one(folder: Path, number: int) -> None:
-    words = [*PLAIN, "--ranks", "2", "--epochs"]
-    whole = train(folder, *words, "700", "--checkpoint", "whole.ckpt")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """The weights of a run to its end."""
+    place = filled(tmp_path_factory.mktemp("undisturbed"))
+    whole = train(place, *PLAIN, "--ranks", "2", "--epochs", EPOCHS, "--checkpoint", "whole.ckpt")
     assert whole.returncode == 0, whole.stderr
-    pipe, command = subprocess.PIPE, [*COMMAND, *words, "700", "--checkpoint", "run.ckpt"]
+    return weights(place / "whole.ckpt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_once_and_the_run_that_goes_on_is_the_undisturbed_one(
+    folder: Path, number: int, undisturbed: dict[str, np.ndarray]
+) -> None:
+    words = [*PLAIN, "--ranks", "2", "--epochs", EPOCHS, "--checkpoint", "run.ckpt"]
+    pipe, command = subprocess.PIPE, [*COMMAND, *words]
     process = subprocess.Popen(command, cwd=folder, env=quiet(100), stdout=pipe, stderr=pipe, text=True,
                                start_new_session=True)  # fmt: skip
     while not (folder / "run.ckpt").exists():
@@ -77,10 +93,10 @@ def test_a_signal_saves_once_and_the_run_that_goes_on_is_the_undisturbed_one(fol
     assert process.returncode in (130, 143), err
     assert err.count("and saved to run.ckpt") == 1 and err.count("go on with: gradgraph") == 1, err
     assert "BAD TERMINATION" not in out + err
-    rest = train(folder, *words, "700", "--checkpoint", "run.ckpt", "--resume")
+    rest = train(folder, *words, "--resume")
     assert rest.returncode == 0, rest.stderr
-    expected, found = weights(folder / "whole.ckpt"), weights(folder / "run.ckpt")
-    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    found = weights(folder / "run.ckpt")
+    assert all(np.array_equal(found[name], value) for name, value in undisturbed.items())
 
 
 def test_a_run_whose_process_is_killed_ends_and_says_so(folder: Path) -> None:

@@ -40,7 +40,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def each(equal: bool) -> pytest.MarkDecorator:
     """Every case that is, or is not, to equal one process, with all ranks that train it."""
-    pairs = [(run, name) for run in RUNS for name in of_kind(run[1]) if CASES[name].equal == equal]
+    pairs = [(run, name) for run in RUNS for name in of_kind(run[1], run[0]) if CASES[name].equal == equal]
     ids = [f"{ranks} {kind}-{name}" for (ranks, kind), name in pairs]
     return pytest.mark.parametrize(("found", "name"), pairs, indirect=["found"], ids=ids)
 

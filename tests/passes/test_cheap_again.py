@@ -105,11 +105,14 @@ def test_a_trainer_learns_the_same(name: str, kernels: bool | None, monkeypatch:
 
 
 def test_what_is_kept_and_what_is_not() -> None:
-    """Not a sum of many residuals, what a loop or the caller reads, or what follows from what is not kept."""
+    """Not a sum of many residuals, what a body or the caller reads, or what follows from what is not kept; nor a view
+    of what is kept, what follows from numbers alone, or what is small, from which others follow as from what is kept.
+    """
     steps = "\n".join(f"s{i + 1} = Mul (s{i}, a)" for i in range(cheap_again.MOST_NODES + 1))
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 21]>
-        step (float[1024, 1024] a, bool c) => (float[1024, 1024] out, float[1024, 1024] g, float[1024, 1024] l) {{
+        step (float[1024, 1024] a, float[1024, 1] b, bool c)
+        => (float[1024, 1024] out, float[1024, 1024] g, float[1024, 1024] l) {{
             s0 = Sigmoid (a)
             {steps}
             product = MatMul (a, a)
@@ -119,13 +122,36 @@ def test_what_is_kept_and_what_is_not() -> None:
             one = Add (s0, s1)
             l = If (c) <then_branch = yes () => (float[1024, 1024] p) {{ p = Neg (inner) }},
                         else_branch = no () => (float[1024, 1024] q) {{ q = Abs (inner) }}>
-            d = Sum (s0, s{cheap_again.MOST_NODES + 1}, far, out, inner)
+            view = Reshape (a, flat)
+            other = Neg (numbers)
+            small = Neg (b)
+            wide = Add (small, a)
+            again = Reshape (view, sizes)
+            d = Sum (other, small, wide, again, s0, s{cheap_again.MOST_NODES + 1}, far, out, inner)
             g = Add (d, one)
         }}""")
+    numbers = {"numbers": X.repeat(2048).reshape(1024, -1)[:, :1024], "flat": np.array([-1]), "sizes": [1024, 1024]}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(a), name) for name, a in numbers.items())
     graph = onnx_ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
     for node in graph:
-        node.name = f"grad/{node.outputs[0].name}" if node.outputs[0].name in ("d", "g", "l") else node.outputs[0].name
-    assert {y.name for y in cheap_again.Kept(graph).again} == {"s0", "one"}
+        node.name = (
+            f"grad/{node.outputs[0].name}" if node.outputs[0].name in ("again", "d", "g", "l") else node.outputs[0].name
+        )
+    ways = {y.name: [node.outputs[0].name for node in nodes] for y, nodes in cheap_again.Kept(graph).again.items()}
+    assert ways == {"s0": ["s0"], "one": ["s0", "s1", "one"], "wide": ["wide"]}
+
+
+def test_copies_wait_for_a_float_that_has_numbers() -> None:
+    """An empty gradient has no element to wait for; of integers there is none."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]> step (float[4] a, float[0] b) => (int64[1] g, float[4] y)
+        { f = Neg (a) e = Neg (b) t = Cast <to = 7> (f) g = ReduceMax (t) y = Exp (a) }""")
+    graph = onnx_ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
+    for node in graph:
+        node.name = f"grad/{node.outputs[0].name}"
+    kept = cheap_again.Kept(graph)
+    turns = [None if y is None else y.name for y in cheap_again._turns(kept)]
+    assert set(turns) == {None, "f"}
 
 
 UNARY, BINARY = ("Sin", "Cos", "Tanh", "Sigmoid", "Neg", "Identity"), ("Add", "Mul", "Sub")

@@ -28,6 +28,8 @@ from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.step.data_names import NAMES_KEY, NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TensorSpec
 
+pytestmark = pytest.mark.any_kernels
+
 pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 
 Array = np.ndarray[Any, Any]

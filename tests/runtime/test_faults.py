@@ -39,6 +39,8 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 
+pytestmark = pytest.mark.any_kernels
+
 QUIET = RuntimeOptions(threads=1)
 STEP = handmade.classifier()
 DATA = handmade.points(48)

@@ -23,6 +23,8 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.trials import RateCurve
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 
+pytestmark = pytest.mark.any_kernels
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
 DATA = {"x": X, "target": np.tanh(X @ RNG.normal(size=(4, 3)).astype(np.float32))}

@@ -23,6 +23,8 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import folder as step_folder
 
+pytestmark = pytest.mark.any_kernels
+
 QUIET = RuntimeOptions(threads=1)
 DATA = handmade.points(56)  # with a last batch that is smaller
 OTHER = handmade.points(56, seed=1)

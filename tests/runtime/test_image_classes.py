@@ -20,6 +20,8 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.step.data_names import DataNames
 
+pytestmark = pytest.mark.any_kernels
+
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 
 CLASSES = ["ant", "bee", "cat"]

@@ -19,6 +19,8 @@ from gradgraph.runtime.data import image_form, images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
 from gradgraph.step.manifest import TensorSpec
 
+pytestmark = pytest.mark.any_kernels
+
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -24,6 +24,8 @@ from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
+pytestmark = pytest.mark.any_kernels
+
 Array = np.ndarray[Any, Any]
 ROWS, SIZE = 7, 3
 SPECS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ def test_where_memory_counts_that_is_not_written_it_is_as_usual(
     resource = pytest.importorskip("resource", reason="Windows has no such limits")
     monkeypatch.setattr(regions, "_counts_all", lambda: False)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
-    assert regions.first_region() == regions.LARGE
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 32, resource.RLIM_INFINITY))
-    assert regions.first_region() == regions.USUAL
+    assert regions.first_region() == regions.region_for(regions.LEAST_STATE) == regions.LARGE
+    assert regions.region_for(regions.LEAST_STATE - 1) == regions.USUAL
+    for limited in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft = {limited: 1 << 32}
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, s=soft: (s.get(kind, resource.RLIM_INFINITY),) * 2)
+        assert regions.first_region() == regions.USUAL
     monkeypatch.undo()
     (tmp_path / "never").write_text("2\n")
     monkeypatch.setattr(regions, "_OVERCOMMIT", tmp_path / "never")
@@ -44,6 +48,27 @@ def test_pieces_that_lie_in_two_regions_serve_no_large_tensor() -> None:
         arena.take(30 * MIB)
         taken.append(arena.taken // MIB)
     assert taken == [55, 30]
+
+
+def test_an_arena_has_the_sessions_of_a_block_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[object]()
+    monkeypatch.setattr(regions, "_register", lambda: found.append("an arena"))
+
+    class Settings:
+        def add_session_config_entry(self, *entry: str) -> None:
+            found.append(entry)
+
+    settings: Any = Settings()
+    its_arena = ("session.use_env_allocators", "1")
+    with regions.in_one_region(settings):
+        found.append("made")
+    assert found == ["an arena", its_arena, "made", "an arena"]
+    found.clear()
+    with pytest.raises(ZeroDivisionError), regions.region_of_several() as memory:
+        for i in (1, 0):
+            with memory(settings):
+                found.append(1 // i)
+    assert found == ["an arena", its_arena, 1, its_arena, "an arena"]
 
 
 def test_losses_are_the_same_in_either_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from gradgraph.errors import DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.tables import target_columns
 
+pytestmark = pytest.mark.any_kernels
+
 pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 
 ROWS = 24

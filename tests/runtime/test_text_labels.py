@@ -16,6 +16,8 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.step.finishes import as_row
 
+pytestmark = pytest.mark.any_kernels
+
 pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 
 CLASSES = ("cat", "dog", "emu")

@@ -19,6 +19,8 @@ from gradgraph.runtime.loop.trials import RateCurve
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.history import History
 
+pytestmark = pytest.mark.any_kernels
+
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 200)
 DATA = {"x": (RNG.normal(size=(200, 4)) + 3 * np.eye(3, 4)[LABELS]).astype(np.float32), "target": LABELS}

@@ -14,6 +14,8 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data.tables import read_table
 from gradgraph.step.data_names import DataNames
 
+pytestmark = pytest.mark.any_kernels
+
 pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 
 WRITERS: dict[str, Callable[[Any, Path], None]] = {

@@ -66,7 +66,7 @@ class _Region:
     def around(cls, softmax: ir.Node) -> _Region | None:
         """The region of a LogSoftmax; None where it is none, is one piece, or sizes are not known."""
         sizes = all_sizes(shape_of(softmax.outputs[0]))
-        if not sizes or len(sizes) < 2 or not math.prod(sizes):
+        if not sizes or not math.prod(sizes):
             return None
         found = cls(math.prod(sizes[:-1]), sizes[-1])
         if found.pieces == 1:
@@ -102,7 +102,7 @@ class _Region:
     def _is_for_all(self, value: ir.Value | None) -> bool:
         """A number, or one for each class."""
         sizes = all_sizes(shape_of(value))
-        return sizes is not None and math.prod(sizes) in (1, sizes[-1] if sizes else 1) and not self._has_rows(sizes)
+        return sizes is not None and math.prod(sizes) in (1, sizes[-1] if sizes else 1)
 
     def _has_rows(self, sizes: Sequence[int]) -> bool:
         return len(sizes) > 1 and self.rows > 1 and math.prod(sizes[:-1]) == self.rows
@@ -132,7 +132,6 @@ class _Region:
             raise _NotByRowsError
         last = len(given[0] or ()) - 1
         fits = {
-            "Reshape": made[-1:] == [self.classes],
             **dict.fromkeys(("LogSoftmax", "GatherElements"), attrs.get("axis", -1) in (-1, last)),
             **dict.fromkeys(("LogSoftmaxGrad", "CrossEntropyGrad"), attrs.get("axis", -1) in (-1, last)),
             "ArgMax": attrs.get("axis", 0) in (-1, last),
@@ -141,9 +140,7 @@ class _Region:
             axes = small_constant((*node.inputs, None)[1])
             fits = axes is not None and axes.tolist() in ([-1], [last])
         reduced = node.op_type.startswith("Reduce") or node.op_type == "ArgMax"
-        if not fits or (reduced and math.prod(made) != self.rows) or (not reduced and not self._has_rows(made)):
-            raise _NotByRowsError
-        if reduced and len(made) != len(given[0] or ()) - (not attrs.get("keepdims", 1)):
+        if not fits or not (reduced or self._has_rows(made)):
             raise _NotByRowsError
 
     def given(self) -> list[ir.Value]:
@@ -232,7 +229,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
     copied.name = op.fresh_in(op.scope, node.op_type)
     out = copied.outputs[0]
     out.name, out.type = copied.name, node.outputs[0].type
-    record_shape(out, (rows, sizes[-1] if math.prod(sizes) != region.rows else 1) if keeps else (rows,))
+    record_shape(out, (rows, sizes[-1]) if keeps else (rows,))
     op.nodes.append(copied)
     return op.wrap(out)
 

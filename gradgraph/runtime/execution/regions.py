@@ -6,8 +6,8 @@ embedding that was 0.1 GB of 1.0. The first region of an arena of ours is as lar
 system gives memory for a page of it once that is written.
 
 onnxruntime lets sessions have another arena only by one that is registered for the process. So one is registered for
-each session, and afterwards the next one, of which nothing is taken yet: the session alone owns its arena, and its
-memory goes with it.
+each session, or for several that run in turns, and afterwards the next one, of which nothing is taken yet: they alone
+own their arena, and its memory goes with the last of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.execution.session import Memory
 
 try:
     import resource
@@ -58,34 +62,28 @@ def _counts_all() -> bool:
 @contextlib.contextmanager
 def in_one_region(settings: ort.SessionOptions) -> Iterator[None]:
     """Let the session that is made in this block have an arena of its own, with one large region first."""
-    _use_registered(settings)
+    with region_of_several() as memory, memory(settings):
+        yield
+
+
+@contextlib.contextmanager
+def region_of_several() -> Iterator[Memory]:
+    """Let all sessions that are made in this block, each in one of what it gives, have one arena, and no others."""
     with _registering:
         _register()
         try:
-            yield
+            yield _in_registered
         finally:
             _register()
 
 
 @contextlib.contextmanager
-def in_shared_memory(settings: ort.SessionOptions) -> Iterator[None]:
-    """Let all sessions that are made in such blocks, one after the other, have one arena."""
-    _use_registered(settings)
-    with _registering:
-        _register_once()
-        yield
-
-
-def _use_registered(settings: ort.SessionOptions) -> None:
+def _in_registered(settings: ort.SessionOptions) -> Iterator[None]:
     settings.add_session_config_entry("session.use_env_allocators", "1")
+    yield
 
 
 def _register() -> None:
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     usual = dict.fromkeys(("max_mem", "arena_extend_strategy", "max_dead_bytes_per_chunk"), -1) | {"max_mem": 0}
     ort.create_and_register_allocator(place, ort.OrtArenaCfg(usual | {"initial_chunk_size_bytes": first_region()}))
-
-
-@functools.cache
-def _register_once() -> None:
-    _register()
