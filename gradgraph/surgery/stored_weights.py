@@ -101,7 +101,10 @@ def quantiser_of(node: ir.Node) -> Quantiser:
     first, scale, zero, groups = [*node.inputs[packed : 4 + packed], None, None, None][:4]
     scales, points = numbers_of(scale), numbers_of(zero)
     if scales is None or (zero is not None and points is None) or (packed and groups is not None):
-        raise BuildError(f"'{shown(node.name)}' has computed scales or reordered groups, so its weight cannot be read")
+        raise BuildError(
+            f"'{shown(node.name or node.outputs[0].name)}' has computed scales or reordered groups, so its weight "
+            "cannot be read; keep an adapter of kind lora beside it"
+        )
     if packed:
         packing = Packing.of(node)
         zeros = packing.points(None if points is None else points.numpy())

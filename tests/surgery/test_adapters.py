@@ -443,6 +443,17 @@ def test_what_has_no_float_zero_points_is_refused(name: str, says: str) -> None:
         gg.lora(models[name], "w", kind="qalora")
 
 
+@pytest.mark.parametrize("what", ["scales", "groups"])
+def test_a_weight_that_cannot_be_read_is_refused(what: str) -> None:
+    inputs = ["x", "w.weight", "d" if what == "scales" else "s", "z", *(["g"] if what == "groups" else [])]
+    stored = {**weights(LAYERS["MatMulNBits"]), "g": np.zeros(32, np.int32)}
+    nodes = [node("Add", ["s", "s"], ["d"]), node("MatMulNBits", inputs, ["y"], domain="com.microsoft", **NBITS)]
+    with pytest.raises(
+        BuildError, match=r"'y' has computed scales or reordered groups, .*; keep an adapter of kind lora"
+    ):
+        gg.lora(made(nodes, stored, ["rows", 32]), "w", kind="qalora")
+
+
 def test_peft_has_no_files_of_blocks(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="PEFT has no files of adapters of kind qalora"):
         surgery.save_adapter(gg.lora(LAYERS["MatMulNBits"], "w", kind="qalora"), tmp_path, family="llama")
