@@ -23,7 +23,7 @@ from gradgraph.step import folder as step_folder
 K, N = 128, 24
 
 
-def network(bits: int, block: int, points: bool, times: int = 1, rows: int = N) -> onnx.ModelProto:
+def network(bits: int, block: int, points: bool | str, times: int = 1, rows: int = N) -> onnx.ModelProto:
     """A trained layer, and behind it products with one packed weight."""
     rng = np.random.default_rng(bits + block)
     blocks = K // block
@@ -34,6 +34,8 @@ def network(bits: int, block: int, points: bool, times: int = 1, rows: int = N) 
         "scales": rng.uniform(0.01, 0.1, (rows * blocks)).astype(np.float32),
         **({"points": draw(rows * -(-blocks * bits // 8))} if points else {}),
     }
+    if points == "float":
+        weights["points"] = rng.uniform(0, 2**bits, (rows, blocks)).astype(np.float32)
     names = ["packed", "scales", *(["points"] if points else [])]
     sizes = {"K": K, "N": rows, "bits": bits, "block_size": block}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"])]
@@ -62,6 +64,8 @@ def kinds(model: onnx.ModelProto) -> list[str]:
         ({"bits": 8, "block": 32, "points": False}, True),
         ({"bits": 8, "block": 64, "points": True}, True),
         ({"bits": 4, "block": 128, "points": False}, True),
+        ({"bits": 4, "block": 32, "points": "float"}, True),
+        ({"bits": 4, "block": 128, "points": "float", "times": 2}, True),
         ({"bits": 4, "block": 128, "points": True}, False),  # a zero point takes half a byte of a row of its own
     ],
     ids=str,
@@ -122,10 +126,10 @@ def test_a_few_rows_at_a_time_give_the_same(given: dict[str, Any], copied: bool,
     np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("points", [False, True, "float"])
 @pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 16), (8, 64)])
 def test_zero_points_may_lie_beside_the_step(
-    bits: int, block: int, points: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bits: int, block: int, points: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a large table of words do. What lowers the step does not read them, wherever the process stands."""
     for module in (step_folder, large_weights):

@@ -341,14 +341,14 @@ def test_product_with_quantized_weights(bits, block, k, constant, zero):
     q = rng.integers(0, 2**bits, (n, blocks * block))
     zeros = rng.integers(0, 2**bits, (n, blocks))
     weights = {"q": packed(q, bits).reshape(n, blocks, -1), "s": np.abs(real(n, blocks, seed=1)) + 0.1}
-    weights |= {"packed": {"z": packed(zeros, bits)}, "float": {"z": zeros.astype(np.float32)}, None: {}}[zero]
+    weights |= {"packed": {"z": packed(zeros, bits)}, "float": {"z": (zeros + 0.25).astype(np.float32)}, None: {}}[zero]
     attrs = {"K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 1}  # 1: not rounded
     node = helper.make_node("MatMulNBits", ["a", *weights], ["y"], domain="com.microsoft", **attrs)
     a = real(2, 3, k)
     given = {"a": a} if constant else {"a": a} | weights
     model = model_of([node], given, weights=weights if constant else None, opset=17, domains=MICROSOFT)
     found = normal_form(model)
-    shift = 2 ** (bits - 1) if zero is None else np.repeat(zeros, block, 1)
+    shift = 2 ** (bits - 1) if zero is None else np.repeat(zeros + 0.25 * (zero == "float"), block, 1)
     w = ((q - shift) * np.repeat(weights["s"], block, 1))[:, :k]
     assert_same([a @ w.T.astype(np.float32)], run(found, given), atol=1e-4)
     if (bits, zero) != (8, "float"):  # for which onnxruntime has no kernel

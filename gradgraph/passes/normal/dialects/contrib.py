@@ -406,9 +406,34 @@ def mat_mul_n_bits(
     """
     if weight_prepacked or group_index is not None:
         raise refuse(node, "has weights packed for one kind of processor" if weight_prepacked else "reorders groups")
-    w = dequantized(op, node, packed, scales, zero_points, (N, K), bits, block_size, a.dtype)
-    y = a @ op.Transpose(w, perm=[1, 0])
+    if zero_points is not None and zero_points.is_float:
+        y = _by_sums_of_blocks(op, a, packed, scales, zero_points, (N, K), bits, block_size)
+    else:
+        y = None
+    if y is None:
+        w = dequantized(op, node, packed, scales, zero_points, (N, K), bits, block_size, a.dtype)
+        y = a @ op.Transpose(w, perm=[1, 0])
     return y if bias is None else y + bias
+
+
+def _by_sums_of_blocks(
+    op: Builder, a: Var, packed: Var, scales: Var, points: Var, sizes: tuple[int, int], bits: int, block_size: int
+) -> Var | None:
+    """A · Wᵀ of float zero points z, by the weight as it is stored; None where that cannot be read so.
+
+    ``Σ (q − z)·s·a = Σ (q − m)·s·a + Σ over blocks of (m − z)·s·(the sum of a in the block)``, with m = 2^(bits−1).
+    """
+    rows, columns = sizes
+    if a.shape is None or scales.dtype != a.dtype:
+        return None
+    w = as_stored(op, packed, scales, None, sizes, bits, block_size)
+    if w is None:
+        return None
+    per_block = [rows, columns // block_size]
+    offsets = (2.0 ** (bits - 1) - op.cast(op.Reshape(points, per_block), a.dtype)) * op.Reshape(scales, per_block)
+    in_blocks = op.Reshape(a, [*[0] * (a.rank - 1), per_block[1], block_size])
+    sums = op.ReduceSum(in_blocks, [-1], keepdims=0)
+    return a @ op.Transpose(w, perm=[1, 0]) + sums @ op.Transpose(offsets, perm=[1, 0])
 
 
 def dequantized(
