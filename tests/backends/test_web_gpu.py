@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -69,20 +70,36 @@ def test_groups_stay() -> None:
     assert [node.op_type for node in model.graph] == ["Conv"]
 
 
-@pytest.mark.browser
-@pytest.mark.sweep(0)
-@pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
-def test_batches_of_any_size_train_right(tmp_path: Path) -> None:
+def of_any_size() -> tuple[Any, Any, list[dict[str, np.ndarray]]]:
     """The gradient of the weights is a convolution whose channels are the images: 18 of them are added up in threes."""
     manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5))
     model = export(net, {"x": ("batch", 1, 4, 4)}, outputs=["logits"])
-    sizes = [18, 18, 6, 9, 16]
-    data = [{"x": RNG.normal(size=(n, 1, 4, 4)).astype(np.float32), "target": RNG.integers(0, 5, n)} for n in sizes]
-    gg.build(model, "cross_entropy", gg.optim.sgd(0.5), backend="web-gpu").save(tmp_path / "step")
-    trainer = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.sgd(0.5)), device="cpu")
-    [found] = in_browser([trains(tmp_path / "step", data)], "webgpu")
-    np.testing.assert_allclose(found, [float(trainer.step(batch)["loss"]) for batch in data], atol=1e-5)
+    batches = [(RNG.normal(size=(n, 1, 4, 4)).astype(np.float32), RNG.integers(0, 5, n)) for n in (18, 18, 6, 9, 16)]
+    return model, "cross_entropy", [{"x": x, "target": target} for x, target in batches]
+
+
+def language_model() -> tuple[Any, Any, list[dict[str, np.ndarray]]]:
+    """Adapters on one whose weights have 4 bits."""
+    adapted = gg.lora(Path(__file__).parents[2] / "examples" / "tiny_llama_int4.onnx", "*1.attn*", rank=8)
+    tokens = RNG.integers(1, 98, (2, 2, 17))
+    batches = [{"input_ids": t[:, :-1], "target": t[:, 1:]} for t in tokens]
+    return gg.surgery.language_model(adapted), gg.losses.cross_entropy(axis=-1), batches
+
+
+@pytest.mark.browser
+@pytest.mark.sweep(0)
+@pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
+def test_losses_are_those_of_the_processor(tmp_path: Path) -> None:
+    jobs, expected = [], []
+    for number, (model, loss, data) in enumerate((of_any_size(), language_model())):
+        folder = tmp_path / str(number)
+        gg.build(model, loss, gg.optim.sgd(0.5), backend="web-gpu", seed=0).save(folder)
+        jobs.append(trains(folder, data))
+        trainer = gg.Trainer(folder, device="cpu")
+        expected.append([float(trainer.step(batch)["loss"]) for batch in data])
+    for found, own in zip(in_browser(jobs, "webgpu"), expected, strict=True):
+        np.testing.assert_allclose(found, own, atol=1e-5)
 
 
 @pytest.mark.browser

@@ -112,11 +112,18 @@ const SCENARIOS = {
     });
     await says(page, "Ready.");
     const model = await text(page, "model");
-    await trainTo(page, 4);
+    const examples = (await page.inputValue("#examples")).replaceAll("Who are you?", "Who is there?");
+    await page.fill("#examples", examples);
+    await page.click("#question");
+    const before = await ask(page, "Say hello.");
+    await trainTo(page, 12);
     const [losses] = await save(page, "losses");
+    await save(page, "peft", 2);
+    const [device, answer] = [await text(page, "device"), await ask(page, "Say hello.")];
     await page.reload();
     await ready(page);
     const again = await text(page, "model");
+    const kept = (await page.inputValue("#examples")) === examples;
     await page.setInputFiles("#folder", join(folder, "half"));
     await page.waitForFunction(() => document.getElementById("message").className.includes("wrong"));
     const refusal = await text(page, "message");
@@ -124,7 +131,7 @@ const SCENARIOS = {
     await page.waitForFunction(() => document.getElementById("model").textContent.includes("tiny"), null, {
       timeout: LONG,
     });
-    return { model, losses, again, refusal, errors };
+    return { model, examples, losses, device, before, answer, again, kept, refusal, errors };
   },
 
   async phone(context) {

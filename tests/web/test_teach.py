@@ -19,6 +19,7 @@ from web.test_page import MAKER, keep_picture, served
 
 import gradgraph as gg
 from gradgraph import surgery
+from tests.chat import small_folder
 
 ROOT = Path(__file__).parents[2]
 CHAT = ROOT / "examples" / "web" / "chat.js"
@@ -128,22 +129,22 @@ def test_people_teach_save_come_back_and_load(use: Any, site: tuple[Path, str], 
 
 @pytest.mark.sweep(0)
 def test_a_folder_of_your_own_is_taught(use: Any, tmp_path: Path) -> None:
-    (tmp_path / "llm").mkdir()
+    """As the page says how to make one; what was learnt answers in Python as there."""
+    folder = small_folder.write(tmp_path / "llm")
     (tmp_path / "half").mkdir()
-    adapted = gg.lora(ROOT / "examples" / "tiny_llama_fp16.onnx", "*attn*", rank=4, kind="rslora")
+    adapted = gg.lora(folder / "model.onnx", "*attn*", rank=4, kind="rslora")
     model = surgery.language_model(adapted)
-    step = gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.sgd(0.1), seed=0, backend="web")
-    step.save(tmp_path / "llm" / "step")
+    step = gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(1e-2), seed=0, backend="web")
+    step.save(folder / "step")
     step.save(tmp_path / "half" / "step")
-    MAKER.write_texts(tmp_path / "llm")
     seen = use("folder")
-    assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("by sgd.")
-    assert seen["again"] == seen["model"]
+    assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("by adam.")
+    assert (seen["again"], seen["kept"], seen["device"]) == (seen["model"], True, "Computes with WebAssembly")
     assert seen["refusal"] == "the folder has no tokenizer.json; pick one that holds a step and the model's tokenizer"
-    rows = (ROOT / "examples" / "web" / "teach" / "examples.jsonl").read_text()
-    shutil.copytree(tmp_path / "llm" / "step", tmp_path / "llm", dirs_exist_ok=True)
-    expected = losses_of_python(tmp_path / "llm", rows, 4, tmp_path)
-    np.testing.assert_allclose(losses_in(seen["losses"])[:4], expected, rtol=1e-4)
+    assert seen["before"] != seen["answer"] == gg.chat.generate(folder, "Say hello.", adapter=tmp_path, max_tokens=48)
+    shutil.copytree(folder / "step", folder, dirs_exist_ok=True)
+    expected = losses_of_python(folder, seen["examples"], 12, tmp_path)
+    np.testing.assert_allclose(losses_in(seen["losses"])[:12], expected, rtol=1e-4)
 
 
 @pytest.mark.sweep(0)

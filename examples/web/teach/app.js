@@ -6,9 +6,10 @@ import { Template } from "@huggingface/jinja";
 import { Tokenizer } from "@huggingface/tokenizers";
 import { Chart } from "../charts.js";
 import { batchesOf, openChat, rowsOf } from "../gradgraph/chat.js";
-import { load } from "../gradgraph/gradgraph.js";
-import * as ort from "../ort/ort.wasm.min.mjs";
+import { bestProvider, load } from "../gradgraph/gradgraph.js";
 
+const SCRIPTS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
+const DEVICES = { wasm: "WebAssembly", webgpu: "WebGPU" };
 const STEP_FILES = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", "init.bin", "frozen.bin"];
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 const TINY = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", ...TEXT_FILES];
@@ -21,8 +22,6 @@ const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)}\u00a
 const frame = () => new Promise((done) => setTimeout(done));
 const rate = () => 10 ** Number($("rate").value);
 
-ort.env.wasm.wasmPaths = new URL("../ort/", document.baseURI).href;
-ort.env.logLevel = "error";
 const chart = new Chart($("loss-chart"), { say: "Loss", format: (value) => value.toFixed(2) });
 let trainer, chat, samples;
 let training = false;
@@ -41,10 +40,18 @@ const on = (id, event, action) =>
 
 // --- the model ------------------------------------------------------------------------------------------------------
 
+async function runtime(provider) {
+  const ort = await import(`../ort/${SCRIPTS[provider]}`);
+  ort.env.wasm.wasmPaths = new URL("../ort/", document.baseURI).href;
+  ort.env.logLevel = "error";
+  return ort;
+}
+
 /** Open the model that the browser has kept. */
 async function open(title) {
-  const manifest = new TextDecoder().decode(await stored.bytes("manifest.json"));
-  const made = await load(stored.bytes, { ort, executionProviders: ["wasm"] });
+  const { backend, optimizer } = JSON.parse(new TextDecoder().decode(await stored.bytes("manifest.json")));
+  const provider = backend === "web-gpu" ? await bestProvider() : "wasm";
+  const made = await load(stored.bytes, { ort: await runtime(provider), executionProviders: [provider] });
   const opened = await openChat(stored.bytes, { Tokenizer, Template });
   await made.exportAdapter(); // what has none is refused here
   await trainer?.dispose();
@@ -54,8 +61,8 @@ async function open(title) {
   const count = learnt.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
   const where = title ?? (await stored.bytes("title").then((bytes) => new TextDecoder().decode(bytes)));
   $("model").textContent =
-    `${where}: ${count.toLocaleString("en")} numbers in ${learnt.length} tensors are learnt, by ` +
-    `${JSON.parse(manifest).optimizer.name}.`;
+    `${where}: ${count.toLocaleString("en")} numbers in ${learnt.length} tensors are learnt, by ${optimizer.name}.`;
+  $("device").textContent = `Computes with ${DEVICES[provider]}`;
   await show();
 }
 
@@ -258,6 +265,7 @@ function wire() {
     if (target.files.length) await pick([...target.files]);
   });
   on("examples", "change", async () => {
+    stored.keepExamples($("examples").value);
     if (readExamples()) await write();
   });
   on("ask", "click", async () => {
@@ -286,7 +294,7 @@ async function stopped() {
 }
 
 async function start() {
-  $("examples").value = await (await fetch("examples.jsonl")).text();
+  $("examples").value = stored.examples() ?? (await (await fetch("examples.jsonl")).text());
   if (await stored.has("title")) {
     await open();
     say(trainer.steps ? `Ready, from step ${trainer.steps} of the last visit.` : "Ready.");

@@ -1,6 +1,6 @@
-// Files of the model that the browser keeps for the next visit, in its Cache storage.
+// What the browser keeps for the next visit: files of the model in its Cache storage, and the examples.
 
-const CACHE = "teach-model";
+const [CACHE, EXAMPLES] = ["teach-model", "teach-examples"];
 const address = (name) => new URL(`kept/${name}`, document.baseURI).href;
 
 /** Forget what was kept, and keep these files: name -> Blob, Response or bytes. */
@@ -27,7 +27,16 @@ export async function bytes(name) {
   return new Uint8Array(await found.arrayBuffer());
 }
 
-/** How many bytes are kept. */
+/** Keep what is written as examples, whatever the model; what is empty is forgotten. */
+export function keepExamples(text) {
+  if (text.trim()) localStorage.setItem(EXAMPLES, text);
+  else localStorage.removeItem(EXAMPLES);
+}
+
+/** The examples that were kept; undefined where there are none. */
+export const examples = () => localStorage.getItem(EXAMPLES) ?? undefined;
+
+/** How many bytes of files are kept. */
 export async function size() {
   const cache = await caches.open(CACHE);
   const kept = await Promise.all((await cache.keys()).map(async (key) => (await cache.match(key)).blob()));
