@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,12 +109,9 @@ def _decoder_of(base: ModelFolder, adapter: str | os.PathLike[str] | None, runti
                 f"onnxruntime-genai takes an adapter as a file {SUFFIX}; PEFT's folders go by onnxruntime"
             )
         return GenaiDecoder(base.path, adapter)
-    decoder = base.described.get("decoder")
-    size = decoder.get("head_size") if isinstance(decoder, Mapping) else base.described.get("head_dim")
-    head_size = size if isinstance(size, int) else None
     if adapter is None or of_ort:
-        return Decoder(base.model, adapter, head_size)
+        return Decoder(base.model, adapter, base.head_size)
     with tempfile.TemporaryDirectory() as folder:
         with_adapter = Path(folder) / "model.onnx"
         surgery.forget_sizes(surgery.load_adapter(base.decoder(), adapter), out=with_adapter)
-        return Decoder(with_adapter, None, head_size)
+        return Decoder(with_adapter, None, base.head_size)

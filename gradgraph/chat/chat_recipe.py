@@ -45,7 +45,8 @@ class Recipe:
                                  whole(2).or_none(), typed=int)  # fmt: skip
     long: str = option("error", "What becomes of a text of more tokens: it is refused, left out, or cut.",
                         one_of(LONG), choices=LONG)  # fmt: skip
-    pack: bool = option(False, "Put several texts into a row, of which none sees another.", FLAG)
+    pack: bool = option(False, "Put several texts into a row, of which none sees another; where attention would mix "
+                        "them, rows hold one text each, and a warning says so.", FLAG)  # fmt: skip
     loss: str = option(NEXT_TOKEN, "The loss: cross_entropy of the next token, or one of preferences.", TEXT,
                        suggested="frontend.losses_preferences:PREFERENCES")  # fmt: skip
     beta: float | None = option(None, "Of a loss of preferences, its beta; by default that of the loss.",

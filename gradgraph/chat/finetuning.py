@@ -45,6 +45,7 @@ from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from gradgraph.surgery.language_models import KEPT_APART, mixing
 from gradgraph.surgery.linear_layers import linear_layers
 
 log = logging.getLogger("gradgraph.chat")
@@ -160,11 +161,12 @@ def finetune(
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
+    decoder = base.decoder()
+    chosen = packed_where_apart(chosen, decoder)
     prepare_for = functools.partial(prepare, base, data, validation=validation, columns=columns, template=template)
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
     _check_measures(prepared, chosen)
     samples = _samples(base, template, chosen, lines, pace)
-    decoder = base.decoder()
     adapted = surgery.lora(
         decoder, adapted_layers(decoder, chosen), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
@@ -205,6 +207,27 @@ def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
             remedy="give a larger held_out, or validation=, or leave patience and eval_every out",
             shell="give a larger --held-out, or --validation, or leave --patience and --eval-every out",
         )
+
+
+def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
+    """The recipe; without packed rows, and with a warning, where a model would let texts of one row see each other.
+
+    Args:
+        decoder: the model that learns; the teacher reads the same rows.
+
+    Raises:
+        ModelError: there is no such teacher.
+    """
+    if not recipe.pack:
+        return recipe
+    readers = {"the model": decoder}
+    if recipe.teacher is not None:
+        readers[f"the teacher '{shown(recipe.teacher)}'"] = ModelFolder.of(recipe.teacher).decoder()
+    mixed = next((f"{who} {why}" for who, model in readers.items() if (why := mixing(model))), None)
+    if mixed is None:
+        return recipe
+    log.warning("rows are not packed, and texts of similar lengths are in one batch: %s, and %s", KEPT_APART, mixed)
+    return recipe.changed({"pack": False})
 
 
 def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:

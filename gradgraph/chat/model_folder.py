@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ GENAI, CONFIG = "genai_config.json", "config.json"
 _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
           "onnx/decoder_model_merged.onnx")  # fmt: skip
 _CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_length")  # of genai, most, GPT-2, Falcon
+_HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
 _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # where they read cosines, or sines
 BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
 _PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
@@ -79,8 +80,7 @@ class ModelFolder:
     @functools.cached_property
     def context(self) -> int | None:
         """The tokens that the model takes: as a file beside it says, or its table of positions; None without both."""
-        found = next((self.described[name] for name in _CONTEXT if name in self.described), None)
-        return found if isinstance(found, int) and found > 0 else _positions_in(load_model(self.model))
+        return _first(self.described, _CONTEXT) or _positions_in(load_model(self.model))
 
     @property
     def digest(self) -> str:
@@ -99,8 +99,17 @@ class ModelFolder:
     @property
     def vocabulary(self) -> int | None:
         """The tokens that it knows; None where nothing says it."""
-        found = self.described.get("vocab_size")
-        return found if isinstance(found, int) and found > 0 else None
+        return _first(self.described, ("vocab_size",))
+
+    @property
+    def head_size(self) -> int | None:
+        """How long a key or value is, as its description says it, or follows from that; None where it does not."""
+        decoder = self.described.get("decoder")  # of genai_config.json
+        told = decoder if isinstance(decoder, Mapping) else self.described
+        own, width, heads = (_first(told, names) for names in (_HEAD, _WIDTH, _HEADS))
+        if own is not None:  # that of Gemma and Qwen 3 is not the quotient
+            return own
+        return width // heads if width and heads else None
 
     @property
     def family(self) -> str:
@@ -138,6 +147,12 @@ def _positions_in(model: ir.Model) -> int | None:
     values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
     shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]
     return min((s[0] for s in shapes if s and len(s) == 2 and isinstance(s[0], int) and s[0] > 0), default=None)
+
+
+def _first(described: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The first positive number that has one of these names; None without one."""
+    found = (described.get(name) for name in names)
+    return next((number for number in found if isinstance(number, int) and number > 0), None)
 
 
 def _described(folder: Path) -> Mapping[str, Any]:

@@ -50,18 +50,11 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
             inputs={_tokens(teacher): _tokens(student)},
         )
     except BuildError as error:
-        raise _of_teacher(other, error, recipe.pack) from None
+        raise BuildError(
+            f"the teacher '{shown(other.path)}' cannot teach: {error.problem}; take another teacher"
+        ) from None
     assert isinstance(found, ir.Model)  # as the student is one
     return found
-
-
-def _of_teacher(folder: ModelFolder, error: BuildError, packed: bool) -> BuildError:
-    """The error of a teacher that cannot teach, which names it."""
-    path, why, another = shown(folder.path), error.problem, "take another teacher"
-    if not packed:
-        return BuildError(f"the teacher '{path}' cannot teach: {why}; take another teacher")
-    return BuildError(f"the teacher '{path}' cannot teach: {why}", remedy=f"{another}, or leave pack out",
-                      shell=f"{another}, or leave --pack out")  # fmt: skip
 
 
 def _tokens(model: ir.Model) -> str:

@@ -40,6 +40,7 @@ _PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
 # what a bias of GroupQueryAttention does not keep apart: other attentions, and a choice by how long a row is
 _APART = frozenset({"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If", "CausalConvWithState"})
+KEPT_APART = "several texts in one row are kept apart by the attention bias of GroupQueryAttention"
 _HIDDEN = -1e30  # finite: a row of padding alone sees something, and nobody reads it
 
 
@@ -245,13 +246,17 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
     """Raise BuildError where a row cannot hold several texts."""
     if MASK in kept:
         raise BuildError("a row of several texts has segments in place of a mask; leave one of both out")
-    others = {n.op_type for n in nodes_of(work) if n.op_type in _APART}
-    if not _attentions(work) or others:
-        why = f"has {listed(sorted(others))}" if others else "has none"
-        raise BuildError(
-            "several texts in one row are kept apart by the attention bias of GroupQueryAttention, and the model "
-            f"{why}; train rows of one text each",
-        )
+    why = mixing(work)
+    if why is not None:
+        raise BuildError(f"{KEPT_APART}, and the model {why}; train rows of one text each")
+
+
+def mixing(model: ir.Model) -> str | None:
+    """What a model that generates has, by which texts in one row would see each other; None where they would not."""
+    others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
+    if others:
+        return f"has {listed(sorted(others))}"
+    return None if _attentions(model) else "has none"
 
 
 _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}

@@ -285,6 +285,18 @@ def test_packed_rows_have_samples_too(base: Path, tmp_path: Path, caplog: pytest
     assert caplog.text.count(f"step 1, {ASKED[0]}\n  {found.samples[ASKED[0]]}") == 1
 
 
+def test_rows_go_by_their_lengths_where_attention_would_mix_texts(tmp_path: Path, caplog: Any) -> None:
+    """The file has MultiHeadAttention: a run that began without packing goes on with it, as it is the same."""
+    base = small_folder.write(tmp_path / "llm", model=small_folder.ROOT / "examples" / "tiny_llama_fp16.onnx")
+    options: dict[str, Any] = {**SHORT, "epochs": 1, "batch_size": 3, "held_out": 0.0, "progress": False}
+    data, out = small_folder.chats(6), tmp_path / "tuned"
+    gg.finetune(base, data, out, max_steps=1, **options, merge="none")
+    assert "not packed" not in caplog.text
+    found = gg.finetune(base, data, out, pack=True, resume=True, **options, merge="none")
+    assert found.figures["steps"] == 2 and "| pack | `False` |" in (out / "README.md").read_text()
+    assert "rows are not packed" in caplog.text and "the model has 'MultiHeadAttention'" in caplog.text
+
+
 # --- a teacher ----------------------------------------------------------------------------------------------------
 
 
@@ -301,16 +313,23 @@ def with_more_scores(model: Path) -> None:
     onnx.save(proto, model)
 
 
-@pytest.mark.parametrize("pack", [False, True], ids=["no language model", "no rows of several texts"])
-def test_a_teacher_that_cannot_teach_is_named(pack: bool, base: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_cannot_teach_is_named(base: Path, tmp_path: Path) -> None:
     teacher = of_optimum(tmp_path / "large", True)
-    if not pack:
-        one = gg.surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False})
-        trains = gg.surgery.cut(one, outputs="logits")
-        gg.surgery.forget_sizes(gg.surgery.fix_inputs(trains, {}), out=teacher / "decoder_model_merged.onnx")
-    with pytest.raises(BuildError, match=r"the teacher '.*large' cannot teach: .*; take another teacher") as caught:
-        gg.finetune(base, small_folder.chats(8), tmp_path / "out", teacher=teacher, pack=pack)
-    assert ("or leave --pack out" in caught.value.in_shell()) == pack and not (tmp_path / "out").exists()
+    one = gg.surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False})
+    trains = gg.surgery.cut(one, outputs="logits")
+    gg.surgery.forget_sizes(gg.surgery.fix_inputs(trains, {}), out=teacher / "decoder_model_merged.onnx")
+    with pytest.raises(BuildError, match=r"the teacher '.*large' cannot teach: .*; take another teacher"):
+        gg.finetune(base, small_folder.chats(8), tmp_path / "out", teacher=teacher)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_not_packed_where_the_teacher_would_mix_texts(base: Path, tmp_path: Path, caplog: Any) -> None:
+    teacher = of_optimum(tmp_path / "large", True)
+    options: dict[str, Any] = {**SHORT, "max_steps": 1, "progress": False, "merge": "none", "teacher": teacher}
+    found = [gg.finetune(base, small_folder.chats(8), tmp_path / str(pack), pack=pack, **options).history["loss"]
+             for pack in (False, True)]  # fmt: skip
+    assert found[0] == found[1]
+    assert f"the teacher '{teacher}' has none" in caplog.text
 
 
 def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None:

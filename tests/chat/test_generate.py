@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.chat.decoder import Decoder
+from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.picking import picked, probabilities
 from gradgraph.chat.sampling import Sampling
 from gradgraph.cli.app import cli
@@ -245,3 +246,26 @@ def test_from_the_shell(tuned: Path) -> None:
     words = ["generate", tuned / "base", "--adapter", tuned / "adapter", "--prompt", "Who?", "--json"]
     found = CliRunner().invoke(cli, list(map(str, words)))
     assert json.loads(found.stdout) == [{"prompt": "Who?", "answer": "A tiny Llama."}]
+
+
+GEMMA = {"hidden_size": 64, "num_attention_heads": 4}
+SIZES: list[tuple[dict[str, Any], int | None]] = [
+    ({"model": {"decoder": GEMMA | {"head_size": 32}}}, 32),
+    ({"model": {"decoder": GEMMA}}, 16),
+    (GEMMA | {"head_dim": 32}, 32),
+    (GEMMA | {"head_dim": None}, 16),
+    ({"n_embd": 96, "n_head": 2}, 48),
+    ({"hidden_size": 64}, None),
+]
+
+
+@pytest.mark.parametrize("described, size", SIZES)
+def test_the_size_of_heads_is_what_a_description_says(
+    described: dict[str, Any], size: int | None, tmp_path: Path
+) -> None:
+    """It may be another one than the width over the number of heads, as in Gemma and Qwen 3."""
+    folder = small_folder.write(tmp_path)
+    (folder / "genai_config.json").unlink()
+    name = "genai_config.json" if "model" in described else "config.json"
+    (folder / name).write_text(json.dumps(described))
+    assert ModelFolder.of(folder).head_size == size
