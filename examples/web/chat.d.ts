@@ -64,8 +64,8 @@ export interface WritingOptions {
   topK?: number;
   /** Of what is drawn; 0 by default. */
   seed?: number;
-  /** Called with each token once it is known. */
-  onToken?(id: number): void;
+  /** Called with each token once it is known, and waited for; if it gives false, the text ends there. */
+  onToken?(id: number): unknown;
 }
 
 /** The rows of a text: one JSON object a line, or a list of objects, with `messages`, `prompt` and `completion`, or `text`. */

@@ -205,7 +205,7 @@ export async function generate(trainer, ids, options = {}) {
     const next = temperature > 0 ? drawn(scores, temperature, topK, draw()) : likeliest(scores);
     if (stop.includes(next)) break;
     known.push(next);
-    onToken?.(next);
+    if ((await onToken?.(next)) === false) break;
   }
   return known;
 }

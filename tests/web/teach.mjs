@@ -55,9 +55,8 @@ async function save(page, button, count = 1) {
 
 async function ask(page, question) {
   await page.fill("#question", question);
-  await page.evaluate(() => (document.getElementById("answer").textContent = ""));
   await page.click("#ask");
-  await page.waitForFunction(() => document.getElementById("answer").textContent, null, { timeout: LONG });
+  await page.waitForFunction(() => !document.getElementById("ask").disabled, null, { timeout: LONG });
   return text(page, "answer");
 }
 

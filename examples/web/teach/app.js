@@ -14,8 +14,10 @@ const STEP_FILES = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", "in
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 const TINY = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", ...TEXT_FILES];
 const STATE = "state.ckpt";
-const FRAME = 24; // ms of training between two looks at the page
-const LOOK = 1000; // ms between two rounds of samples
+const FRAME = 24; // ms of computing between two turns of the page
+const LOOK = 1000; // ms between two rounds of samples, at least
+const SHARE = 0.2; // of the time of training that samples take at most
+const PATIENCE = 3000; // ms for a round of samples; what is not finished then ends in …
 const [SHOWN, LONGEST] = [4, 48]; // samples that are shown, and tokens of an answer
 const $ = (id) => document.getElementById(id);
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)}\u00a0MB`;
@@ -26,8 +28,17 @@ const chart = new Chart($("loss-chart"), { say: "Loss", format: (value) => value
 let trainer, chat, samples;
 let training = false;
 let run = Promise.resolve(); // the training under way
+let opening = Promise.resolve(); // the model that is on its way
 let epoch = 0;
 let losses = [];
+let breathed = 0; // when the page had its last turn
+
+/** Give the page a turn, if it has had none for a while. */
+async function breathe() {
+  if (performance.now() - breathed < FRAME) return;
+  await frame();
+  breathed = performance.now();
+}
 
 function say(text, wrong = false) {
   $("message").textContent = text;
@@ -109,9 +120,11 @@ async function pick(files) {
 
 async function showMemory() {
   $("stored").textContent = `Kept in this browser: ${megabytes(await stored.size())}`;
-  const shown = (all) =>
-    ($("memory").textContent =
-      `Memory: ${all ? `${megabytes(all)}, of it ` : ""}WebAssembly ${megabytes(wasmBytes())}`);
+  const shown = (all) => {
+    const wasm = wasmBytes();
+    const whole = all > wasm ? `${megabytes(all)}, of it ` : ""; // what was measured may be older
+    $("memory").textContent = `Memory: ${whole}WebAssembly ${megabytes(wasm)}`;
+  };
   shown();
   pageBytes().then(shown); // which takes its time
 }
@@ -165,7 +178,7 @@ async function train() {
   $("start").textContent = "Stop";
   $("examples").readOnly = true;
   say("Training…");
-  let [looked, drawn, tokens] = [performance.now(), performance.now(), 0];
+  let [looked, tokens, pause] = [performance.now(), 0, LOOK];
   try {
     while (training) {
       const options = { batchSize: Number($("batch").value), pad: chat.pad, seed: epoch };
@@ -175,15 +188,13 @@ async function train() {
         chart.add(trainer.steps, loss);
         tokens += Object.values(batch)[0].data.length;
         const now = performance.now();
-        if (now - looked > LOOK) {
+        if (now - looked > pause) {
           $("speed").textContent = Math.round((1000 * tokens) / (now - looked));
           await look(loss);
           [looked, tokens] = [performance.now(), 0];
+          pause = Math.max(LOOK, (looked - now) * (1 / SHARE - 1));
         }
-        if (now - drawn > FRAME) {
-          await frame();
-          drawn = performance.now();
-        }
+        await breathe();
         if (!training) break;
       }
       epoch += 1;
@@ -206,8 +217,9 @@ async function look(loss) {
   await showMemory();
 }
 
-/** What the model answers to the first examples. */
+/** What the model answers to the first examples, as far as it comes. */
 async function write() {
+  const end = performance.now() + PATIENCE;
   const shown = samples.slice(0, SHOWN);
   const lines = shown.map(({ prompt }) => {
     const line = document.createElement("li");
@@ -218,9 +230,33 @@ async function write() {
     );
     return line;
   });
-  for (const [i, { prompt }] of shown.entries())
-    lines[i].lastChild.textContent = await chat.answer(trainer, prompt, { maxTokens: LONGEST });
+  for (const [i, { prompt }] of shown.entries()) {
+    const inTime = () => performance.now() < end;
+    const onToken = async () => {
+      await breathe();
+      return inTime();
+    };
+    const text = inTime() ? await chat.answer(trainer, prompt, { maxTokens: LONGEST, onToken }) : "";
+    lines[i].lastChild.textContent = inTime() ? text : `${text}…`;
+  }
   $("samples").replaceChildren(...lines);
+}
+
+/** The answer to a question, as it comes. */
+async function ask() {
+  const ids = [];
+  const onToken = async (id) => {
+    ids.push(id);
+    $("answer").textContent = chat.decode(ids);
+    await frame();
+  };
+  $("ask").disabled = true;
+  $("answer").textContent = "";
+  try {
+    $("answer").textContent = await chat.answer(trainer, $("question").value, { maxTokens: LONGEST, onToken });
+  } finally {
+    $("ask").disabled = false;
+  }
 }
 
 // --- files ----------------------------------------------------------------------------------------------------------
@@ -245,6 +281,7 @@ async function take(files) {
 
 function wire() {
   on("start", "click", async () => {
+    await opening.catch(() => {}); // which has said what went wrong
     if (training) training = false;
     else await (run = train());
   });
@@ -258,19 +295,17 @@ function wire() {
   });
   on("tiny", "click", async () => {
     await stopped();
-    await useTiny();
+    await (opening = useTiny());
   });
   on("folder", "change", async ({ target }) => {
     await stopped();
-    if (target.files.length) await pick([...target.files]);
+    if (target.files.length) await (opening = pick([...target.files]));
   });
   on("examples", "change", async () => {
     stored.keepExamples($("examples").value);
     if (readExamples()) await write();
   });
-  on("ask", "click", async () => {
-    $("answer").textContent = await chat.answer(trainer, $("question").value, { maxTokens: LONGEST });
-  });
+  on("ask", "click", ask);
   on("peft", "click", async () => {
     const family = $("family").value || undefined;
     for (const [name, content] of Object.entries(await trainer.exportAdapter({ family }))) download(name, content);
