@@ -188,6 +188,19 @@ OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "cli small": lambda model, out: shell(
         "export", model.parent / "step", "--size", "batch=2", "--store", "float16", "-o", out / "small.onnx"
     ),
+    "cli int8": lambda model, out: shell(
+        "export", model.parent / "step", "--quantize", "int8", "-o", out / "int8.onnx"
+    ),
+    "cli int8 data": lambda model, out: shell(
+        "export", model.parent / "step", "--quantize", "int8", "--calibration", rows(out), "-o", out / "int8-data.onnx"
+    ),
+    "cli calibrate": lambda model, out: shell(
+        "export", model.parent / "step", "--calibrate", rows(out), "-o", out / "calibrated.onnx"
+    ),
+    "cli ort": lambda model, out: shell("export", model.parent / "step", "-o", out / "model.ort"),
+    "cli ort step": lambda model, out: shell("export", model.parent / "step", "--ort", "--force", "-o", out / "ort"),
+    "cli config": lambda model, out: shell("export", model.parent / "step", "-o", out / "needed.config"),
+    "cli flat": lambda model, out: shell("export", model.parent / "all", "-o", out / "flat.bin"),
     "cli merge": lambda model, out: shell("surgery", out / "lora.onnx", "--merge", "-o", out / "whole.onnx"),
 }
 STAGES: dict[str, Callable[..., Any]] = {
@@ -223,6 +236,15 @@ def run_stage(name: str, folder: Path, share: bool) -> None:
     print(json.dumps({"seconds": time.perf_counter() - start, "processor": processor, **found}))
 
 
+def memory_of_tree(process: int) -> tuple[int, int]:
+    """As ``memory_of``, of ``process`` and of those that it has started."""
+    own = memory_of(process)
+    for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended
+            own = tuple(map(sum, zip(own, memory_of_tree(int(child)), strict=True)))
+    return own
+
+
 def memory_of(process: int) -> tuple[int, int]:
     """Bytes of memory that no file backs, and of pages of files, which ``process`` has now."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
@@ -244,7 +266,7 @@ def watched(name: str, folder: Path, share: bool) -> dict[str, Any]:
         process.stdin.flush()
         while process.poll() is None:
             try:
-                private, mapped = (now - was for now, was in zip(memory_of(process.pid), base, strict=True))
+                private, mapped = (now - was for now, was in zip(memory_of_tree(process.pid), base, strict=True))
             except (OSError, KeyError, ValueError):  # it has just ended
                 break
             peaks = [max(p, n) for p, n in zip(peaks, (private, mapped, private + mapped), strict=True)]

@@ -244,16 +244,14 @@ def _onnx(export: _Export) -> dict[str, Any]:
 
 
 def _ort(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import ort_model
     from gradgraph.export.image_input import taking_images
-    from gradgraph.files.atomic import write_atomically
-    from gradgraph.files.models import to_proto
+    from gradgraph.export.ort_format import write_ort_models
 
     model, facts = _model(export, _opened(export))
     if export.image_input:
         model = taking_images(model)
         facts |= _shape_of(model)
-    write_atomically(export.out, ort_model(to_proto(model)))
+    write_ort_models({export.out: model})
     return facts
 
 
@@ -271,13 +269,13 @@ def _safetensors(export: _Export) -> dict[str, Any]:
 
 
 def _flat(export: _Export) -> dict[str, Any]:
-    from gradgraph.export import flat_weights
+    from gradgraph.export.flat import save_flat
 
     table = export.out.with_suffix(".json")
     check_output(table, export.step)
-    flat = flat_weights(export.step, export.checkpoint)
-    flat.save(export.out)
-    return {"file": str(export.out), "table": str(table), "tensors": len(flat.table), "elements": flat.buffer.size}
+    places = save_flat(export.step, export.out, export.checkpoint)
+    elements = sum(place.size for place in places)
+    return {"file": str(export.out), "table": str(table), "tensors": len(places), "elements": elements}
 
 
 def _config(export: _Export) -> dict[str, Any]:

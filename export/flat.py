@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +17,12 @@ from gradgraph.arguments import PATH, checked
 from gradgraph.errors import ModelError, shown
 from gradgraph.export.artifacts import Arrays, opened_trainer
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.mapped import pieces
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS
+from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
@@ -86,11 +89,7 @@ class FlatWeights:
             OutputError: they cannot be written.
         """
         check_suffix(path, ".bin")
-        path = Path(path)
-        rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in self.table]
-        document = {"kind": _KIND, "dtype": "float32", "elements": self.buffer.size, "tensors": rows}
-        write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
-        write_atomically(path, self.buffer.astype("<f4").tobytes())
+        _write(Path(path), self.table, [self.buffer])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FlatWeights:
@@ -100,14 +99,14 @@ class FlatWeights:
             ModelError: a file is missing or damaged, or the two do not fit.
         """
         path = Path(path)
-        beside = path.with_suffix(".json")
-        read, contents = path, list[bytes]()
+        read = beside = path.with_suffix(".json")
         try:
-            for read in (beside, path):
-                contents.append(regular_bytes(read))
+            document = regular_bytes(beside)
+            read = path
+            with open_regular(path) as file:
+                numbers = np.fromfile(file, np.uint8)
         except UnreadableError as error:
             raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights are two files") from None
-        document, numbers = contents
         try:
             rows = tables_of(Fields(json_of(document), "it").value("tensors"), "'tensors'")
             table = tuple(Place(r.text("name"), r.whole("offset"), r.wholes("shape")) for r in rows)
@@ -117,7 +116,7 @@ class FlatWeights:
             ) from None
         if len(numbers) % 4:
             raise ModelError(f"'{shown(path)}' is cut: it has {len(numbers)} bytes; write it again")
-        return cls(np.frombuffer(numbers, "<f4").astype(np.float32), table)
+        return cls(numbers.view("<f4").astype(np.float32, copy=False), table)
 
 
 @checked(checkpoint=PATH.or_none())
@@ -140,9 +139,39 @@ def flat_weights(
     """
     trainer = opened_trainer(step, checkpoint)
     table = _table(trainer.manifest, which)
-    values = trainer.state.read([p.name for p in table])
-    parts = [values[p.name].astype(np.float32).reshape(-1) for p in table]
-    return FlatWeights(np.concatenate(parts) if parts else np.empty(0, np.float32), table)
+    buffer = np.empty(sum(p.size for p in table), np.float32)
+    for place, array in zip(table, _seen(trainer, table), strict=True):
+        buffer[place.offset : place.offset + place.size] = array.reshape(-1)
+    return FlatWeights(buffer, table)
+
+
+def save_flat(
+    step: Step | str | os.PathLike[str], path: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
+) -> tuple[Place, ...]:
+    """Write ``flat_weights(step, checkpoint)`` from the state to ``path``, without the vector; returns the table.
+
+    Raises:
+        ModelError, CheckpointError: as for ``flat_weights``.
+        OutputError: they cannot be written.
+    """
+    check_suffix(path, ".bin")
+    trainer = opened_trainer(step, checkpoint)
+    table = _table(trainer.manifest, "trainable")
+    _write(Path(path), table, _seen(trainer, table))
+    return table
+
+
+def _seen(trainer: Trainer, table: Sequence[Place]) -> list[np.ndarray[Any, Any]]:
+    values = trainer.state.seen([p.name for p in table])
+    return [values[p.name] for p in table]
+
+
+def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Write the table, and behind it the numbers of ``arrays``, one after the other."""
+    rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in table]
+    document = {"kind": _KIND, "dtype": "float32", "elements": sum(p.size for p in table), "tensors": rows}
+    write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
+    write_atomically(path, (piece for array in arrays for piece in pieces(array.astype("<f4", copy=False))))
 
 
 def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainable") -> dict[str, onnx.ModelProto]:

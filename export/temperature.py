@@ -23,6 +23,7 @@ from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.nodes import made_by
 from gradgraph.losses import LOSSES
 from gradgraph.runtime.data.batch import Array, on_host
+from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.finishes import calibration
 from gradgraph.step.manifest import TargetSpec
@@ -97,8 +98,9 @@ def calibrate(
         UnknownNameError: the model has no such output.
     """
     found, served = temperature_of(trainer, data, batch_size, output=output, averaged=averaged)
-    model = with_temperature(trainer.export(averaged=averaged), found.temperature, served)
-    return Calibration(**vars(found), model=model)
+    model = trainer.exported(averaged=averaged, preprocess=True)
+    put_temperature(model, found.temperature, served)
+    return Calibration(**vars(found), model=to_proto(plain(model)))
 
 
 def temperature_of(
@@ -118,9 +120,9 @@ def temperature_of(
     name = output or m.outputs[0]
     if name not in m.outputs:
         raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
-    plain, whole = (trainer.exported(averaged=averaged, preprocess=behind).graph for behind in (False, True))
-    end = output_of(plain, name)
-    served = whole.outputs[list(plain.outputs).index(end)].name or ""  # another one where a column has that name
+    bare, whole = (trainer.exported(averaged=averaged, preprocess=behind).graph for behind in (False, True))
+    end = output_of(bare, name)
+    served = whole.outputs[list(bare.outputs).index(end)].name or ""  # another one where a column has that name
     found = probabilities(end)
     rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
     logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))

@@ -83,7 +83,7 @@ def folder_contents(
     contents: dict[str, Any] = {}
     elsewhere = {location: path for location, (path, _) in shared.items()}
     for name in model_names(manifest):
-        model = _with_external(models[name], beside_init if name == "init" else frozen, read, elsewhere)
+        model = with_external(models[name], beside_init if name == "init" else frozen, read, elsewhere)
         if name not in ("init", "eval"):
             write_origins(model, Origins.of_step(manifest, models["eval"], model))
         others = {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
@@ -106,7 +106,7 @@ def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memo
     digests[data.location] = digest.text()
 
 
-def _with_external(
+def with_external(
     model: onnx.ModelProto, data: DataFile | None, read: Reader, elsewhere: Mapping[str, str]
 ) -> onnx.ModelProto:
     """A copy whose large initializers lie in ``data``; the rest of the file stays as it is.

@@ -13,7 +13,7 @@ from gradgraph.arguments import FLAG, PATH, TEXT, checked
 from gradgraph.compat.onnxruntime_training import onnxblock
 from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import LossBlock
 from gradgraph.errors import CompatibilityError, listed
-from gradgraph.export.ort_format import CONFIG, ort_models
+from gradgraph.export.ort_format import CONFIG, write_ort_models
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model, save_model, to_proto
 
@@ -94,9 +94,8 @@ def generate_artifacts(
     for name, proto in models.items():
         save_model(proto, folder / f"{name}.onnx")
     if ort_format:
-        files, operators = ort_models(models, custom_op_library)
-        for name, content in files.items():
-            write_atomically(folder / f"{name}.ort", content)
+        paths = {folder / f"{name}.ort": proto for name, proto in models.items()}
+        operators = write_ort_models(paths, custom_op_library)
         write_atomically(folder / f"{prefix}{CONFIG}", operators.encode())
     onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}checkpoint")
     if nominal_checkpoint:
