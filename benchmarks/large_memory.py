@@ -237,7 +237,7 @@ def run_stage(name: str, folder: Path, share: bool) -> None:
 
 
 def memory_of_tree(process: int) -> tuple[int, int]:
-    """As ``memory_of``, of ``process`` and of those that it has started."""
+    """As ``memory_of``, of ``process`` and those that it has started."""
     own = memory_of(process)
     for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
         with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended

@@ -20,7 +20,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.mapped import pieces
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.passes.normal.opsets.older import IR_VERSIONS
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import Manifest
@@ -99,14 +99,14 @@ class FlatWeights:
             ModelError: a file is missing or damaged, or the two do not fit.
         """
         path = Path(path)
-        read = beside = path.with_suffix(".json")
+        beside = path.with_suffix(".json")
+        read, contents = path, list[bytes]()
         try:
-            document = regular_bytes(beside)
-            read = path
-            with open_regular(path) as file:
-                numbers = np.fromfile(file, np.uint8)
+            for read in (beside, path):
+                contents.append(regular_bytes(read))
         except UnreadableError as error:
             raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights are two files") from None
+        document, numbers = contents
         try:
             rows = tables_of(Fields(json_of(document), "it").value("tensors"), "'tensors'")
             table = tuple(Place(r.text("name"), r.whole("offset"), r.wholes("shape")) for r in rows)
@@ -116,7 +116,7 @@ class FlatWeights:
             ) from None
         if len(numbers) % 4:
             raise ModelError(f"'{shown(path)}' is cut: it has {len(numbers)} bytes; write it again")
-        return cls(numbers.view("<f4").astype(np.float32, copy=False), table)
+        return cls(np.frombuffer(numbers, "<f4").astype(np.float32), table)
 
 
 @checked(checkpoint=PATH.or_none())

@@ -25,6 +25,7 @@ from gradgraph.files.external import DataFile, bytes_of, store_outside, stored_v
 from gradgraph.files.mapped import pieces_of
 from gradgraph.files.models import PROTOBUF_LIMIT, load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
+from gradgraph.files.untrusted.regular import open_regular
 from gradgraph.machine import processes
 from gradgraph.machine.custom_ops import KNOWN, absolute
 from gradgraph.step.folder import MANIFEST_FILE, model_names, weight_bytes, with_external
@@ -42,9 +43,18 @@ _SOURCE = Kind(
 # Of the models in the folder of each level an .ort file beside it; then what all of these need. The settings are those
 # of onnxruntime.tools.convert_onnx_models_to_ort, but that nothing is packed: it takes no settings.
 _CONVERT = """
-import pathlib, sys
+import mmap, pathlib, sys
 import onnxruntime as ort
-from onnxruntime.tools.ort_format_model import create_config_from_models
+from onnxruntime.tools.ort_format_model import create_config_from_models, ort_model_processor
+
+class Mapped:  # in place of a file that is read whole, and copied once more
+    def __init__(self, path, mode):
+        self.path = path
+    def read(self):
+        with open(self.path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+ort_model_processor.open, ort_model_processor.bytearray = Mapped, lambda content: content
 folder, config, types, library = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "types", sys.argv[4]
 for path in sorted(folder.glob("*/*.onnx")):
     level, _, platform = path.parent.name.partition("-")
@@ -220,7 +230,7 @@ def _too_large() -> ModelError:
 
 
 def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         yield from pieces_of(file)
 
 
