@@ -25,9 +25,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 # Stages of the benchmark, and how many sizes of the weights each may take: state counts, and half of one is room
-# (commands import
-# more; onnxruntime takes 1.6 to write an .ort file, in a process with imports of its own). The forward and the backward
-# pass of adapters each read a copy of their own.
+# (commands import more; onnxruntime takes 1.6 to write an .ort file, in a process with imports of its own). The forward
+# and the backward pass of adapters each read a copy of their own.
 BOUNDS = {
     "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "resume": 1.5, "export all": 1.5, "train": 1.5,
     "predict .onnx": 1.5, "cli train": 1.7, "cli small": 0.5, "cli flat": 1.7, "cli ort": 3.0, "lora": 0.5,
