@@ -95,7 +95,7 @@ def required_operators(
         ModelError: onnxruntime refuses a model.
         RuntimeUnavailableError: its converter does not run.
     """
-    levels = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
+    levels: dict[str, Mapping[str, Writer]] = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
     with _converted(levels, types, custom_ops) as (_, config):
         return config
 
@@ -184,7 +184,7 @@ def save_ort(
 
 
 def _models(source: Any) -> dict[str, Writer]:
-    """What writes the models of a source, by the names of their files."""
+    """The writers of the models of a source, by the names of their files."""
     if not isinstance(source, Step | onnx.ModelProto) and Path(source).is_dir():
         source = Step.load(source)
     if isinstance(source, Step):

@@ -229,7 +229,12 @@ WRITERS = {
     "gradgraph/files/aside.py": {"mkdtemp", "open"},
     "gradgraph/chat/answers.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
-    "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
+    "export/ort_format.py": {
+        "TemporaryDirectory",
+        "mkdir",
+        "open",
+        "write_bytes",
+    },  # what onnxruntime's converter reads
     "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
