@@ -138,18 +138,24 @@ def test_adapters_go_to_the_names_of_a_family_and_come_back(model: str, family: 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_a_packed_layer_trains_as_its_pieces_do(kind: str, tmp_path: Path) -> None:
-    """Ten steps on three adapters of a packed layer are those on the layers apart: their zeros stay zero."""
+    """Ten steps on three adapters of a packed layer are those on the layers apart, and so are averages of the weights:
+    their zeros stay zero.
+    """
     write_folder(tmp_path / "peft", WRITTEN["apart"], {"use_dora": kind == "dora"})
-    losses, folders = [], []
+    losses, folders, averaged = [], [], []
     target = np.random.default_rng(3).normal(size=(len(X), sum(SIZES.values()))).astype(np.float32)
     for model in MODELS:
         adapted = surgery.load_adapter(network(*MODELS[model]), tmp_path / "peft")
         chain = gg.optim.chain(gg.optim.clip_by_global_norm(0.5), gg.optim.adamw(3e-2, weight_decay=0.1))
-        trainer = gg.Trainer(gg.build(adapted, "mse", chain), device="cpu")
+        trainer = gg.Trainer(gg.build(adapted, "mse", gg.optim.ema(chain, 0.9)), device="cpu")
         losses.append([float(trainer.step({"x": X, "target": target})["loss"]) for _ in range(10)])
+        averaged.append(trainer.predict(X))
+        assert np.abs(averaged[-1] - trainer.predict(X, averaged=False)).max() > 1e-2
         surgery.save_adapter(adapted, tmp_path / model, trainer.state_dict(), family="llama")
         folders.append(safetensors.numpy.load_file(tmp_path / model / "adapter_model.safetensors"))
     assert losses[0][-1] < 0.9 * losses[0][0]
+    for found in averaged[1:]:
+        np.testing.assert_allclose(found, averaged[0], rtol=1e-4, atol=1e-4)
     for found, folder in zip(losses[1:], folders[1:], strict=True):
         np.testing.assert_allclose(found, losses[0], rtol=1e-5)
         assert folder.keys() == folders[0].keys()  # each piece has its own factors again, of its own rank
