@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("by_vectors")
@@ -85,6 +87,51 @@ def test_both_ways_are_those_of_floats(
         assert (np.abs(y - a @ b) <= 1e-6 * (np.abs(a) @ np.abs(b)) + 1e-37).all()
     for y, other in zip(found, computed(lowered, 2, x=x, v=v), strict=True):
         np.testing.assert_array_equal(y, other)
+
+
+class Given:
+    """The settings of a session, and which initializers it was given to copy."""
+
+    def __init__(self) -> None:
+        self.settings, self.copied = ort.SessionOptions(), list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.settings, name)
+
+    def add_external_initializers(self, names: list[str], values: list[ort.OrtValue]) -> None:
+        self.copied += names
+        self.settings.add_external_initializers(names, values)
+
+
+def test_a_session_does_not_copy_what_lies_in_a_file(library: native.Library, tmp_path: Path) -> None:
+    """It reads integers and scales where they are mapped; a float weight of a product is still packed."""
+    model, w = network(TensorProto.UINT4, 320, 256, 32, False, 2)
+    model.graph.node.append(helper.make_node("MatMul", ["x", "f"], ["n"]))
+    model.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, ["a", 64]))
+    floats = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(floats, "f"))
+    lowered = for_machine(model, ORT_NATIVE)
+    stored = {t.name for t in lowered.graph.initializer}
+    onnx.save(lowered, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    lying = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    raw = np.fromfile(tmp_path / "m.data", np.uint8)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in lying.graph.initializer}
+
+    def read(tensor: onnx.TensorProto) -> np.ndarray:
+        place = places[tensor.name]
+        return raw[int(place["offset"]) :][: int(place["length"])]
+
+    weights = FrozenWeights(read, lambda _: tmp_path / "m.data", list(lying.graph.initializer))
+    given = Given()
+    library.add_to(given.settings)
+    slim = weights.given_to(given, lying, copied=True)
+    assert len(stored) == 3
+    assert given.copied == ["f"]
+    session = ort.InferenceSession(slim.SerializeToString(), given.settings, providers=CPU.providers)
+    x = np.random.default_rng(2).normal(size=(5, 256)).astype(np.float32)
+    y, n = session.run(["y", "n"], {"x": x, "v": np.zeros((1, 320), np.float32)})
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(n, x @ floats, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_that_is_no_multiple_of_16_is_left_to_others() -> None:

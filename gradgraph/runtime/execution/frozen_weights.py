@@ -28,7 +28,8 @@ from gradgraph.step.weight_files import MappedFile
 
 log = logging.getLogger("gradgraph")
 
-_AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file
+_AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND", "PackedMatMul")
+"""Operators that read weights in the order of the file."""
 
 
 class FrozenWeights:
