@@ -34,7 +34,7 @@ from runtimes.open_sizes import left_open
 Array = np.ndarray[Any, Any]
 
 TYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint32", "bool", "uint8", "int8", "uint64",
-         "int16", "uint16")  # fmt: skip
+         "int16", "uint16", "int4", "uint4")  # fmt: skip
 FEW_TYPES = TYPES[:9]
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
           "RandomUniformLike"}  # fmt: skip
