@@ -30,6 +30,7 @@ from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, opened
+from gradgraph.surgery.own_positions import count_seen
 
 IGNORED = -100  # the label that no loss counts
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
@@ -112,6 +113,8 @@ def language_model(
         _hide_others(work, editor, tokens)
     elif mask is not None:
         op = editor.op
+        assert tokens is not None  # as it was looked for above
+        count_seen(work, editor, (tokens, mask), _seen(op, mask))
         _hide(work, editor, op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2]), tokens)
     return closed(work, model, out)
 
@@ -189,13 +192,17 @@ def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | Non
     _replace(editor, mask, op.Expand(one, _sizes(op, Var(op, tokens))))
 
 
+def _seen(op: Builder, mask: ir.Value) -> Var:
+    """The positions of the tokens that a mask shows, int64 [batch, length]."""
+    return op.Max(op.CumSum(op.cast(op.wrap(mask), ir.DataType.INT64), op.const(1)) - 1, 0)
+
+
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
     """From 0 on; behind a mask, the tokens of a row that it shows."""
     op = editor.op
     rank = len(shape_of(positions) or ())
     if mask is not None and rank == 2:
-        seen = op.cast(op.wrap(mask), ir.DataType.INT64)
-        count = op.Max(op.CumSum(seen, op.const(1)) - 1, 0)
+        count = _seen(op, mask)
     else:
         count = op.Range(0, op.Squeeze(op.Slice(_sizes(op, Var(op, tokens)), [1], [2], [0]), [0]), 1)
         count = op.Expand(count, _sizes(op, Var(op, tokens))) if rank == 2 else count

@@ -6,6 +6,7 @@ A layer is its node. Two layers may read one weight.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -268,8 +269,11 @@ def _why_not(node: ir.Node, name: str) -> str:
 _SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4")
 
 
+_SHARED = re.compile(r"_merged_\d+$")  # what optimum puts behind the names of weights that two decoders share
+
+
 def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
-    own = "" if is_anonymous(weight.name or "") else weight.name or ""
+    own = "" if is_anonymous(weight.name or "") else _SHARED.sub("", weight.name or "")
     suffix = next((s for s in _SUFFIXES if own.endswith(s)), None)
     if suffix is not None:
         return own.removesuffix(suffix)
@@ -279,7 +283,7 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
 def _named_by_bias(node: ir.Node) -> str:
     """The module's name as that of its bias has it, whole: nodes may lack what stands in front (OPT by optimum)."""
     module, added = module_of(node), Layer(node).added
-    whole = "" if added is None else (added[1].name or "").removesuffix(".bias")
+    whole = "" if added is None else _SHARED.sub("", added[1].name or "").removesuffix(".bias")
     return whole if module and whole.endswith(f".{module}") else ""
 
 

@@ -100,6 +100,38 @@ def test_a_mask_that_is_kept_hides_padding_on_every_side(kind: str, side: str) -
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+def counting(begin: int = 0) -> onnx.ModelProto:
+    """Scores (E[token] + P[0, 1, …])·W, for tokens that the mask shows, as GPT-2 has them without ``position_ids``."""
+    node, rng = helper.make_node, np.random.default_rng(1)
+    numbers = {"begin": begin, "first": 0, "one": 1, "along": [2]}
+    stored = {"E": (98, 8), "P": (32, 8), "W": (8, 98)}
+    tensors = [onnx.numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in stored.items()]
+    tensors += [onnx.numpy_helper.from_array(np.array(n), name) for name, n in numbers.items()]
+    nodes = [
+        node("Gather", ["E", "input_ids"], ["said"]), node("Shape", ["input_ids"], ["sizes"]),
+        node("Gather", ["sizes", "one"], ["length"]), node("Add", ["length", "begin"], ["end"]),
+        node("Range", ["begin", "end", "one"], ["count"]), node("Unsqueeze", ["count", "first"], ["positions"]),
+        node("Gather", ["P", "positions"], ["placed"]), node("Add", ["said", "placed"], ["h"]),
+        node("Cast", ["attention_mask"], ["shown"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["shown", "along"], ["each"]), node("Mul", ["h", "each"], ["seen"]),
+        node("MatMul", ["seen", "W"], ["logits"]),
+    ]  # fmt: skip
+    inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["b", "s"]) for n in ("input_ids", "attention_mask")]
+    scores = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", 98])
+    graph = helper.make_graph(nodes, "g", inputs, [scores], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_positions_that_a_model_counts_itself_begin_behind_padding(adapted: bool) -> None:
+    model = gg.lora(counting(), "*", rank=2) if adapted else counting()
+    padded = np.pad(IDS, ((0, 0), (3, 0)))
+    mask = np.pad(np.ones_like(IDS), ((0, 0), (3, 0)))
+    alone = outputs(surgery.language_model(model), input_ids=IDS)["logits"]
+    found = outputs(surgery.language_model(model, keep="attention_mask"), input_ids=padded, attention_mask=mask)
+    np.testing.assert_allclose(found["logits"][:, 3:], alone, atol=1e-5)
+
+
 def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
     """The float16 model as the builder writes it in bfloat16."""
     import ml_dtypes
@@ -212,6 +244,7 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
         (lambda: surgery.fix_inputs(tiny(IN), {"input_ids": 1}), ModelError, "nobody knows the sizes of the input"),
         (lambda: surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: 2}), ModelError, "2 is none"),
         (lambda: surgery.language_model(MODELS["int4"], keep="mask"), UnknownNameError, "no input 'mask'"),
+        (lambda: surgery.language_model(counting(1), keep="attention_mask"), BuildError, "pad rows at their ends"),
         (lambda: surgery.language_model(MODELS["int4"], outputs="y"), UnknownNameError, "no output 'y'"),
         (lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]), BuildError, "no outputs but those"),
         (lambda: surgery.next_tokens([[1]]), DataError, "at least two token numbers"),

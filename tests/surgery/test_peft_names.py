@@ -324,3 +324,21 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         surgery.save_adapter(gg.lora(network(), "*", kind="ia3"), tmp_path, family="llama")
     with pytest.raises(BuildError, match="has the model's names; leave the family out"):
         surgery.save_adapter(gg.lora(network(), "*"), tmp_path / "a.onnx_adapter", family="llama")
+
+
+def test_weights_that_two_decoders_share_have_the_names_of_their_modules() -> None:
+    """As optimum merges OPT: behind names stands a mark, and nodes lack what stands in front."""
+    node, shapes = helper.make_node, {"onnx::MatMul_5_merged_0": (4, 4), "model.decoder.fc1.bias_merged_0": (4,),
+                                      "lm_head.weight_merged_1": (4, 4)}  # fmt: skip
+    nodes = [
+        node("MatMul", ["x", "onnx::MatMul_5_merged_0"], ["p"], name="/decoder/fc1/MatMul_1"),
+        node("Add", ["model.decoder.fc1.bias_merged_0", "p"], ["h"], name="/decoder/fc1/Add_1"),
+        node("MatMul", ["h", "lm_head.weight_merged_1"], ["y"], name="/lm_head/MatMul_1"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4]) for name in "xy")
+    tensors = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    adapted = gg.lora(model, "*", rank=1)
+    named = {t.name.partition(".lora")[0] for t in adapted.graph.initializer if ".lora" in t.name}
+    assert named == {"model.decoder.fc1", "lm_head"}
