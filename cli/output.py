@@ -85,7 +85,7 @@ def notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_by(name: str) -> Iterator[None]:
-    """Lines that the library logs under ``name`` appear on stderr."""
+    """Lines that the library logs under ``name`` appear on stderr; warnings do so anyway, as notes."""
     handler, logger = _Lines(), logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
@@ -99,7 +99,8 @@ def told_by(name: str) -> Iterator[None]:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        if record.levelno < logging.WARNING:
+            say(record.getMessage())
 
 
 class _Notes(logging.Handler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from command_line import Cli, mlp
 
 import gradgraph as gg
 from gradgraph.chat import Recipe
+from gradgraph.cli import output
 from gradgraph.cli.finetune import command
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -247,3 +249,11 @@ def test_an_adapter_of_another_model(llm: Path, cli: Cli) -> None:
     assert ran.code != 0 and len(ran.err.splitlines()) == 1
     assert "has the tensor 'lm_head.lora_A', and the model has no adapter of that name" in ran.err
     assert "the base that `gradgraph surgery` makes by its option --switchable" in ran.err
+
+
+def test_each_line_of_the_library_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("gradgraph.chat")
+    with output.notes(), output.told_by(log.name):
+        log.info("it trains")
+        log.warning("rows are not packed")
+    assert capsys.readouterr().err == "it trains\nnote: rows are not packed\n"
