@@ -17,6 +17,7 @@ import onnx_ir as ir
 from gradgraph.errors import Finding, refused, shown
 from gradgraph.graph.checks import (
     NEWEST_OPSET,
+    WITH_BODIES,
     FunctionId,
     check_calls,
     check_tensor,
@@ -281,10 +282,20 @@ _DAMAGED = "the file is damaged"
 
 def reads(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads, with those in its subgraphs (their own names do no harm)."""
+    return {*filter(None, node.input), *names_in_bodies(node)}
+
+
+def names_in_bodies(node: onnx.NodeProto) -> set[str]:
+    """Every name that the bodies of a node read or give: those of their own tensors do no harm.
+
+    Of ONNX's own operators, only those that have bodies are looked at: to walk through all attributes takes long.
+    """
+    if not node.domain and node.op_type not in WITH_BODIES:
+        return set()
     names: set[str] = set()
-    for inner in proto_nodes([node]):
-        names.update(filter(None, inner.input))
-        names.update(v.name for graph in node_graphs(inner) for v in graph.output)
+    for body in node_graphs(node):
+        names.update(v.name for v in body.output)
+        names = names.union(*map(reads, body.node))
     return names
 
 

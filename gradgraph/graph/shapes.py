@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.graph.alike import asked_once
 from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
 
@@ -85,7 +86,11 @@ def _measured(value: ir.Value) -> ir.Value:
 
 
 def as_dims(shape: ir.Shape) -> Shape:
-    return tuple([d if isinstance(d, int) else d.value for d in shape.dims])
+    dims = shape.dims
+    for d in dims:
+        if not isinstance(d, int):
+            return tuple([d if isinstance(d, int) else d.value for d in dims])
+    return dims  # type: ignore[return-value]  # all are numbers, as mostly
 
 
 def record_shape(value: ir.Value, shape: Shape | None) -> None:
@@ -266,17 +271,26 @@ def _unsliced(node: ir.Node, dims: Shape | None) -> Shape | None:
 def _infer_by_schema(node: ir.Node) -> None:
     if any(v is not None and v.type is None for v in node.inputs):
         return
-    given = [recorded_shape(v) for v in node.inputs]
+    found = _told_by_schema(node, [recorded_shape(v) for v in node.inputs], list(map(_steering, node.inputs)), OPSET)
+    for out, (kind, shape) in zip(node.outputs, found, strict=True):
+        if out.type is None and kind:
+            out.type = ir.TensorType(ir.DataType(kind))
+        if out.shape is None:
+            record_shape(out, shape)
+
+
+@asked_once
+def _told_by_schema(
+    node: ir.Node, given: Sequence[Shape | None], numbers: Sequence[np.ndarray | None], opset: int
+) -> list[tuple[int, Shape | None]]:
+    """The element type (0 where it is not told) and the shape of each output, as far as ONNX's rules tell."""
     try:
-        found = types_by_schema(node, given, OPSET, _known_data)
+        found = types_by_schema(node, given, opset, _known_data)
     except FAILURES:
-        return  # the checker's business; here unknown is an honest answer
-    for out in node.outputs:
-        proto = found.get(out.name) if out.name else None  # outputs that are left out share the name ""
-        if proto is not None and out.type is None and proto.tensor_type.elem_type:
-            out.type = ir.TensorType(ir.DataType(proto.tensor_type.elem_type))
-        if proto is not None and proto.HasField("tensor_type") and out.shape is None:
-            record_shape(out, shape_of_type(proto))
+        found = {}  # the checker's business; here unknown is an honest answer
+    found[""] = nothing = onnx.TypeProto()  # the name of all outputs that are left out
+    kinds = [found.get(out.name or "", nothing) for out in node.outputs]
+    return [(k.tensor_type.elem_type, shape_of_type(k) if k.HasField("tensor_type") else None) for k in kinds]
 
 
 FAILURES = (  # of ONNX's rules, where they do not know, or object
@@ -431,12 +445,13 @@ def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:
 
 def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
     """Constant inputs small enough to steer shapes (axes, sizes, repeats)."""
-    known = {}
-    for v in node.inputs:
-        data = small_constant(v)
-        if v is not None and v.name and data is not None and data.size <= 64:
-            known[v.name] = onnx.numpy_helper.from_array(data, v.name)
-    return known
+    steering = [(v.name, _steering(v)) for v in node.inputs if v is not None and v.name]
+    return {name: onnx.numpy_helper.from_array(data, name) for name, data in steering if data is not None}
+
+
+def _steering(value: ir.Value | None) -> np.ndarray | None:
+    data = small_constant(value)
+    return None if data is None or data.size > 64 else data
 
 
 # --- constants -----------------------------------------------------------------------------------

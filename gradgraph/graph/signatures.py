@@ -113,6 +113,8 @@ def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
             made.append(usual(name, value))
         elif isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
             made.append(ir.AttrInt64s(name, value))
+        elif isinstance(value, list | tuple) and value and all(isinstance(x, float) for x in value):
+            made.append(ir.AttrFloat32s(name, value))
         elif value is not None:
             made.append(ir.convenience.convert_attribute(name, value))
     return made

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.conv.conv_fusions import clip_bounds
 from gradgraph.backends.ort_native import library
+from gradgraph.graph.signatures import attributes_without_schema
 
 ANY = math.inf
 NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0
@@ -49,4 +50,4 @@ def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
 
 def bound(node: ir.Node, kind: dict[str, Any]) -> None:
     """Let a kernel take over an activation."""
-    node.attributes.update({a.name: a for a in ir.convenience.convert_attributes(kind)})
+    node.attributes.update({a.name: a for a in attributes_without_schema(kind)})

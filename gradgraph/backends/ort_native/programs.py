@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.graph.shapes import small_constant
+from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.registry import attributes, key_of
 
 FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
@@ -69,8 +70,8 @@ class Program:
             "arity": len(self.inputs),
             "outputs": [int(self._written(place)) for place in given],
         }
-        converted = ir.convenience.convert_attributes(attrs)
-        return ir.Node(DOMAIN, "Elementwise", self.inputs, converted, num_outputs=len(results))
+        made = attributes_without_schema(attrs)
+        return ir.Node(DOMAIN, "Elementwise", self.inputs, made, num_outputs=len(results))
 
     def _written(self, place: Place) -> str:
         if isinstance(place, str):

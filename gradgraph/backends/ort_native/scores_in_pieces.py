@@ -21,6 +21,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.shapes import all_sizes, record_shape, shape_of, small_constant
+from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
@@ -223,7 +224,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
         node.domain,
         node.op_type,
         [None if x is None else x.value for x in inputs],
-        ir.convenience.convert_attributes(attrs),
+        attributes_without_schema(attrs),
         num_outputs=1,
     )
     copied.name = op.fresh_in(op.scope, node.op_type)

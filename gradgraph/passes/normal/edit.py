@@ -180,9 +180,6 @@ def attributes(node: ir.Node) -> dict[str, Any]:
     return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
 
 
-_OF_GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
-
-
 def names_of(model: ir.Model) -> Iterator[str]:
     """Names of all values and nodes, in all graphs."""
     stack = [model.graph]
@@ -194,7 +191,7 @@ def names_of(model: ir.Model) -> Iterator[str]:
             if node.name:
                 yield node.name
             yield from [v.name for v in node.outputs if v.name]
-            if any(a.type in _OF_GRAPHS for a in node.attributes.values()):
+            if node.domain or node.op_type in WITH_BODIES:
                 stack.extend(subgraphs(node))
 
 

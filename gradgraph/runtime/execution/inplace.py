@@ -29,7 +29,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
-from gradgraph.files.protos import node_graphs, reads
+from gradgraph.files.protos import names_in_bodies
 from gradgraph.graph.shapes import shape_of_type, sizes_or
 
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
@@ -117,7 +117,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     """
     nodes = list(graph.node)
     writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = [{writer[x] for x in (*node.input, *_names_in_bodies(node)) if x in writer} - {i}
+    before = [{writer[x] for x in (*node.input, *names_in_bodies(node)) if x in writer} - {i}
               for i, node in enumerate(nodes)]  # fmt: skip
     missing, behind = [len(b) for b in before], defaultdict[int, list[int]](list)
     for i, b in enumerate(before):
@@ -156,7 +156,7 @@ class _Readers:
         self._readers: dict[str, list[int]] = {}
         self._inner: set[str] = set()  # names that bodies mention
         for i, node in enumerate(self._nodes):
-            inner = _names_in_bodies(node)
+            inner = names_in_bodies(node)
             self._inner |= inner
             for name in {*node.input, *inner} - {""}:
                 self._readers.setdefault(name, []).append(i)
@@ -232,17 +232,9 @@ class _Readers:
         before: dict[str, int] = {}  # tensor → bits of the readers that it depends on
         for i, node in enumerate(self._nodes):
             mask = 0
-            for name in {*node.input, *_names_in_bodies(node)}:
+            for name in {*node.input, *names_in_bodies(node)}:
                 mask |= before.get(name, 0)
             found.append(mask)
             for name in node.output:
                 before[name] = mask | bits.get(i, 0)
         return found
-
-
-def _names_in_bodies(node: onnx.NodeProto) -> set[str]:
-    """Every name that the bodies of a control-flow node mention: those of its own tensors do no harm."""
-    bodies = list(node_graphs(node)) if node.attribute else []
-    if not bodies:
-        return set()
-    return {o.name for body in bodies for o in body.output}.union(*(reads(n) for body in bodies for n in body.node))
