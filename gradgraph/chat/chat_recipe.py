@@ -110,11 +110,6 @@ class Recipe:
                 remedy="leave sample_every out, or give sample=",
                 shell="leave --sample-every out, or give --sample",
             )
-        if self.sample and self.prefers:
-            raise ArgumentError(
-                f"the loss {self.loss} compares answers inside the model, which gives no scores to write samples by; "
-                "leave sample out, and ask the tuned model"
-            )
         if self.beta is not None and not self.prefers:
             raise ArgumentError(f"beta belongs to a loss of preferences, and the loss is {self.loss}; leave it out")
 

@@ -47,6 +47,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 from gradgraph.surgery.language_models import KEPT_APART, mixing
 from gradgraph.surgery.linear_layers import linear_layers
+from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -193,7 +194,7 @@ def finetune(
     figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen)
-    texts = prepared.held_out if isinstance(prepared.held_out, ChatBatches) else None
+    texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers)
     return Finetuned(place, history, figures, answers, trainer)
@@ -233,7 +234,7 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
 def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
     """The model that a step is built of: tokens in; scores out, or what a loss of preferences compares."""
     model = surgery.language_model(adapted, packed=recipe.pack)
-    model = surgery.pair_model(model) if recipe.prefers else model
+    model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
     assert isinstance(model, ir.Model)  # as the adapted one is
     return model if recipe.teacher is None else taught(model, base, recipe)
 
@@ -313,11 +314,17 @@ def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) ->
 
 
 def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
-    """The figures of held-out rows: the perplexity; of pairs the loss, and how often the better answer gains more."""
+    """The figures of held-out rows: the perplexity, of pairs that of good answers; of pairs the loss, too, and how
+    often the better answer gains more.
+    """
     found = trainer.evaluate(held, recipe.batch_size)
-    if not recipe.prefers:
+    if isinstance(held, ChatBatches):
         return {f"perplexity{when}": perplexity(found)}
     told = {f"held_out_loss{when}": float(found["loss"])}
+    if held.good.any():
+        by_answer = trainer.predict(held, recipe.batch_size)
+        log_p, tokens = (by_answer[name][held.good, 0].sum(dtype=np.float64) for name in (LOG_PROBABILITY, TOKENS))
+        told[f"perplexity{when}"] = float(np.exp(-log_p / tokens))
     if not when and "reward_accuracy" in found:
         told["reward_accuracy"] = float(found["reward_accuracy"])
     return told

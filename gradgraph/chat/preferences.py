@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph import losses
-from gradgraph.chat.chat_batches import filled_up
+from gradgraph.chat.chat_batches import ChatBatches, filled_up
 from gradgraph.chat.chat_rows import Row, Rows
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.errors import DataError
@@ -114,6 +114,17 @@ class PairBatches(Loadable):
         return self.samples[i]
 
     @property
+    def good(self) -> Array:
+        """Of each pair, whether its first answer is a good one ``[pairs]``."""
+        return np.array([pair.good for pair in self.samples], bool)
+
+    @property
+    def answers(self) -> ChatBatches | None:
+        """The good answers as texts that are learnt, each with its prompt; None where there are none."""
+        texts = [pair.first for pair in self.samples if pair.good]
+        return ChatBatches(texts, self._length or self.longest, pad=self.pad) if texts else None
+
+    @property
     def tokens(self) -> int:
         """The tokens of all texts."""
         return sum(len(pair.first) + len(pair.second) for pair in self.samples)
@@ -157,7 +168,7 @@ class PairBatches(Loadable):
                 for k, tokens in enumerate((pair.first, pair.second)):
                     ids[i, k, : len(tokens)] = tokens.ids
                     labels[i, k, : len(tokens) - 1] = np.where(tokens.learnt[1:], tokens.ids[1:], IGNORED)
-            named: dict[str, Any] = {IDS: ids, LABELS: labels, DESIRABLE: np.array([p.good for p in pairs])}
+            named: dict[str, Any] = {IDS: ids, LABELS: labels, DESIRABLE: self.good[list(numbers)]}
             if self.reference is not None:
                 named[TARGET] = self.reference[list(numbers)]
             yield {name: named[name].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}

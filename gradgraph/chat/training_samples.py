@@ -11,11 +11,12 @@ import numpy as np
 from gradgraph.chat.picking import picked
 from gradgraph.chat.prompts import OneByOne, Prompts
 from gradgraph.chat.sampling import Sampling
-from gradgraph.errors import shown
+from gradgraph.errors import ArgumentError, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import numpy_dtype
-from gradgraph.surgery.language_models import POSITIONS, SEGMENTS
+from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
+from gradgraph.surgery.pair_models import LABELS, NEXT_TOKEN
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -28,33 +29,52 @@ class TrainerSteps(OneByOne):
     Frozen weights are those that the trainer has already, in its session of predictions: there is no other model.
 
     Args:
-        trainer: of a step on what ``surgery.language_model`` gives.
+        trainer: of a step on what ``surgery.language_model`` gives, or ``surgery.pair_model`` with ``next_token``:
+            that gives the likeliest token alone.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._by_pairs = any(spec.name == LABELS for spec in trainer.manifest.inputs)
 
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> Iterator[list[int | None]]:
-        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time."""
+        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time.
+
+        Raises:
+            ArgumentError: a model of pairs is asked for other tokens than the likeliest.
+        """
         (prompt,), chosen = prompts, sampling or Sampling()
+        if self._by_pairs and (chosen.temperature or chosen.repetition_penalty != 1):
+            raise ArgumentError(
+                "a model that compares answers gives the likeliest token alone; leave temperature and "
+                "repetition_penalty out"
+            )
         known, draws = list(prompt), np.random.default_rng([chosen.seed, 0])
         for _ in range(chosen.max_tokens):
-            token = picked(self._scores(known), chosen, draws, known)
+            token = self._next(known) if self._by_pairs else picked(self._scores(known), chosen, draws, known)
             yield [token]
             if token in stop:
                 return
             known.append(token)
 
+    def _next(self, known: Sequence[int]) -> int:
+        """The likeliest token that follows, by a pair of this text with itself, of which no token is a label."""
+        return int(self._told(np.array([[known, known]]))[NEXT_TOKEN][0, 0])
+
     def _scores(self, known: Sequence[int]) -> Array:
         """The scores ``[vocabulary]`` of the token that follows."""
-        tokens = np.array([known])
-        own = {SEGMENTS: np.ones_like(tokens), POSITIONS: np.arange(len(known))[None]}
-        inputs = self._trainer.manifest.inputs
-        found = self._trainer.predict({s.name: own.get(s.name, tokens).astype(numpy_dtype(s.dtype)) for s in inputs})
+        found = self._told(np.array([known]))
         scores: Array = found.get("logits", next(iter(found.values()))) if isinstance(found, dict) else found
         return np.asarray(scores[0, -1])
+
+    def _told(self, tokens: Array) -> Any:
+        """What the model gives for one text, ``[1, length]`` or ``[1, 2, length]``."""
+        own = {SEGMENTS: np.ones_like(tokens), POSITIONS: np.arange(tokens.shape[-1])[None],
+               LABELS: np.full_like(tokens, IGNORED)}  # fmt: skip
+        inputs = self._trainer.manifest.inputs
+        return self._trainer.predict({s.name: own.get(s.name, tokens).astype(numpy_dtype(s.dtype)) for s in inputs})
 
 
 class TrainingSamples:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.arguments import FLAG, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError, DataError, shown
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.builder import Builder, Var
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
 Array = np.ndarray[Any, Any]
-LABELS, LOG_PROBABILITY, TOKENS = "labels", "log_probability", "tokens"
+LABELS, LOG_PROBABILITY, TOKENS, NEXT_TOKEN = "labels", "log_probability", "tokens", "next_token"
 _SINCE = 13  # the opset that has the operators below as they are written here
 
 
-@checked(out=PATH.or_none())
-def pair_model(model: Source, *, out: Path | None = None) -> Result:
+@checked(next_token=FLAG, out=PATH.or_none())
+def pair_model(model: Source, *, next_token: bool = False, out: Path | None = None) -> Result:
     """A language model that learns preferences: of two answers each, their log-probabilities.
 
     The inputs ``[batch, length]`` (token numbers, and a mask if it is kept) become ``[pairs, 2, length]``, and
@@ -39,6 +39,8 @@ def pair_model(model: Source, *, out: Path | None = None) -> Result:
 
     Args:
         model: what :func:`language_model` has made; it is not changed.
+        next_token: give ``next_token`` ``[pairs, 2]`` (int64), too: the likeliest token behind the last one of each
+            row, by which texts are written during training.
         out: write the result to this path.
 
     Raises:
@@ -58,7 +60,7 @@ def pair_model(model: Source, *, out: Path | None = None) -> Result:
     if work.opset_imports.get("", OPSET) < _SINCE:
         convert_to_opset(work)
     op = Builder(taken=names_of(work))
-    for name in (LABELS, LOG_PROBABILITY, TOKENS):
+    for name in (LABELS, LOG_PROBABILITY, TOKENS, NEXT_TOKEN):
         op.reserve(name)
     sizes = tuple(shape_of(given[0]) or ())
     read = {value.name or "": _by_pairs(op, graph, value, sizes) for value in given}
@@ -66,7 +68,10 @@ def pair_model(model: Source, *, out: Path | None = None) -> Result:
     read[LABELS] = _by_pairs(op, graph, labels, sizes)
     op.finish(graph, before=graph[0])
     graph.outputs[:] = []
-    for name, result in zip((LOG_PROBABILITY, TOKENS), _of_answers(op, op.wrap(scores), read[LABELS]), strict=True):
+    results = dict(zip((LOG_PROBABILITY, TOKENS), _of_answers(op, op.wrap(scores), read[LABELS]), strict=True))
+    if next_token:
+        results[NEXT_TOKEN] = _behind(op, op.wrap(scores))
+    for name, result in results.items():
         result.value.name, result.value.shape = name, ir.Shape(["pairs", 2])
         graph.outputs.append(result.value)
     op.finish(graph)
@@ -100,6 +105,15 @@ def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
     sums = (op.Where(counts, picked, 0.0), op.cast(counts, scores.dtype))
     total, number = (op.Reshape(op.ReduceSum(x, [1], keepdims=0), [-1, 2]) for x in sums)
     return total, number
+
+
+def _behind(op: Builder, scores: Var) -> Var:
+    """The likeliest token behind the last one of each row ``[pairs, 2]``.
+
+    That of all rows is computed, as scores need not stand whole for it.
+    """
+    likeliest = op.ArgMax(scores, axis=2, keepdims=0)
+    return op.Reshape(op.Gather(likeliest, -1, axis=1), [-1, 2])
 
 
 def _is_whole(value: ir.Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +70,45 @@ def test_batches_are_those_of_answer_pairs(base: Path) -> None:
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "orpo", "simpo", "kto"])
 def test_a_folder_learns_preferences(base: Path, tmp_path: Path, loss: str) -> None:
     rows = JUDGED if loss == "kto" else PAIRS
-    found = gg.finetune(base, rows, tmp_path / "out", loss=loss, progress=False, **SHORT)
-    assert found.figures["held_out_loss"] < found.figures["held_out_loss_before"]
-    assert (found.figures.get("reward_accuracy", 1) > 0.8) and ("reward_accuracy" in found.figures) == (
-        loss in ("dpo", "ipo")
-    )
+    asked = {"sample": ["Say 3.", "Say 11."], "sample_every": 4, "sample_tokens": 6}
+    found = gg.finetune(base, rows, tmp_path / "out", loss=loss, progress=False, **SHORT, **asked)
+    figures = found.figures
+    assert figures["held_out_loss"] < figures["held_out_loss_before"]
+    assert (figures.get("reward_accuracy", 1) > 0.8) and ("reward_accuracy" in figures) == (loss in ("dpo", "ipo"))
     if loss == "dpo":
-        assert found.figures["held_out_loss_before"] == pytest.approx(np.log(2), rel=1e-5)
+        assert figures["held_out_loss_before"] == pytest.approx(np.log(2), rel=1e-5)
+    assert figures["perplexity_before"] != figures["perplexity"] == pytest.approx(figures["perplexity_float"], rel=1e-4)
+    assert figures["tokens_a_second"] > 0 and figures["peak_memory_mib"] > 50
     assert "| loss of held-out rows after training |" in (tmp_path / "out" / "README.md").read_text()
 
+    log = [json.loads(line) for line in (tmp_path / "out/training/log.jsonl").read_text().splitlines()]
+    told = [(row["step"], row["prompt"]) for row in log if row["event"] == "sample"]
+    assert told[:4] == [(step, text) for step in (4, 8) for text in asked["sample"]]
+    for folder, adapter in ((base, tmp_path / "out" / "adapter"), (tmp_path / "out", None)):
+        answers = gg.chat.generate(folder, asked["sample"], max_tokens=6, adapter=adapter)
+        assert found.samples == dict(zip(asked["sample"], answers, strict=True))
 
-def test_a_run_on_preferences_goes_on_to_the_bit(base: Path, tmp_path: Path) -> None:
-    options = {**SHORT, "loss": "dpo", "beta": 0.3, "progress": False}
-    whole = gg.finetune(base, PAIRS, tmp_path / "whole", **options)
-    gg.finetune(base, PAIRS, tmp_path / "stopped", max_steps=4, **options)
-    again = gg.finetune(base, PAIRS, tmp_path / "stopped", resume=True, **options)
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_a_run_on_preferences_goes_on_to_the_bit(base: Path, tmp_path: Path, loss: str) -> None:
+    """Also where it writes samples, and the other does not."""
+    rows = JUDGED if loss == "kto" else PAIRS
+    options = {**SHORT, "epochs": 1, "loss": loss, "beta": 0.3, "merge": "none", "progress": False}
+    whole = gg.finetune(base, rows, tmp_path / "whole", **options)
+    asked = {"sample": "Say 3.", "sample_every": 1, "sample_tokens": 2}
+    gg.finetune(base, rows, tmp_path / "stopped", max_steps=2, **asked, **options)
+    again = gg.finetune(base, rows, tmp_path / "stopped", resume=True, **options)
+    assert again.history["loss"] == whole.history["loss"]
     for name, array in whole.trainer.state_dict().items():
         np.testing.assert_array_equal(again.trainer.state_dict()[name], array)
+
+
+def test_it_stops_early_with_the_best_state(base: Path, tmp_path: Path) -> None:
+    options = {**SHORT, "learning_rate": 0.3, "epochs": 20, "merge": "none", "progress": False}
+    found = gg.finetune(base, PAIRS, tmp_path / "out", loss="orpo", patience=1, eval_every=1, **options)
+    assert found.history.restored is not None and found.figures["steps"] < 20 * 3
+    assert found.figures["held_out_loss"] == pytest.approx(min(found.history["val_loss"]), rel=1e-5)
+    assert found.figures["held_out_loss"] < max(found.history["val_loss"])
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {

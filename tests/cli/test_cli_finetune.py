@@ -151,7 +151,6 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "empty sample": (lambda llm: None, ["--template", "none", "--sample", ""], "leave --template none out"),
     "long sample": (lambda llm: None, ["--sample", "a" * 200], "and the model takes 128; shorten it"),
     "no samples": (lambda llm: Path("ask.txt").write_text("\n"), ["--sample-file", "ask.txt"], "has no prompts"),
-    "sample of pairs": (lambda llm: None, ["--loss", "dpo", "--sample", "Hi"], "leave sample out"),
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
     "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature belongs to a teacher"),
