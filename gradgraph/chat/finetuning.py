@@ -283,7 +283,7 @@ def prepare(
         PairBatches(each, pad, limit.row) if recipe.prefers else ChatBatches(each, limit.row, recipe.pack, pad)
         for each in tokens
     )
-    if not len(held):
+    if not len(held) and not (recipe.patience or recipe.eval_every):  # which need some
         log.info("nothing is held out, so that nothing is measured")
     texts = [[t for sample in each for t in ((sample.first, sample.second) if recipe.prefers else (sample,))]
              for each in tokens]  # fmt: skip

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import onnx
 
 from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.errors import DataError, readable_bytes
-from gradgraph.runtime.execution.memory import memory
+from gradgraph.runtime.execution.memory import all_sizes_of, memory, opened_here, walked
 from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.step.step import Step
 
-PROCESS = 200 << 20  # bytes of the interpreter with its libraries, which the prediction leaves out
+PROCESS = 350 << 20  # bytes of the interpreter with its libraries, the graphs and the sessions of 16 layers
+WORKSPACES = 0.05  # of the prediction: what kernels take for themselves (4 % were measured at most)
 LEAST_TOKENS = 512  # of a batch: with fewer, products are slow, and it is rather computed again
 SHORTEST = 32  # tokens of a row that is chosen
 
 
 class Data(Protocol):
-    """Data of which this is known: the tokens of the longest row, filled up."""
+    """Data of which this is known: the tokens of the longest row, filled up, and what is measured on."""
 
     @property
     def longest(self) -> int: ...
+
+    @property
+    def held_out(self) -> Any: ...
 
 
 D = TypeVar("D", bound=Data)
@@ -81,10 +88,7 @@ def planned(
             kind = one.recompute, one.accumulate > 1
             if kind not in steps:
                 steps[kind] = build(one, data)
-            plan = Plan(
-                one,
-                PROCESS + memory(steps[kind], options=None, **_sizes(steps[kind], one.batch_size, data.longest)).total,
-            )
+            plan = Plan(one, predicted(steps[kind], one.batch_size, data.longest, _answers(one, data)))
             if plan.bytes <= limit:
                 return plan, data
             least = plan if least is None or plan.bytes < least.bytes else least
@@ -97,6 +101,43 @@ def planned(
         remedy="allow more, or adapt fewer layers by target=" + (shorten and f"{shorten}long='{way}'"),
         shell="allow more, or adapt fewer layers by --target" + (shorten and f"{shorten}--long {way}"),
     )
+
+
+def predicted(step: Step, rows: int, longest: int, answers: bool = False) -> int:
+    """The bytes of a process at the peak of a run, pages of mapped files among them.
+
+    Args:
+        step: what is trained.
+        rows: of a batch.
+        longest: tokens of a row.
+        answers: whether the model also runs forward alone: for held-out rows, a reference, samples.
+    """
+    sizes = _sizes(step, rows, longest)
+    held = stored(step)
+    state = sum(spec.nbytes for spec in step.manifest.state)  # once more, as it is read to be written
+    training = PROCESS + held + state + round((1 + WORKSPACES) * memory(step, options=None, **sizes).total)
+    return training + (held + forward(step, sizes) if answers else 0)
+
+
+def stored(step: Step) -> int:
+    """The bytes of integers in which frozen weights are stored; ``memory`` counts floats."""
+    counted = {*step.manifest.frozen, *(spec.name for spec in step.manifest.state)}
+    found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
+    return sum(
+        math.prod(t.dims) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+        for name, t in found.items()
+        if name not in counted
+    )
+
+
+def forward(step: Step, sizes: Mapping[str, int]) -> int:
+    """The bytes that the session of evaluation takes beside that of training, without weights."""
+    opened = opened_here(step, None)
+    return walked(opened.lowered(step.eval, all_sizes_of(step.manifest, sizes))).taken
+
+
+def _answers(recipe: Recipe, data: Data) -> bool:
+    return bool(data.held_out is not None or recipe.sample or recipe.prefers)
 
 
 def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:

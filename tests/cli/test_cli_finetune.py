@@ -150,6 +150,8 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "a file to write to": (lambda llm: Path("tuned").write_text("mine"), [], "'tuned' is no empty folder"),
     "empty sample": (lambda llm: None, ["--template", "none", "--sample", ""], "leave --template none out"),
     "long sample": (lambda llm: None, ["--sample", "a" * 200], "and the model takes 128; shorten it"),
+    "nothing to measure on": (rows({"prompt": "a", "completion": "b"}), ["--patience", "1"], "no row is held out"),
+    "no UTF-8": (lambda llm: Path("chat.jsonl").write_bytes(b'{"text": "\xe9"}\n'), [], "it is not UTF-8"),
     "no samples": (lambda llm: Path("ask.txt").write_text("\n"), ["--sample-file", "ask.txt"], "has no prompts"),
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
     "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),

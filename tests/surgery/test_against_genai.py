@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,21 +248,36 @@ def test_a_folder_that_chats_have_tuned_answers(written: tuple[str, Any, Path], 
     )
     taught = {"One?": "first", "Two?": "second"}
     chats = [{"prompt": question, "completion": answer} for question, answer in taught.items()]
+    target = ["*attn*", "*mlp*", "*lm_head*"]
+    merge = "requantised" if written[0] == "int4" else "float"
     tuned = gg.finetune(
-        folder, chats * 2, tmp_path / "tuned", target=["*attn*", "*mlp*", "*lm_head*"], rank=8, epochs=60,
-        learning_rate=1e-2, held_out=0.0, progress=False,
+        folder, chats * 2, tmp_path / "tuned", target=target, rank=8, epochs=60, learning_rate=1e-2, held_out=0.0,
+        merge=merge, progress=False,
     )  # fmt: skip
     assert tuned.figures["loss"] < 0.05
-    model = genai.Model(str(tmp_path / "tuned"))
+    switches = tmp_path / "switches"  # the base that the adapter is switched on in
+    shutil.copytree(folder, switches, ignore=shutil.ignore_patterns("model.onnx*"))
+    surgery.forget_sizes(
+        surgery.switchable(gg.lora(folder / "model.onnx", target, rank=8)), out=switches / "model.onnx"
+    )
     tokenizer = gg.chat.Encoder(folder).tokenizer
     for question, answer in taught.items():
-        prompt = f"<s>[u]{question}[a]"
-        ((ids, _),) = tokenizer.spans([prompt], special=False)
-        options = genai.GeneratorParams(model)
-        options.set_search_options(max_length=len(ids) + len(answer) + 1, do_sample=False)
-        generator = genai.Generator(model, options)
-        generator.append_tokens(np.array(ids, np.int32))
-        while not generator.is_done():
-            generator.generate_next_token()
-        said = tokenizer.decode(list(generator.get_sequence(0))[len(ids) :])
-        assert said in (answer, answer + "</s>")
+        ((ids, _),) = tokenizer.spans([f"<s>[u]{question}[a]"], special=False)
+        for place, adapter in ((tmp_path / "tuned", None), (switches, tmp_path / "tuned" / "adapter.onnx_adapter")):
+            said = tokenizer.decode(of_genai(place, ids, len(answer) + 1, adapter))
+            assert said in (answer, answer + "</s>")
+
+
+def of_genai(folder: Path, ids: Sequence[int], count: int, adapter: Path | None = None) -> list[int]:
+    """The likeliest tokens behind ``ids``, ``count`` at most, by onnxruntime-genai."""
+    model = genai.Model(str(folder))
+    options = genai.GeneratorParams(model)
+    options.set_search_options(max_length=len(ids) + count, do_sample=False)
+    generator, adapters = genai.Generator(model, options), genai.Adapters(model)
+    if adapter is not None:
+        adapters.load(str(adapter), "taught")
+        generator.set_active_adapter(adapters, "taught")
+    generator.append_tokens(np.array(ids, np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return list(generator.get_sequence(0))[len(ids) :]
