@@ -11,7 +11,9 @@ whose gradient arrives at once). So the tensors of one segment live at a time.
 3. BatchNormalization in training mode writes over its inputs 3 and 4, so a copy gets tensors of its own there. The
    running statistics are those of the first node.
 4. Masks are functions of the step's counter, and are computed again as they were.
-5. Runtimes fuse nodes where nobody else reads what lies between, and fused kernels round differently. So a value that
+5. Mean and deviation of a norm are small, and kept. So the last norm of a segment, whose result only the next segment
+   reads, is not computed again: onnxruntime would hold that result to the end of the step, as nobody reads it.
+6. Runtimes fuse nodes where nobody else reads what lies between, and fused kernels round differently. So a value that
    loses its readers in the backward pass goes through ``After`` on its way to the only one that is left.
 """
 
@@ -36,6 +38,7 @@ from gradgraph.passes.normal.functions.inline import copied
 
 AGAIN = "again"  # the scope of what is computed once more
 _DOMAINS = ("", "gradgraph")
+_WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # behind their first output
 _FUSED = frozenset(
     {
         "BatchNormalization",
@@ -164,6 +167,8 @@ class Segments:
             is_out = self.only is not None and node not in self.only
             if is_out or not is_pure(node) or not all(map(is_tensor, node.outputs)):
                 found.update(node.outputs)
+            if node.op_type in _WITH_STATISTICS:
+                found.update(y for y in node.outputs[1:] if y in p.read)
         for x, readers in p.read.items():
             node = x.producer()
             assert node is not None

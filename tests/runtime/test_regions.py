@@ -42,7 +42,7 @@ def test_where_memory_counts_that_is_not_written_it_is_as_usual(
 def test_pieces_that_lie_in_two_regions_serve_no_large_tensor() -> None:
     taken = []
     for first in (regions.USUAL, regions.LARGE):
-        arena = Arena(first)
+        arena = Arena(first, regions.most_left(first))
         for piece in [arena.take(5 * MIB) for _ in range(6)]:
             arena.give(piece)
         arena.take(30 * MIB)

@@ -1,9 +1,9 @@
 """A model of onnxruntime's arena: how much memory it takes for tensors that come and go.
 
-It follows ``BFCArena`` with its defaults on the CPU (``onnxruntime/core/framework/bfc_arena.cc``). Memory is taken from
-the system in regions, each twice as large as the last one, and never given back. A tensor gets the smallest free piece
-of its class of sizes, and of the next classes if there is none. Neighbours that are free become one piece. The system
-counts a page once it is written, so a region takes what was ever used of it.
+It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its defaults or as ``regions``
+has it. Memory is taken from the system in regions, each twice as large as the last one, and never given back. A
+tensor gets the smallest free piece of its class of sizes, and of the next classes if there is none. Neighbours that
+are free become one piece. The system counts a page once it is written, so a region takes what was ever used of it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from gradgraph.runtime.execution.regions import USUAL
+from gradgraph.runtime.execution.regions import MOST_LEFT, USUAL
 
 UNIT = 256  # bytes: sizes are multiples of it
 LARGEST = 1 << 30  # bytes of a region behind the first one that is not asked for at once
-MOST_LEFT = 128 << 20  # bytes that may stay unused at the end of a piece, below its half
 CLASSES = 21  # of sizes: of 256 bytes, of 512, and so on
 
 
@@ -40,14 +39,15 @@ class Arena:
 
     Args:
         first: bytes of the first region.
+        most_left: bytes that may stay unused at the end of a piece, below its half.
 
     Attributes:
         used: of each region, the bytes up to the last one that was ever part of a piece in use.
     """
 
-    def __init__(self, first: int = USUAL) -> None:
+    def __init__(self, first: int = USUAL, most_left: int = MOST_LEFT) -> None:
         self.used: list[int] = []
-        self._next = first
+        self._next, self._most_left = first, most_left
         self._free: list[list[Piece]] = [[] for _ in range(CLASSES)]
 
     @property
@@ -59,7 +59,7 @@ class Arena:
         """Memory for a tensor of so many bytes."""
         size = max(1, -(-size // UNIT)) * UNIT
         piece = self._found(size) or self._new_region(size)
-        if piece.size >= 2 * size or piece.size - size >= MOST_LEFT:
+        if piece.size >= 2 * size or piece.size - size >= self._most_left:
             rest = Piece(piece.region, piece.start + size, piece.size - size, piece, piece.after)
             if piece.after is not None:
                 piece.after.before = rest

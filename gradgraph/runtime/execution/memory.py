@@ -27,7 +27,7 @@ from gradgraph.runtime.execution.arena import Arena, Piece
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.regions import USUAL, region_for
+from gradgraph.runtime.execution.regions import USUAL, most_left, region_for
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.manifest import Manifest, numpy_dtype
@@ -218,7 +218,7 @@ class Walk:
         self.worst: dict[ir.Value, tuple[int, str]] = {}
         self.last = {self._root(x): node for node in nodes for x in reads(node)}
         self.moments: list[Moment] = []
-        self._arena, self._pieces = Arena(region), dict[ir.Value, Piece]()
+        self._arena, self._pieces = Arena(region, most_left(region)), dict[ir.Value, Piece]()
         for node in nodes:
             self._run(node)
         self.taken = max(self._arena.taken, sum(self.peak.values()))
@@ -236,7 +236,7 @@ class Walk:
             self.peak[_kind(node)] += inside
         for x in read:
             self._left[x] -= 1
-        for x in (*read, *node.outputs):
+        for x in read:  # what nobody reads onnxruntime holds to the end
             if not self._left[x] and x in self._alive:
                 size, kind = self._alive.pop(x)
                 self._totals[kind] -= size
