@@ -90,17 +90,17 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
     given = load_model(model)
-    whole, outputs = to_proto(given), len(given.graph.outputs)
+    outputs = len(given.graph.outputs)
+    before = to_proto(given)
+    bytes_before = before.ByteSize()
     plan = DataNames.read_from(given.metadata_props).preprocess
     if plan is not None:  # integers come behind the columns, and these in front again
         cut_off(given, plan)
-    before = to_proto(given)
+        before = to_proto(given)
     plain = Predictor(given, device="cpu")
     size = plain.fixed_rows or batch_size
     if calibration is None:
-        result = qat(before, weights="int8", activations=None)
-        assert isinstance(result, onnx.ModelProto)
-        store_integers(result)
+        result = _weights_alone(before)
         rng, samples = np.random.default_rng(0), 0
         feeds = drawn(given, plain) if plan is None else plan.arrays(plan.drawn(rng, plain.fixed_rows or 8))
         batches: list[Batch] = [] if feeds is None else [feeds]
@@ -108,12 +108,21 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         samples, batches = _read(calibration, plain, size)
         plain(batches[0])  # says in our words what does not fit
         result = _calibrated(before, batches)
+    del before  # the float weights lie in memory no longer while both models run
     small = load_model(result)
     found = compared(plain, Predictor(small, plain.outputs, device="cpu"), batches)
-    if whole.graph.input != before.graph.input:
+    if plan is not None:
         serve(small, plain.names, own_outputs=outputs > len(given.graph.outputs))
         result = to_proto(small)
-    return Quantized(result, samples, whole.ByteSize(), result.ByteSize(), found)
+    return Quantized(result, samples, bytes_before, result.ByteSize(), found)
+
+
+def _weights_alone(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with weights as integers, in a new message: protobuf keeps what is taken out of one."""
+    result = qat(model, weights="int8", activations=None)
+    assert isinstance(result, onnx.ModelProto)
+    store_integers(result)
+    return onnx.ModelProto.FromString(result.SerializeToString())
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
