@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -178,11 +178,10 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
         stored = store_as_float16(model)
         facts |= {"stored": str(stored), "largest_error": stored.largest_error, "relative_error": stored.relative_error}
     if export.quantize:
-        from gradgraph.files.models import load_model
         from gradgraph.surgery import quantize
 
         small = quantize(model, _samples(export, model))
-        model = load_model(small.result)
+        model = cast("ir.Model", small.result)
         facts |= {"quantized": str(small), "nodes": len(model.graph), "samples": small.samples,
                   "quantized_outputs": {name: vars(one) for name, one in small.outputs.items()}}  # fmt: skip
     return model, facts

@@ -29,8 +29,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 # and the backward pass of adapters each read a copy of their own.
 BOUNDS = {
     "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "resume": 1.5, "export all": 1.5, "train": 1.5,
-    "predict .onnx": 1.5, "cli train": 1.7, "cli small": 0.5, "cli flat": 1.7, "cli ort": 3.0, "lora": 0.5,
-    "train lora": 3.0,
+    "predict .onnx": 1.5, "cli train": 1.7, "cli small": 0.5, "cli flat": 1.7, "cli ort": 3.0,
+    "cli int8": 1.5, "lora": 0.5, "train lora": 3.0,
 }  # fmt: skip
 
 

@@ -5,12 +5,16 @@
 2. a Cast to whole numbers of 32 bits that a DequantizeLinear reads, a bias → its result as an initializer;
 3. a scale that either reads and that is computed from stored numbers → an initializer.
 
-Only where the model says that it was made for that (``marks.QUANTISED``).
+Only where the model says that it was made for that (``marks.QUANTISED``). Integers of large weights that lie in files
+are computed one after the other, once somebody writes them: neither these floats nor their integers stand in memory
+together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from gradgraph.files.external import is_external, point_at
+from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.graph.marks import QUANTISED
 from gradgraph.graph.prune import needed
 from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
@@ -25,6 +31,65 @@ from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
 Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: the place of a node in the graph, and it
+Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and what computes the tensor of it
+
+
+class Inside:
+    """The weights of a protobuf message, which holds their integers, too."""
+
+    def numbers(self, tensor: onnx.TensorProto) -> Array:
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+
+    def kept(self, tensor: ir.LazyTensor) -> onnx.TensorProto:
+        """What the message has of integers."""
+        return ir.to_proto(tensor)
+
+
+class Beside(Inside):
+    """The large weights of a message whose data lie elsewhere, as those of their integers will.
+
+    Args:
+        tensors: those weights, by name; large integers come to them.
+    """
+
+    def __init__(self, tensors: dict[str, ir.TensorProtocol]) -> None:
+        self.tensors = tensors
+
+    def numbers(self, tensor: onnx.TensorProto) -> Array:
+        return self.tensors[tensor.name].numpy() if is_external(tensor) else super().numbers(tensor)
+
+    def kept(self, tensor: ir.LazyTensor) -> onnx.TensorProto:
+        if tensor.nbytes < LEAST_BYTES:
+            return super().kept(tensor)
+        self.tensors[tensor.name or ""] = tensor
+        return _elsewhere(tensor)
+
+
+def with_stored_integers(model: ir.Model) -> ir.Model:
+    """Apply the pass to a copy of ``model``, whose large weights may lie in files and are read one at a time."""
+    slim = model.clone()
+    large = {v.name or "": t for v in slim.graph.initializers.values()
+             if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip
+    for name in large:
+        slim.graph.initializers[name].const_value = ir.tensor(np.zeros(0, np.float32), name=name)
+    proto = ir.to_proto(slim)
+    for stored in proto.graph.initializer:
+        if stored.name in large:
+            stored.CopyFrom(_elsewhere(large[stored.name]))
+    weights = Beside(large)
+    store_integers(proto, weights)
+    result: ir.Model = ir.from_proto(proto)
+    for name, value in result.graph.initializers.items():
+        if name in weights.tensors:
+            value.const_value = weights.tensors[name]
+    return result
+
+
+def _elsewhere(tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """``tensor`` as a message that holds its type and shape alone."""
+    empty = onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
+    point_at(empty, "elsewhere", 0, tensor.nbytes)
+    return empty
 
 
 def stores_integers(model: onnx.ModelProto) -> bool:
@@ -32,8 +97,8 @@ def stores_integers(model: onnx.ModelProto) -> bool:
     return any(p.key == QUANTISED for p in model.metadata_props)
 
 
-def store_integers(model: onnx.ModelProto) -> None:
-    """Apply the pass to ``model``, in place."""
+def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> None:
+    """Apply the pass to ``model``, in place, with the numbers of its ``weights``."""
     if not stores_integers(model):
         return
     graph = model.graph
@@ -41,43 +106,49 @@ def store_integers(model: onnx.ModelProto) -> None:
     made_by = {name: (i, node) for i, node in enumerate(graph.node) for name in node.output}
     known = _computable(graph, set(stored))
     new: Tensors = {}
+    values = _Values(model, stored, made_by, weights or Inside())
     for node in graph.node:
-        for name, tensor in _stored_for(node, stored, made_by, known, model):
+        for name, computed in _stored_for(node, values, known):
             if name not in new:
-                new[name] = tensor
+                new[name] = computed()
     graph.initializer.extend(new.values())
     kept = [n for n in graph.node if new.keys().isdisjoint(n.output)]
     nodes, names = needed(kept, [v.name for v in graph.output], lambda n: n.output, lambda n: n.input)
     _keep(graph, nodes, names)
 
 
-def _stored_for(
-    node: onnx.NodeProto,
-    stored: Tensors,
-    made_by: Makers,
-    known: set[str],
-    model: onnx.ModelProto,
-) -> Iterator[tuple[str, onnx.TensorProto]]:
+def _stored_for(node: onnx.NodeProto, values: _Values, known: set[str]) -> Iterator[Stored]:
     """Yield the tensors that are stored for ``node`` instead of being computed, by name."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
-    maker = _maker(made_by, node.input[1])
+    maker = _maker(values.made_by, node.input[1])
     if maker is not None and maker.op_type != "Constant" and node.input[1] in known:
-        (scale,) = _values(model, stored, made_by, [node.input[1]])
-        yield node.input[1], onnx.numpy_helper.from_array(scale, node.input[1])
+        yield node.input[1], functools.partial(values.as_tensor, node.input[1])
     if node.op_type == "QuantizeLinear" and set(filter(None, node.input)) <= known:
-        kind = _integer_type(stored, made_by, node)
+        kind = _integer_type(values.stored, values.made_by, node)
         if kind in INTEGER_RANGES:
-            x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
-            axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
-            limits = INTEGER_RANGES[kind]
-            whole = Quantiser(scale, zero if zero.size else None, limits, axis, block).quantised(x)
-            held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
-            yield node.output[0], ir.to_proto(ir.tensor(whole.astype(held), dtype=kind, name=node.output[0]))
-    maker = _maker(made_by, node.input[0])
+            yield node.output[0], functools.partial(_integers, node, kind, values)
+    maker = _maker(values.made_by, node.input[0])
     if node.op_type == "DequantizeLinear" and maker is not None and maker.op_type == "Cast" and node.input[0] in known:
-        (bias,) = _values(model, stored, made_by, [node.input[0]])
-        yield node.input[0], onnx.numpy_helper.from_array(bias, node.input[0])
+        yield node.input[0], functools.partial(values.as_tensor, node.input[0])
+
+
+def _integers(node: onnx.NodeProto, kind: ir.DataType, values: _Values) -> onnx.TensorProto:
+    """The result of a QuantizeLinear of stored numbers."""
+    source, scale, *point = node.input
+    axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
+    limits = INTEGER_RANGES[kind]
+    held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
+
+    def rounded() -> ir.TensorProtocol:
+        x, scales, points = values([source, scale, *point, ""][:3])
+        whole = Quantiser(scales, points if points.size else None, limits, axis, block).quantised(x)
+        return ir.tensor(whole.astype(held), dtype=kind, name=node.output[0])
+
+    if source not in values.stored:
+        return ir.to_proto(rounded())
+    shape = ir.Shape(tuple(values.stored[source].dims))
+    return values.weights.kept(ir.LazyTensor(rounded, kind, shape, name=node.output[0]))
 
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:
@@ -99,17 +170,35 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
     return known
 
 
-def _values(model: onnx.ModelProto, stored: Tensors, made_by: Makers, names: list[str]) -> list[Array]:
-    """The numbers of computable values; an empty array for one that is left out."""
-    computed = [n for n in names if n and n not in stored]
-    found = {n: onnx.numpy_helper.to_array(stored[n]) for n in names if n in stored}
-    if computed:
-        nodes, read = _makers(made_by, computed)
-        outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in computed]
-        part = onnx.helper.make_graph(nodes, "part", [], outputs, [stored[n] for n in read if n in stored])
-        made = onnx.helper.make_model(part, opset_imports=list(model.opset_import), ir_version=model.ir_version)
-        found |= dict(zip(computed, ReferenceEvaluator(made).run(None, {}), strict=True))
-    return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
+@dataclass(frozen=True)
+class _Values:
+    """The numbers of computable values of a graph."""
+
+    model: onnx.ModelProto
+    stored: Tensors
+    made_by: Makers
+    weights: Inside
+
+    def __call__(self, names: list[str]) -> list[Array]:
+        """The numbers of ``names``; an empty array for one that is left out."""
+        computed = [n for n in names if n and n not in self.stored]
+        found = {n: self.weights.numbers(self.stored[n]) for n in names if n in self.stored}
+        if computed:
+            nodes, read = _makers(self.made_by, computed)
+            outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in computed]
+            part = onnx.helper.make_graph(nodes, "part", [], outputs, [self._held(n) for n in read if n in self.stored])
+            opsets, version = list(self.model.opset_import), self.model.ir_version
+            made = onnx.helper.make_model(part, opset_imports=opsets, ir_version=version)
+            found |= dict(zip(computed, ReferenceEvaluator(made).run(None, {}), strict=True))
+        return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
+
+    def as_tensor(self, name: str) -> onnx.TensorProto:
+        (numbers,) = self([name])
+        return onnx.numpy_helper.from_array(numbers, name)
+
+    def _held(self, name: str) -> onnx.TensorProto:
+        tensor = self.stored[name]
+        return onnx.numpy_helper.from_array(self.weights.numbers(tensor), name) if is_external(tensor) else tensor
 
 
 def _makers(made_by: Makers, names: list[str]) -> tuple[list[onnx.NodeProto], set[str]]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 from gradgraph.arguments import WHOLE, Kind, checked, described
-from gradgraph.errors import DataError, ModelError, RuntimeUnavailableError, listed, shown
+from gradgraph.errors import DataError, ModelError, OutputError, RuntimeUnavailableError, listed, shown
 from gradgraph.export import Compared, compared, drawn
+from gradgraph.files import large_weights
+from gradgraph.files.aside import Folder
+from gradgraph.files.external import bytes_of, store_inside, store_outside, stored_values
+from gradgraph.files.large_weights import LEAST_BYTES, large_outside
+from gradgraph.files.mapped import passing_through
 from gradgraph.files.models import Source, load_model, save_model, to_proto
-from gradgraph.passes.stored_integers import store_integers
+from gradgraph.passes.stored_integers import with_stored_integers
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.in_order import in_order
@@ -33,12 +36,14 @@ from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
 from gradgraph.step.data_names import DataNames
+from gradgraph.surgery.operated import Result
 from gradgraph.surgery.quantised_training import qat
 
 __all__ = ["Quantized", "quantize"]
 
 Batch = Mapping[str, np.ndarray[Any, Any]]
 
+_FOLDER = "gradgraph.integers"  # Model.meta key: what keeps the file that the result lies in
 _COUNT = Kind("a positive whole number", lambda value: WHOLE.fits(value) and value > 0)
 
 
@@ -47,14 +52,15 @@ class Quantized:
     """The result of ``quantize``.
 
     Attributes:
-        result: the model with integers.
+        result: the model with integers: an ``onnx_ir.Model`` of one (large weights may lie in a temporary file, which
+            goes with it), else an ``onnx.ModelProto``.
         samples: how many of the calibration data there were; 0 if weights alone are integers.
-        bytes_before, bytes_after: of the whole files.
+        bytes_before, bytes_after: of the whole files, give or take some for each large weight.
         outputs: how each output compares with that of the float model: on the calibration data, or else on a batch that
             was drawn; empty where no batch that was drawn fits the model.
     """
 
-    result: onnx.ModelProto
+    result: Result
     samples: int
     bytes_before: int
     bytes_after: int
@@ -90,39 +96,64 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
     given = load_model(model)
-    outputs = len(given.graph.outputs)
-    before = to_proto(given)
-    bytes_before = before.ByteSize()
+    inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
     if plan is not None:  # integers come behind the columns, and these in front again
         cut_off(given, plan)
-        before = to_proto(given)
-    plain = Predictor(given, device="cpu")
-    size = plain.fixed_rows or batch_size
-    if calibration is None:
-        result = _weights_alone(before)
-        rng, samples = np.random.default_rng(0), 0
-        feeds = drawn(given, plain) if plan is None else plan.arrays(plan.drawn(rng, plain.fixed_rows or 8))
-        batches: list[Batch] = [] if feeds is None else [feeds]
-    else:
-        samples, batches = _read(calibration, plain, size)
-        plain(batches[0])  # says in our words what does not fit
-        result = _calibrated(before, batches)
-    del before  # the float weights lie in memory no longer while both models run
-    small = load_model(result)
-    found = compared(plain, Predictor(small, plain.outputs, device="cpu"), batches)
-    if plan is not None:
+    with passing_through([tensor.numpy() for tensor in large_outside(given)]):
+        plain = Predictor(given, device="cpu", packs=False)
+        size = plain.fixed_rows or batch_size
+        if calibration is None:
+            small, samples, feeds = _rounded(given), 0, _drawn(given, plain)
+            batches: list[Batch] = [] if feeds is None else [feeds]
+        else:
+            samples, batches = _read(calibration, plain, size)
+            plain(batches[0])  # says in our words what does not fit
+            small = _calibrated(given, batches)
+        found = compared(plain, Predictor(small, plain.outputs, device="cpu", packs=False), batches)
+    if inputs != _inputs(given):
         serve(small, plain.names, own_outputs=outputs > len(given.graph.outputs))
-        result = to_proto(small)
-    return Quantized(result, samples, bytes_before, result.ByteSize(), found)
+    after = _file_size(small)
+    return Quantized(small if isinstance(model, ir.Model) else to_proto(small), samples, before, after, found)
 
 
-def _weights_alone(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights as integers, in a new message: protobuf keeps what is taken out of one."""
-    result = qat(model, weights="int8", activations=None)
-    assert isinstance(result, onnx.ModelProto)
-    store_integers(result)
-    return onnx.ModelProto.FromString(result.SerializeToString())
+def _inputs(model: ir.Model) -> list[str | None]:
+    return [value.name for value in model.graph.inputs]
+
+
+def _file_size(model: ir.Model) -> int:
+    """The bytes of a file of ``model``, but for what says how long large weights are."""
+    slim, weights = model.clone(), 0
+    for value in stored_values(slim):
+        size = bytes_of([value])
+        if size >= LEAST_BYTES or isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value, weights = ir.tensor(np.zeros(0, np.float32), name=value.name), weights + size
+    return weights + len(ir.to_proto(slim).SerializeToString())
+
+
+def _rounded(model: ir.Model) -> ir.Model:
+    """``model`` with weights alone stored as integers; large ones lie in a temporary file, which goes with it."""
+    rounded = qat(model, weights="int8", activations=None)
+    assert isinstance(rounded, ir.Model)
+    result = with_stored_integers(rounded)
+    computed = [v for v in result.graph.initializers.values() if isinstance(v.const_value, ir.LazyTensor)]
+    if bytes_of(computed) >= large_weights.LEAST_KEPT:
+        folder = result.meta[_FOLDER] = Folder()
+        with contextlib.suppress(OutputError):  # no room: they stay in memory
+            store_outside(computed, folder.path, "integers.data")
+    for value in computed:
+        if isinstance(value.const_value, ir.LazyTensor):
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    return result
+
+
+def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
+    """A batch of what the model takes behind the columns of its table, if there are any."""
+    if predictor.names.preprocess is None:
+        return drawn(model, predictor)
+    rng = np.random.default_rng(0)
+    plan = predictor.names.preprocess
+    return plan.arrays(plan.drawn(rng, predictor.fixed_rows or 8))
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
@@ -147,7 +178,7 @@ def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]
     return rows, [filled(batch, size if predictor.fixed_rows else 0)[0] for batch in parts]
 
 
-def _calibrated(model: onnx.ModelProto, batches: list[Batch]) -> onnx.ModelProto:
+def _calibrated(model: ir.Model, batches: list[Batch]) -> ir.Model:
     """The model as onnxruntime's quantiser writes it, with ranges found on ``batches``."""
     try:
         from onnxruntime.quantization import CalibrationDataReader, quantize_static
@@ -165,17 +196,21 @@ def _calibrated(model: onnx.ModelProto, batches: list[Batch]) -> onnx.ModelProto
         def get_next(self) -> Any:
             return dict(found) if (found := next(self._batches, None)) is not None else None
 
-    with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder, _quiet():
-        plain, prepared, written = (Path(folder, f"{name}.onnx") for name in ("plain", "prepared", "integers"))
+    folder = Folder()
+    plain, prepared, written = (folder.path / f"{name}.onnx" for name in ("plain", "prepared", "integers"))
+    with _quiet():
         try:
-            save_model(model, plain)  # of a model in memory it moves all constants into a file, and does not find them
+            inside = model.clone()  # of other data, or of a model in memory, it does not find what it moves about
+            store_inside(stored_values(inside))
+            save_model(inside, plain)
             quant_pre_process(plain, prepared, skip_symbolic_shape=True)
             quantize_static(prepared, written, Reader(), per_channel=True)
         except Exception as error:  # it raises whatever it meets
             raise ModelError(f"onnxruntime's quantiser refuses the model: {shown(error)}") from None
-        result = to_proto(load_model(written))
-    known = {p.key for p in result.metadata_props}
-    result.metadata_props.extend(p for p in model.metadata_props if p.key not in known)
+    result = load_model(written)
+    result.meta[_FOLDER] = folder
+    for key, value in model.metadata_props.items():
+        result.metadata_props.setdefault(key, value)
     return result
 
 

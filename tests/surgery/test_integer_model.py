@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from running import run
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import BuildError, DataError
+from gradgraph.errors import BuildError, DataError, OutputError
+from gradgraph.files import large_weights
+from gradgraph.files.models import to_proto
 from gradgraph.frontend import nn
+from gradgraph.surgery import integer_model
 
 ROWS = 96
 
@@ -75,6 +79,40 @@ def test_weights_alone_are_integers_without_data(name: str) -> None:
     exact, found = (run(m, {"x": data(shape)})["output"] for m in (model, small.result))
     assert 0 < np.abs(exact - found).max() < 0.02 * np.abs(exact).max()
     assert "weights are int8" in str(small)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("room", [True, False])
+def test_large_weights_are_read_from_their_file(
+    calibrated: bool, room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The integers are those of a model in memory, and lie in a file as well, or in memory where there is no room."""
+    model = frontend.export(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)), {"x": ("batch", 512)})
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
+    model = onnx.load(tmp_path / "m.onnx")  # which has moved its weights away
+    calibration = {"x": data((512,))} if calibrated else None
+    expected = gg.quantize(model, calibration)
+    monkeypatch.setattr(large_weights, "LEAST_KEPT", 1)
+    if not room:
+        monkeypatch.setattr(integer_model, "store_outside", full_disk)
+    found = gg.quantize(ir.load(tmp_path / "m.onnx"), calibration)
+    assert isinstance(found.result, ir.Model)
+    large = [
+        t for v in found.result.graph.initializers.values() if (t := v.const_value) is not None and t.size > 200_000
+    ]
+    assert [t.dtype for t in large] == [ir.DataType.INT8] * 2
+    assert all(isinstance(t, ir.ExternalTensor) for t in large) == (room and not calibrated)
+    for other in (to_proto(found.result), gg.quantize(tmp_path / "m.onnx", calibration).result):
+        arrays = {t.name: onnx.numpy_helper.to_array(t) for t in other.graph.initializer}
+        assert arrays.keys() == {t.name for t in expected.result.graph.initializer}
+        for tensor in expected.result.graph.initializer:
+            np.testing.assert_array_equal(arrays[tensor.name], onnx.numpy_helper.to_array(tensor))
+        assert [n.op_type for n in other.graph.node] == [n.op_type for n in expected.result.graph.node]
+    assert found.outputs == expected.outputs
+
+
+def full_disk(*_: Any) -> None:
+    raise OutputError("no space is left")
 
 
 def test_names_of_classes_stay() -> None:
