@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import DTypeLike
 
 Array = np.ndarray[Any, Any]
 
@@ -50,12 +51,13 @@ class Quantiser:
             offsets = offsets - self._spread(self.points.astype(np.float32), numbers.shape)
         return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
 
-    def quantised(self, floats: Array) -> Array:
-        """``clip(round(w/s) + z)``, rounded to even, as int64."""
-        whole = np.rint(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
-        if self.points is not None:
+    def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
+        """``clip(round(w/s) + z)``, rounded to even, as ``dtype``; one copy of ``floats`` is made beside the result."""
+        whole = np.asarray(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
+        np.rint(whole, out=whole)
+        if self.points is not None and self.points.any():
             whole = whole + self._spread(self.points.astype(np.float32), floats.shape)
-        return np.asarray(np.clip(whole, *self.limits).astype(np.int64))
+        return np.asarray(np.clip(whole, *self.limits, out=whole).astype(dtype))
 
     @property
     def middle(self) -> int | None:

@@ -142,8 +142,8 @@ def _integers(node: onnx.NodeProto, kind: ir.DataType, values: _Values) -> onnx.
 
     def rounded() -> ir.TensorProtocol:
         x, scales, points = values([source, scale, *point, ""][:3])
-        whole = Quantiser(scales, points if points.size else None, limits, axis, block).quantised(x)
-        return ir.tensor(whole.astype(held), dtype=kind, name=node.output[0])
+        whole = Quantiser(scales, points if points.size else None, limits, axis, block).quantised(x, held)
+        return ir.tensor(whole, dtype=kind, name=node.output[0])
 
     if source not in values.stored:
         return ir.to_proto(rounded())

@@ -68,7 +68,8 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
     read[LABELS] = _by_pairs(op, graph, labels, sizes)
     op.finish(graph, before=graph[0])
     graph.outputs[:] = []
-    results = dict(zip((LOG_PROBABILITY, TOKENS), _of_answers(op, op.wrap(scores), read[LABELS]), strict=True))
+    probable, tokens = _of_answers(op, op.wrap(scores), read[LABELS])
+    results: dict[str, Var] = {LOG_PROBABILITY: probable, TOKENS: tokens}
     if next_token:
         results[NEXT_TOKEN] = _behind(op, op.wrap(scores))
     for name, result in results.items():
