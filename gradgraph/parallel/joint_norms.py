@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.autodiff.after import NAME as AFTER
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
@@ -124,7 +125,7 @@ class _Joining:
         self.editor = Editor(model)
         self.messages: list[Message] = []
         self._nexts = nexts
-        self._counts: dict[ir.Value, Var] = {}  # by the mean of a norm
+        self._counts: dict[ir.Value | None, Var] = {}  # by the mean of a norm
 
     def forward(self, node: ir.Node) -> None:
         """Let a norm in training mode normalise by the statistics of all ranks."""
@@ -154,13 +155,13 @@ class _Joining:
 
     def backward(self, node: ir.Node) -> None:
         """Let the gradient of a norm follow from the sums of all ranks."""
-        if node.inputs[3] not in self._counts or operator_name(node.op_type) != _GRADIENTS[0]:
+        count = self._counts.get(_kept(node.inputs[3]))
+        if count is None or operator_name(node.op_type) != _GRADIENTS[0]:
             raise BuildError(f"{describe(node)} is the gradient of a norm that cannot be synchronised; leave "
                              "sync_batch_norm out")  # fmt: skip
         op = self.editor.op
         op.scope = node.name or ""
         inputs = [op.wrap(v) for v in node.inputs if v is not None]
-        count = self._counts[inputs[3].value]
         dy, x, scale, mean, var = (op.like(op.cast(v, count.dtype), v) for v in inputs)
         centred = x - columns(op, mean, x)
         own = channel_sums(op, dy), channel_sums(op, dy * centred)
@@ -214,6 +215,15 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
     editor.place(divisions[0])
     for node in divisions:
         node.replace_input_with(1, safe.value)
+
+
+def _kept(value: ir.Value | None) -> ir.Value | None:
+    """The value that a copy of the forward pass reads late."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
+            break
+        value = node.inputs[0]
+    return value
 
 
 def _wide(x: Var) -> ir.DataType:

@@ -225,7 +225,6 @@ WRITERS = {
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
-    "gradgraph/surgery/integer_model.py": {"TemporaryDirectory"},
     "gradgraph/files/aside.py": {"mkdtemp", "open"},
     "gradgraph/chat/answers.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
