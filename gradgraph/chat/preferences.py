@@ -115,7 +115,7 @@ class PairBatches(Loadable):
 
     @property
     def good(self) -> Array:
-        """Of each pair, whether its first answer is a good one ``[pairs]``."""
+        """Whether the first answer of each pair is a good one ``[pairs]``."""
         return np.array([pair.good for pair in self.samples], bool)
 
     @property

@@ -70,7 +70,7 @@ class TrainerSteps(OneByOne):
         return np.asarray(scores[0, -1])
 
     def _told(self, tokens: Array) -> Any:
-        """What the model gives for one text, ``[1, length]`` or ``[1, 2, length]``."""
+        """The output of the model for one text, ``[1, length]`` or ``[1, 2, length]``."""
         own = {SEGMENTS: np.ones_like(tokens), POSITIONS: np.arange(tokens.shape[-1])[None],
                LABELS: np.full_like(tokens, IGNORED)}  # fmt: skip
         inputs = self._trainer.manifest.inputs

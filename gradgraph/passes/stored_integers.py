@@ -41,7 +41,7 @@ class Inside:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
 
     def kept(self, tensor: ir.LazyTensor) -> onnx.TensorProto:
-        """What the message has of integers."""
+        """The tensor of integers as the message has it."""
         return ir.to_proto(tensor)
 
 

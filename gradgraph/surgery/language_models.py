@@ -259,7 +259,7 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 
 
 def mixing(model: ir.Model) -> str | None:
-    """What a model that generates has, by which texts in one row would see each other; None where they would not."""
+    """The part of a model that generates by which texts in one row would see each other; None where they would not."""
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"

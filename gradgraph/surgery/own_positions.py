@@ -76,7 +76,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """What has the same numbers in another shape."""
+    """The value of the same numbers before they were given another shape."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:
