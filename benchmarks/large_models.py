@@ -164,7 +164,9 @@ def _rms(model: Writer, x: str, at: str, width: int) -> str:
 
 def _packed(model: Writer, x: str, at: str, inputs: int, outputs: int) -> str:
     blocks = inputs // BLOCK
-    packed = model.weight(f"{at}.weight", model.rng.integers(0, 256, (outputs, blocks, BLOCK // 2), np.uint8))
+    # without 0, their mean is the zero point, 8: else all tokens become alike from layer to layer, and nothing learns
+    low, high = model.rng.integers(1, 16, (2, outputs, blocks, BLOCK // 2), np.uint8)
+    packed = model.weight(f"{at}.weight", low | high << 4)
     scales = model.weight(f"{at}.scales", np.full(outputs * blocks, 0.2 / math.sqrt(inputs), np.float32))
     sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK}
     return model.node("MatMulNBits", [x, packed, scales], f"{at}.out", domain="com.microsoft", **sizes)

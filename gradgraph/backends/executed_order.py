@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 
 
 def as_executed(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of ``graph`` in the order in which onnxruntime computes them, as far as it leaves them what they are.
+    """The nodes of ``graph`` in the order in which onnxruntime computes them, as far as it keeps them."""
+    place = {node: i for i, node in enumerate(graph)}
+    needed = [{place[m] for x in reads(node) if (m := x.producer()) in place} for node in place]
+    nodes = list(place)
+    return [nodes[i] for i in executed_order(needed)]
+
+
+def executed_order(needed: Sequence[Collection[int]]) -> list[int]:
+    """The order in which onnxruntime computes nodes.
 
     It begins at the last node that nobody reads, and computes first what the last of several inputs needs.
+
+    Args:
+        needed: of each node those that write its inputs, by their places in the file.
     """
-    place = {node: i for i, node in enumerate(graph)}
-    before = {node: sorted({place[m] for x in reads(node) if (m := x.producer()) in place}) for node in place}
-    nodes, found, seen = list(place), list[ir.Node](), set[int]()
-    stack = [(i, False) for i, node in enumerate(nodes) if not any(y.uses() for y in node.outputs)]
+    found, seen = list[int](), set[int]()
+    stack = [(i, False) for i in sorted(set(range(len(needed))).difference(*needed))]
     while stack:
         i, is_ready = stack.pop()
         if is_ready:
-            found.append(nodes[i])
+            found.append(i)
         elif i not in seen:
             seen.add(i)
             stack.append((i, True))
-            stack.extend((j, False) for j in before[nodes[i]])
+            stack.extend((j, False) for j in sorted(needed[i]))
     return found

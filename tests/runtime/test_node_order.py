@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import helper, parser
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
 from gradgraph.runtime.execution import opened
-from gradgraph.runtime.execution.node_order import in_good_order
+from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 
 STEP = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -85,3 +89,34 @@ def test_a_step_gives_the_same_in_either_order(optimizer: str, monkeypatch: pyte
     monkeypatch.setattr(opened, "in_good_order", kept)
     assert losses() == found
     assert all(moved)
+
+
+def ran(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """The nodes in the order in which onnxruntime computes them as they are."""
+    settings = ort.SessionOptions()
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
+    session = ort.InferenceSession(model.SerializeToString(), settings)
+    session.run(None, {"x": np.ones(4, np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [e["name"].removesuffix("_kernel_time") for e in events if e["name"].endswith("_kernel_time")]
+
+
+def test_what_stands_in_the_order_of_execution_is_executed_in_it_again(tmp_path: Path) -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        pieces (float[4] x) => (float[4] y, float[4] z) {
+            a1 = Neg (x)
+            b1 = Neg (a1)
+            z = Exp (b1)
+            a2 = Sin (x)
+            b2 = Add (a2, b1)
+            a3 = Cos (x)
+            b3 = Add (a3, b2)
+            y = Sum (b1, b2, b3)
+        }""")
+    for node in model.graph.node:
+        node.name = node.output[0]
+    written = outputs(model)
+    assert ran(model, tmp_path) != written
+    assert ran(computed_as_written(model), tmp_path) == written

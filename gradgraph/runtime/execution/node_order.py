@@ -13,6 +13,10 @@ what it is computed from (the logarithms of all scores of a language model) woul
 6.4 GB that way, and 5.5 GB if it begins with the loss. Behind that come the updates, the one whose gradient comes first
 last in the file: where the first of them needs the whole backward pass, all other gradients of weights wait for it with
 what they are computed from (Stable Diffusion's U-Net, whose middle has the last names: 256 MiB in place of 18).
+
+What it has optimised it writes in the order in which it computes. Of that file it would compute the nodes nearly the
+other way round, wherever a node has several inputs: scores in pieces all lay in memory at once. ``computed_as_written``
+puts them so that it computes them as they stood.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Collection
 
 import onnx
 
+from gradgraph.backends.executed_order import executed_order
 from gradgraph.files.protos import reads
 
 _BACKWARD = "grad/"  # what the names of nodes of the backward pass begin with
@@ -52,4 +57,18 @@ def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Col
         return (1, 0) if is_read else (2, -gradient[node.output[0]])
 
     model.graph.node.sort(key=place)
+    return model
+
+
+def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Move nodes of ``model`` in place, and return it, so that onnxruntime computes them in the order that they had.
+
+    They get the order in which onnxruntime would compute them as they stand. Of that one it makes the first again, but
+    for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
+    """
+    nodes = model.graph.node
+    writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    order = executed_order([{writer[name] for name in reads(node) if name in writer} for node in nodes])
+    places = iter(sorted(range(len(order)), key=order.__getitem__))
+    nodes.sort(key=lambda _: next(places))
     return model

@@ -34,7 +34,7 @@ from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
-from gradgraph.runtime.execution.node_order import in_good_order
+from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
 from gradgraph.runtime.execution.ort_values import fetched, to_ortvalue
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
@@ -349,11 +349,8 @@ class OpenedStep:
         else:
             session, executed = self._session(model, packs=packs), None
         if name is not None:
-            if executed is not None and not has_all and not openings.lies_beside(executed, model, self.weights.holds):
-                whole = None
-            else:  # onnxruntime finds an order of its own in a file, and not the one that it wrote
-                whole = executed and self._in_order(executed)
-            openings.keep(name, source, model, whole)
+            is_whole = executed is not None and (has_all or self._is_whole(executed, model))
+            openings.keep(name, source, model, executed if is_whole else None)
         return session, executed if tells else None
 
     def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
@@ -374,11 +371,11 @@ class OpenedStep:
                 path = Path(folder) / "executed.onnx"
                 if self._copies_many(model, packs):  # which one that does not run leaves where they are
                     self._session(model, path, runs=False)
-                    executed = onnx.load(path, load_external_data=False)
+                    executed = computed_as_written(onnx.load(path, load_external_data=False))
                     if self._is_whole(executed, model):
-                        return self._of_executed(self._in_order(executed), packs), executed
+                        return self._of_executed(executed, packs), executed
                 session = self._session(model, path, packs)
-                return session, onnx.load(path, load_external_data=False)
+                return session, computed_as_written(onnx.load(path, load_external_data=False))
         except (GradgraphError, OSError):
             if tells and self.options.in_place is True:
                 raise

@@ -3,7 +3,7 @@
 To open a step is to lower it for the machine, and to let onnxruntime optimise what was lowered. Both depend on the step
 and on what a key is made of: sizes, options, processor, versions, the files of this package. What onnxruntime executed
 is kept under that key. Loaded again without optimisations, it has the same nodes, so results have the same bits. They
-are put in good order again, or weights that are dequantised would all lie in memory before the first one is read.
+are kept in an order of which onnxruntime makes the one that it had, so memory is the same, too (``node_order``).
 
 Large constants of the step, and weights beside it, are not kept a second time: they are taken from the step.
 
