@@ -2,7 +2,8 @@
 
     python -m benchmarks.size_curve [--save] [--sizes 0.1,0.5] [--places inside] [--folder DIR]
 
-With ``--folder``, what was measured is kept there (curve.json), and a second run goes on from it.
+It needs five times the largest size on the disk. With ``--folder``, what was measured is kept there (curve.json), and a
+second run goes on from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks.large_memory import watched, write_model
 
-SIZES = (0.01, 0.1, 0.5, 1.3, 2.4)
+SIZES = (0.01, 0.1, 0.5, 1.3, 2.4, 6, 10)
 PLACES = ("beside", "inside")
 MOST_INSIDE = 1.9  # GB that protobuf holds
 # stages, in an order in which each finds what it reads; and the weights that count as state or as what is computed with
@@ -26,6 +27,8 @@ STAGES = {
     "lora": 0, "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
     "cli evaluate": 0, "cli predict": 1, "cli export": 0, "cli small": 0, "cli merge": 0,
 }  # fmt: skip
+# what a stage writes that a later one reads, and the last of these; all else goes at once
+READ_LATER = {"step": "cli small", "all": "export all", "export/all.ckpt": "resume", "export/lora.onnx": "cli merge"}
 FLOOR = 0.1  # GB: modules that are imported late, graphs, sessions; a model of 10 MB takes it, too
 PAGE = Path(__file__).parent.parent / "docs/how-to/large-models.md"
 BEGIN, END = "<!-- curve: written by benchmarks/size_curve.py -->", "<!-- end of the curve -->"
@@ -51,7 +54,7 @@ def _measured(folder: Path, size: float, place: str) -> Iterator[tuple[str, dict
     (folder / "export").mkdir(parents=True, exist_ok=True)
     memory = folder / "curve.json"
     known = json.loads(memory.read_text()) if memory.exists() else {}
-    if STAGES.keys() - known.keys():
+    if STAGES.keys() - known.keys() and not (folder / "model.onnx").exists():
         write_model(folder / "model.onnx", "backbone", size, place == "inside")
     for name in STAGES:
         if name not in known:
@@ -59,11 +62,23 @@ def _measured(folder: Path, size: float, place: str) -> Iterator[tuple[str, dict
             known[name] = {"weights": weights, **watched(name, folder, share=False)}
             memory.write_text(json.dumps(known, indent=1))
             print(f"{size:g} GB {place} {name}: {_cell(known[name])}", flush=True)
+            _clear(folder, name)
         yield name, known[name]
-    for part in ("step", "all", "export"):
-        shutil.rmtree(folder / part, ignore_errors=True)
     for path in folder.glob("model.onnx*"):
         path.unlink()
+
+
+def _clear(folder: Path, stage: str) -> None:
+    """Remove what no stage after ``stage`` reads."""
+    names = list(STAGES)
+    needed = [folder / path for path, last in READ_LATER.items() if names.index(last) > names.index(stage)]
+    for path in [folder / "step", folder / "all", *(folder / "export").glob("*")]:
+        if any(path.name.startswith(kept.name) for kept in needed):  # with its data
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _cell(row: dict[str, Any]) -> str:
