@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from gradgraph.errors import GradgraphError, shown
 from gradgraph.export.artifacts import Path, Weights, opened_trainer
-from gradgraph.files.float16_weights import STORED
 from gradgraph.files.models import Source, load_model, to_proto
 from gradgraph.graph.shapes import OPSET
 from gradgraph.runtime.execution.predictor import Predictor
@@ -120,10 +119,7 @@ def export_report(
 def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> ExportReport:
     """As ``export_report``, beside a trainer with the weights that were exported."""
     exported = load_model(model)
-    # Casts of weights that are stored as float16 would be computed in advance, and all of these lie in memory
-    few = any(name.endswith(STORED) for name in exported.graph.initializers)
-    options = RuntimeOptions(optimization="none") if few else None
-    after = Predictor(exported, device="cpu", packs=False, options=options)
+    after = Predictor(exported, device="cpu", packs=False)
     names = [o.name for o in trainer.definition.eval.graph.output]
 
     plan = after.names.preprocess

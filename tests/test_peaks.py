@@ -30,7 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 BOUNDS = {
     "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "resume": 1.5, "export all": 1.5, "train": 1.5,
     "predict .onnx": 1.5, "cli train": 1.7, "cli small": 0.5, "cli flat": 1.7, "cli ort": 3.0,
-    "cli int8": 1.5, "lora": 0.5, "train lora": 3.0,
+    "cli int8": 0.9, "lora": 0.5, "train lora": 3.0,
 }  # fmt: skip
 
 

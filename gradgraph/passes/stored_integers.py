@@ -110,7 +110,7 @@ def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> Non
     for node in graph.node:
         for name, computed in _stored_for(node, values, known):
             if name not in new:
-                new[name] = computed()
+                new[name] = stored[name] = computed()
     graph.initializer.extend(new.values())
     kept = [n for n in graph.node if new.keys().isdisjoint(n.output)]
     nodes, names = needed(kept, [v.name for v in graph.output], lambda n: n.output, lambda n: n.input)
@@ -184,28 +184,30 @@ class _Values:
         computed = [n for n in names if n and n not in self.stored]
         found = {n: self.weights.numbers(self.stored[n]) for n in names if n in self.stored}
         if computed:
-            nodes, read = _makers(self.made_by, computed)
-            outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in computed]
-            part = onnx.helper.make_graph(nodes, "part", [], outputs, [self._held(n) for n in read if n in self.stored])
+            nodes, read = _makers(self.made_by, computed, self.stored)
+            # inputs, not initializers: an evaluator refers to itself, and would keep these until Python looks for that
+            given = {n: self.weights.numbers(self.stored[n]) for n in read if n in self.stored}
+            inputs, outputs = (
+                [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in ends]
+                for ends in (given, computed)
+            )
+            part = onnx.helper.make_graph(nodes, "part", inputs, outputs)
             opsets, version = list(self.model.opset_import), self.model.ir_version
             made = onnx.helper.make_model(part, opset_imports=opsets, ir_version=version)
-            found |= dict(zip(computed, ReferenceEvaluator(made).run(None, {}), strict=True))
+            found |= dict(zip(computed, ReferenceEvaluator(made).run(None, given), strict=True))
         return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
 
     def as_tensor(self, name: str) -> onnx.TensorProto:
         (numbers,) = self([name])
         return onnx.numpy_helper.from_array(numbers, name)
 
-    def _held(self, name: str) -> onnx.TensorProto:
-        tensor = self.stored[name]
-        return onnx.numpy_helper.from_array(self.weights.numbers(tensor), name) if is_external(tensor) else tensor
 
-
-def _makers(made_by: Makers, names: list[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that compute these values, in the order of the graph, and all that they read."""
+def _makers(made_by: Makers, names: list[str], stored: Tensors) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that compute these values of what is stored, in the order of the graph, and all that they read."""
     found, read, waiting = dict[int, onnx.NodeProto](), set(names), list(names)
     while waiting:
-        place, node = made_by.get(waiting.pop(), (0, None))
+        name = waiting.pop()
+        place, node = (0, None) if name in stored else made_by.get(name, (0, None))
         if node is not None and place not in found:
             found[place] = node
             read.update(filter(None, node.input))

@@ -8,11 +8,13 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files.float16_weights import STORED
 from gradgraph.graph.shapes import as_dims, shape_of
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.frozen_weights import proto_and_weights
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
+from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.session import (
     Device,
     Placement,
@@ -33,8 +35,9 @@ class Predictor:
         model: with all its weights inside, or beside it.
         outputs: those to compute, in this order; all by default.
         device: where to run.
-        packs: whether onnxruntime may copy large weights into the order in which products read them.
-        options: settings of onnxruntime.
+        packs: whether onnxruntime may copy large weights into the order in which products read them. Else it also
+            computes the floats of weights in few bits in each run, node by node, as the file says.
+        options: settings of onnxruntime, where no weights are in few bits or it packs them.
 
     Attributes:
         specs: the inputs.
@@ -68,6 +71,8 @@ class Predictor:
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
+        if not packs and _in_few_bits(model):
+            options, proto = RuntimeOptions(optimization="none"), in_good_order(proto, self.specs, ())
         self._session = create_session(proto, Placement.choose(device), options, weights, packs=packs)
 
     @property
@@ -105,6 +110,17 @@ def is_probable(value: ir.Value) -> bool:
         shape = shape_of(value)
         return shape is not None and len(shape) > 0 and shape[1:] in ((), (1,))
     return found.axis in (None, -1, 1)
+
+
+def _in_few_bits(model: ir.Model) -> bool:
+    """Are weights stored as float16, or as integers of which products read floats?
+
+    An optimised session has copies of these: it computes Casts in advance, and makes MatMulNBits of a DequantizeLinear
+    and a product. Where data are integers, too, there are products of integers, which read them as they are stored.
+    """
+    operators = {node.op_type for node in model.graph}
+    few = any(name.endswith(STORED) for name in model.graph.initializers)
+    return few or ("DequantizeLinear" in operators and "QuantizeLinear" not in operators)
 
 
 def _spec(value: ir.Value) -> TensorSpec:
