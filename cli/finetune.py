@@ -75,11 +75,13 @@ def command(
     from gradgraph.chat.prompts import prompts_in
 
     if show is not None:
-        examples = shown_examples(folder, data, show, columns=columns, template=template)
+        with output.told_by("gradgraph.chat"):
+            recipe = Recipe().changed(options)
+            examples = shown_examples(folder, data, show, recipe=recipe, columns=columns, template=template)
         if as_json:
             output.emit_json([[{"text": text, "learnt": learnt} for text, learnt in pieces] for pieces in examples])
         else:
-            _print(examples)
+            _print(examples, ("chosen", "rejected") if recipe.compares else ())
         return
     if out is None:
         raise click.UsageError("nothing says where to write; give -o FOLDER, or --show 3 to look at the data")
@@ -102,14 +104,19 @@ def command(
     output.say(f"{found.figures['steps']} steps, {found.figures['tokens_a_second']:,.0f} tokens a second; wrote {out}")
 
 
-def _print(examples: Sequence[Sequence[tuple[str, bool]]]) -> None:
-    """Each example, with what is learnt in green; without colours between ⟦ and ⟧."""
+def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str]) -> None:
+    """Each example, with what is learnt in green; without colours between ⟦ and ⟧.
+
+    Args:
+        names: of the answers of a row, which are examples of their own; none where a row is one example.
+    """
     from rich.text import Text
 
     console = output.console()
-    for number, pieces in enumerate(examples, 1):
-        count = sum(learnt for _, learnt in pieces)
-        text = Text(f"--- {number}, {count} answer{'s' * (count != 1)}\n", style="bold")
+    for i, pieces in enumerate(examples):
+        count, of_a_row = sum(learnt for _, learnt in pieces), max(len(names), 1)
+        told = names[i % of_a_row] if names else f"{count} answer{'s' * (count != 1)}"
+        text = Text(f"--- {i // of_a_row + 1}, {told}\n", style="bold")
         for piece, learnt in pieces:
             safe = output.lines_of(piece)
             marked = safe if not learnt or console.color_system else f"⟦{safe}⟧"

@@ -12,6 +12,7 @@ from gradgraph.chat.option_fields import changed_options, check_options, number,
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
 LONG = ("error", "drop", "cut")
+DESIRABLE = "desirable"  # the target of a loss that reads one answer a row
 NEXT_TOKEN = "cross_entropy"
 FLOAT, REQUANTISED = "float", "requantised"
 MERGE = (FLOAT, REQUANTISED, "none")
@@ -123,6 +124,11 @@ class Recipe:
         return self.loss != NEXT_TOKEN
 
     @property
+    def compares(self) -> bool:
+        """Whether rows hold two answers; kto reads one, and whether it is good."""
+        return self.prefers and not reads_labels(self.loss)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the loss is the mean of −log p alone, whose exponential is the perplexity."""
         return self.label_smoothing == 0 and self.z_loss == 0
@@ -143,6 +149,13 @@ def _check_preferences(loss: str) -> None:
 
     if loss not in PREFERENCES:
         raise ArgumentError(f"fine-tuning has no loss '{shown(loss)}'{suggestion(loss, [NEXT_TOKEN, *PREFERENCES])}")
+
+
+def reads_labels(loss: str) -> bool:
+    """Whether a loss of preferences reads one answer a row, and whether that is good."""
+    from gradgraph import losses
+
+    return any(target.name == DESIRABLE for target in losses.by_name(loss).targets)
 
 
 # options that may differ in a run that goes on

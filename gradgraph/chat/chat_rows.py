@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,15 @@ from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
 from gradgraph.text.frame_columns import FrameColumns, is_missing
 
+log = logging.getLogger("gradgraph.chat")
+
 LARGEST = 1 << 30  # bytes of a file of lines: all rows are held in memory, several times as large
 LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+VARIABLES = "chat_template_kwargs"  # a column of other variables of the template, by name
+_OF_TEMPLATES = ("tools", VARIABLES)
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 
@@ -37,10 +43,10 @@ class Kind:
 
 # the first whose columns are all there
 KINDS: dict[str, Kind] = {
-    "preference": Kind(("chosen", "rejected"), ("prompt", "tools")),
-    "unpaired": Kind(("prompt", "completion", "label"), ("tools",)),
-    "messages": Kind(("messages",), ("tools",)),
-    "prompt": Kind(("prompt", "completion"), ("tools",)),
+    "preference": Kind(("chosen", "rejected"), ("prompt", *_OF_TEMPLATES)),
+    "unpaired": Kind(("prompt", "completion", "label"), _OF_TEMPLATES),
+    "messages": Kind(("messages",), _OF_TEMPLATES),
+    "prompt": Kind(("prompt", "completion"), _OF_TEMPLATES),
     "text": Kind(("text",)),
 }
 
@@ -68,7 +74,7 @@ class Rows(Sequence[Row]):
         return Rows(self.kind, [self._rows[i] for i in numbers], self.where, lambda i: self.place(numbers[i]))
 
 
-def read(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
+def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[str] = ()) -> Rows:
     """Read chat data, and check every row.
 
     The columns say which kind they are: ``messages``; ``prompt`` and ``completion``; ``text``; ``chosen`` and
@@ -80,6 +86,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
         source: the path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet``; a data frame, an Arrow table, a
             dataset of Hugging Face, a dict of lists, or a list of dicts.
         columns: the names that your columns have, where they have others: ``{"prompt": "question"}``.
+        kinds: names of ``KINDS`` that are taken first, where the data have columns of several.
 
     Raises:
         DataError: it cannot be read, has no columns of such names, or a row is wrong; the message says which.
@@ -88,7 +95,10 @@ def read(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
     if not raw:
         raise DataError(f"{where} has no rows; give at least one")
     renamed = [_renamed(row, columns or {}, i, place) for i, row in enumerate(raw)]
-    kind = _kind_of(renamed[0], where)
+    kind = _kind_of(renamed[0], where, kinds)
+    unread = [name for name in renamed[0] if name not in (*KINDS[kind].needs, *KINDS[kind].may)]
+    if unread:
+        log.info("of the columns of %s, these are not read: %s", where, listed(unread))
     faults = ((i, fault) for i, row in enumerate(renamed) if (fault := _fault(kind, row)))
     first = next(faults, None)
     if first is not None:
@@ -169,12 +179,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if not is_missing(item)}
+        return {
+            str(key): _plain(item) for key, item in value.items() if not is_missing(item) or _is_content(key, value)
+        }
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if is_missing(value) else value
+
+
+def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
+    """Whether a key is what a message says, which may be nothing: templates ask whether it is none."""
+    return key == "content" and "role" in value
 
 
 # --- what a row holds --------------------------------------------------------------------------------------------
@@ -192,6 +209,10 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
     for name in ("messages", "prompt", "completion", "chosen", "rejected", "tools"):
         if name in found:
             found[name] = _messages(_from_text(found[name], name))
+    if isinstance(prompt := found.get("prompt"), str) and _repeat(prompt, found.get("chosen"), found.get("rejected")):
+        del found["prompt"]
+    if isinstance(variables := found.get(VARIABLES), str):
+        found[VARIABLES] = _from_text(variables, VARIABLES)
     if isinstance(label := found.get("label"), str):  # of a table of texts
         found["label"] = _LABELS.get(label.strip().lower(), label)
     return found
@@ -199,7 +220,7 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
 
 def _from_text(value: Any, name: str) -> Any:
     """A list that stands in a table as the text of its JSON."""
-    if not isinstance(value, str) or not (name in ("messages", "tools") or value.startswith("[{")):
+    if not isinstance(value, str) or not (name in ("messages", *_OF_TEMPLATES) or value.startswith("[{")):
         return value
     try:
         return json_of(value)
@@ -211,11 +232,21 @@ def _messages(value: Any) -> Any:
     """Messages with ``role`` and ``content``, also where they are called ``from`` and ``value``."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and "from" in m and "value" in m for m in value):
         return value
-    return [{"role": _SHAREGPT.get(m["from"], m["from"]), "content": m["value"]} for m in value]
+    return [{"role": _SHAREGPT.get(str(m["from"]), m["from"]), "content": m["value"]} for m in value]
 
 
-def _kind_of(row: Row, where: str) -> str:
-    found = next((name for name, kind in KINDS.items() if all(row.get(n) is not None for n in kind.needs)), None)
+def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:
+    """Whether both answers are messages that begin alike, up to a user's message that is the prompt."""
+    if not _are_lists(chosen, rejected):
+        return False
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    last = next(reversed(list(pairs)), (None,))[0]
+    return isinstance(last, Mapping) and last.get("role") == "user" and last.get("content") == prompt
+
+
+def _kind_of(row: Row, where: str, first: Sequence[str]) -> str:
+    ways = ((name, KINDS[name]) for name in (*first, *KINDS))
+    found = next((name for name, kind in ways if all(row.get(n) is not None for n in kind.needs)), None)
     if found is None:
         ways = "; or ".join(" and ".join(f"'{n}'" for n in kind.needs) for kind in KINDS.values())
         raise DataError(
@@ -231,6 +262,9 @@ def _fault(kind: str, row: Row) -> str | None:
     missing = next((n for n in KINDS[kind].needs if row.get(n) is None), None)
     if missing is not None:
         return f"'{missing}' is missing, which the rows before have; give it, or leave the row out"
+    variables = row.get(VARIABLES)
+    if not (variables is None or (isinstance(variables, Mapping) and all(map(str.isidentifier, variables)))):
+        return f"'{VARIABLES}' is {described(variables)}; give variables of the chat template by name"
     match kind:
         case "messages":
             return fault_of_messages(row["messages"])
@@ -289,6 +323,9 @@ def fault_of_messages(messages: Any) -> str | None:
             return f"message {i} of the role '{role}' {follows}, where {expected} is expected; put them in order"
         if fault := _fault_of_content(i, message):
             return fault
+        if message.get("weight", 1) not in (0, 1, None):
+            weight = described(message["weight"])
+            return f"message {i} has the weight {weight}; it is 1 where an answer is learnt, and 0 where it is not"
         before = role
     if before != "assistant":
         return f"the last message is of the role '{before}', and the assistant's answer is what is learnt; add one"

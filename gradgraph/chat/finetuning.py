@@ -261,7 +261,7 @@ def prepare(
     template: str | Path | None = None,
 ) -> Prepared:
     """Read data, make tokens of them and batches, with a share held out; raises as :func:`finetune`."""
-    encoder, rows = Encoder(base.path, template), read(data, columns)
+    encoder, rows = Encoder(base.path, template), read(data, columns, _kinds(recipe))
     known = check_vocabulary(encoder, base)
     limit = limit_of(base, recipe)
     every = samples_of(rows, encoder, recipe, limit, known)
@@ -270,7 +270,7 @@ def prepare(
         count = round(len(every) * recipe.held_out)
         tokens = [[every[i] for i in sorted(part)] for part in (order[count:], order[:count])]
     else:
-        apart = read(validation, columns)
+        apart = read(validation, columns, _kinds(recipe))
         tokens = [every, samples_of(apart, encoder, recipe, limit, known)]
     if not tokens[0]:
         raise DataError(
@@ -292,6 +292,11 @@ def prepare(
     goods = [sample.good for each in tokens for sample in each] if recipe.prefers else []
     longest = max(train.longest, held.longest)
     return Prepared(train, held if len(held) else None, longest, figures, _digest([*texts[0], *texts[1]], goods))
+
+
+def _kinds(recipe: Recipe) -> tuple[str, ...]:
+    """The kinds of rows that are taken first where data have the columns of several."""
+    return () if recipe.prefers else ("messages",)
 
 
 def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known: int | None) -> list[Any]:
@@ -506,10 +511,19 @@ def shown_examples(
     data: Any,
     count: int,
     *,
+    recipe: Recipe | None = None,
     columns: Mapping[str, str] | None = None,
     template: str | Path | None = None,
 ) -> list[Sequence[tuple[str, bool]]]:
-    """The first rows of data as the model gets them, in pieces of text, and whether each is learnt."""
-    encoder = Encoder(ModelFolder.of(folder).path, template)
-    rows = read(data, columns)
-    return [encoder.pieces(tokens) for tokens in encoder(rows.taken(range(min(count, len(rows)))))]
+    """The first rows of data as the model gets them, in pieces of text, and whether each is learnt.
+
+    With a loss of preferences, each chosen answer stands before the rejected one.
+    """
+    encoder, chosen = Encoder(ModelFolder.of(folder).path, template), recipe or Recipe()
+    rows = read(data, columns, _kinds(chosen))
+    if not chosen.prefers:
+        return [encoder.pieces(tokens) for tokens in encoder(rows.taken(range(min(count, len(rows)))))]
+    pairs = pairs_of(rows, encoder, chosen.loss)[:count]
+    return [
+        encoder.pieces(t) for pair in pairs for t in ((pair.first, pair.second) if chosen.compares else (pair.first,))
+    ]

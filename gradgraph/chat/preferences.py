@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph import losses
 from gradgraph.chat.chat_batches import ChatBatches, filled_up
+from gradgraph.chat.chat_recipe import DESIRABLE, reads_labels
 from gradgraph.chat.chat_rows import Row, Rows
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.errors import DataError
@@ -21,7 +21,7 @@ from gradgraph.step.manifest import TensorSpec, numpy_dtype
 from gradgraph.surgery.language_models import IGNORED
 from gradgraph.surgery.pair_models import LABELS
 
-IDS, TARGET, DESIRABLE = "input_ids", "target", "desirable"
+IDS, TARGET = "input_ids", "target"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
     Raises:
         DataError: the rows are of another kind; an answer has no token, or two are one; a template refuses a row.
     """
-    unpaired = any(target.name == DESIRABLE for target in losses.by_name(loss).targets)
+    unpaired = reads_labels(loss)
     if rows.kind != ("unpaired" if unpaired else "preference"):
         columns = "prompt, completion and label" if unpaired else "chosen and rejected, with a prompt"
         raise DataError(f"the loss {loss} learns from {columns}, and {rows.where} holds others; give such rows")

@@ -26,6 +26,7 @@ LARGEST = 1 << 20  # bytes of a template
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _BEGIN, _END = "\ufdd0", "\ufdd1"  # around what the assistant says: no characters of Unicode, so in no text
+_PROBE = "a part of a text"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -119,27 +120,54 @@ class ChatTemplate:
         return _without_marks(self._rendered(messages, tools, add_generation_prompt, more))[0]
 
     def with_answers(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **more: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        given: int = 0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **more: Any,
     ) -> Rendered:
-        """The text of messages, and where in it the assistant speaks.
+        """The text of messages, and where in it the assistant says what is learnt.
 
         A template says that by ``{% generation %}``. Of one that does not, the text up to an answer and the text up to
         its end are rendered, and must be beginnings of the whole.
 
+        Args:
+            messages: as for :meth:`render`; an answer of the ``weight`` 0 is not learnt.
+            given: how many messages are a prompt, whose answers are not learnt.
+            tools, more: as for :meth:`render`.
+
         Raises:
             DataError: the template refuses the messages; or the text up to an answer is no beginning of the whole.
         """
-        text, answers = _without_marks(self._rendered(messages, tools, False, more))
+        text, marked = _without_marks(self._rendered(messages, tools, False, more))
+        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        learnt = [i for i in said if i >= given and messages[i].get("weight") != 0]
         if not self.marks_answers:
-            answers = [
-                self._span(messages, i, text, tools, more) for i, m in enumerate(messages) if m["role"] == "assistant"
-            ]
-        return Rendered(text, tuple(answers))
+            return Rendered(text, tuple(self._span(messages, i, text, tools, more) for i in learnt))
+        if len(learnt) < len(said):
+            if len(marked) != len(said):
+                raise DataError(
+                    f"{self.where} marks {len(marked)} answers of {len(said)}, so that it cannot be said which of them "
+                    "are not learnt; mark each answer by {% generation %} once"
+                )
+            marked = [span for i, span in zip(said, marked, strict=True) if i in learnt]
+        return Rendered(text, tuple((begin, end) for begin, end in marked if begin < end))
 
     @cached_property
     def marks_answers(self) -> bool:
         """Whether it says by ``{% generation %}`` what the assistant speaks."""
         return bool(_GENERATION.search(self.source))
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether it takes texts out of lists of parts; others would write such a list as Python does."""
+        parts = [{"type": "text", "text": _PROBE}]
+        try:
+            text = str(self._template.render(messages=[{"role": "user", "content": parts}], **self.tokens))
+        except Exception:  # of any class: it is a program that somebody wrote
+            return False
+        return _PROBE in text and repr(_PROBE) not in text
 
     def _span(self, messages: Sequence[Message], i: int, text: str, tools: Any, more: Mapping[str, Any]) -> Span:
         """Where the answer that is message ``i`` stands in the text of all messages."""
@@ -163,6 +191,8 @@ class ChatTemplate:
         import jinja2
 
         plain = [_with_reasoning(_plain(message)) for message in messages]
+        if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
+            plain = [{**message, "content": _joined(message.get("content"))} for message in plain]
         written = json.dumps(plain, ensure_ascii=False)
         if _BEGIN in written or _END in written:
             raise DataError("the messages hold U+FDD0 or U+FDD1, which are no characters; remove them")
@@ -265,6 +295,13 @@ def _plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
+def _joined(content: Any) -> Any:
+    """A list of parts of text as one text."""
+    if not isinstance(content, list):
+        return content
+    return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+
+
 def _with_reasoning(message: Any) -> Any:
     """A message whose reasoning has every name that templates read it by, as Hugging Face gives it."""
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
@@ -272,12 +309,12 @@ def _with_reasoning(message: Any) -> Any:
 
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
-    """The text, and the spans that stand between marks."""
+    """The text, and the spans that stand between marks, empty ones too."""
     parts, answers, at = [], list[Span](), 0
     for piece in re.split(f"({_BEGIN}[^{_END}]*{_END})", marked):
         is_answer = piece.startswith(_BEGIN)
         text = piece.replace(_BEGIN, "").replace(_END, "")
-        if is_answer and text:
+        if is_answer:
             answers.append((at, at + len(text)))
         parts.append(text)
         at += len(text)

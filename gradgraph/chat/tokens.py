@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.chat.chat_rows import Rows
+from gradgraph.chat.chat_rows import VARIABLES, Rows
 from gradgraph.chat.template import ChatTemplate, Rendered, special_tokens
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array
@@ -148,13 +148,11 @@ def _plain_text(rows: Rows, i: int) -> Rendered:
 
 
 def _by_template(row: Mapping[str, Any], template: ChatTemplate) -> Rendered:
-    tools = row.get("tools")
+    more = {"tools": row.get("tools"), **(row.get(VARIABLES) or {})}
     if "messages" in row:
-        return template.with_answers(row["messages"], tools=tools)
+        return template.with_answers(row["messages"], **more)
     prompt = _as_messages(row["prompt"], "user")
-    rendered = template.with_answers([*prompt, *_as_messages(row["completion"], "assistant")], tools=tools)
-    before = sum(message["role"] == "assistant" for message in prompt)  # answers that are given, not learnt
-    return Rendered(rendered.text, rendered.answers[before:])
+    return template.with_answers([*prompt, *_as_messages(row["completion"], "assistant")], given=len(prompt), **more)
 
 
 def _as_messages(value: Any, role: str) -> list[Any]:

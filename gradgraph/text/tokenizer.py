@@ -132,7 +132,8 @@ class Tokenizer:
         """The tokens of each whole text, and the characters [first, behind the last) that each is made of.
 
         Args:
-            special: whether to add the tokens that the model expects around a text, which are made of no characters.
+            special: whether to add the tokens that the model expects around a text, which are made of no characters;
+                not where the text has them already.
 
         Raises:
             DataError: the tokenizer fails.
@@ -141,7 +142,7 @@ class Tokenizer:
             self._runner.no_truncation()
             for first in range(0, len(texts), CHUNK):
                 for one in self._runner.encode_batch(list(texts[first : first + CHUNK]), add_special_tokens=special):
-                    yield one.ids, one.offsets
+                    yield _once(one.ids, one.offsets) if special else (one.ids, one.offsets)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
@@ -169,6 +170,14 @@ class Tokenizer:
 
 
 _NONE = np.zeros(0, np.int32)
+
+
+def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The same tokens without the first and the last that a tokenizer adds, where the text has those itself."""
+    first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == (0, 0) != spans[1]
+    last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == (0, 0) != spans[-2]
+    kept = slice(int(first), len(ids) - int(last))
+    return ids[kept], spans[kept]
 
 
 def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:

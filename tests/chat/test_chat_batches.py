@@ -11,6 +11,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.chat import ChatBatches, Encoder, Tokens, read
 from gradgraph.chat.chat_batches import packed_rows
+from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.prompts import Prompts
 from gradgraph.errors import BuildError, DataError
 from gradgraph.surgery import language_model
 
@@ -26,6 +28,21 @@ ROWS: list[tuple[dict[str, Any], str | None, list[tuple[str, bool]]]] = [
     ({"prompt": "Hi", "completion": "Ho"}, None, [("<s>[u] Hi ", False), ("Ho</s>", True)]),
     ({"prompt": TALK[:3], "completion": TALK[3:]}, None, [("<s>[u] Hi Ho</s>[u] Hi ", False), ("Ho</s>", True)]),
     ({"prompt": "Hi ", "completion": "Ho"}, "none", [("Hi ", False), ("Ho</s>", True)]),
+    (
+        {"messages": [TALK[0], {**TALK[1], "weight": 0}, *TALK[2:]]},
+        None,
+        [("<s>[u] Hi Ho</s>[u] Hi ", False), ("Ho</s>", True)],
+    ),
+    (
+        {"messages": [{**TALK[0], "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}, TALK[1]]},
+        None,
+        [("<s>[u] Hi ", False), ("Ho</s>", True)],
+    ),
+    (
+        {"prompt": "Hi", "completion": "Ho", "chat_template_kwargs": {"bos_token": "</s>"}},
+        None,
+        [("</s>[u] Hi ", False), ("Ho</s>", True)],
+    ),
     ({"text": "Hi"}, None, [("Hi</s>", True)]),
     ({"text": "Hi</s>"}, None, [("Hi</s>", True)]),
 ]
@@ -40,6 +57,19 @@ def test_answers_are_learnt(
     encoder = Encoder(folder, template)
     (tokens,) = encoder(read([row]))
     assert encoder.pieces(tokens) == pieces
+
+
+@pytest.mark.parametrize("text", ["Hi", "<s>Hi", "Hi</s>", "<s>Hi</s>"])
+def test_what_a_tokenizer_adds_stands_once(text: str, tmp_path: Path) -> None:
+    from tokenizers import processors
+
+    folder, own = small_folder.write(tmp_path), small_folder.tokenizer()
+    around = [("<s>", 1), ("</s>", 2)]
+    own.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=around)
+    own.save(str(folder / "tokenizer.json"))
+    encoder = Encoder(folder, "none")
+    assert encoder.tokenizer.decode(encoder(read([{"text": text}]))[0].ids) == "<s>Hi</s>"
+    assert encoder.tokenizer.decode(Prompts(ModelFolder.of(folder), "none").tokens_of(text)) == "<s>Hi"
 
 
 def texts(count: int, seed: int = 0) -> list[Tokens]:

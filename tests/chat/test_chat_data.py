@@ -15,8 +15,14 @@ pd = pytest.importorskip("pandas", reason="the extra [llm] is not installed")
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
 CHAT = [USER, ANSWER]
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": [1, 2], "b": {"c": "d"}}}}
+CALLED = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, ANSWER]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a"]}}}]
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "messages": [{"messages": CHAT}, {"messages": [{"role": "system", "content": "x"}, *CHAT]}],
+    "messages": [
+        {"messages": CHAT, "tools": None},
+        {"messages": [{"role": "system", "content": "x"}, *CALLED], "tools": TOOLS},
+    ],
     "prompt": [{"prompt": "NA", "completion": "1"}, {"prompt": "two\nlines", "completion": '"q"'}],
     "text": [{"text": "one"}, {"text": "null"}],
     "preference": [{"prompt": "p", "chosen": "a", "rejected": "b"}],
@@ -78,6 +84,17 @@ def test_other_names_and_other_spellings() -> None:
     assert read(shared)[0]["messages"] == CHAT
 
 
+def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> None:
+    """As UltraFeedback has them: a prompt that both answers begin with, and messages beside preferences."""
+    caplog.set_level("INFO", "gradgraph.chat")
+    row = {"prompt": "Hi", "chosen": CHAT, "rejected": [USER, {**ANSWER, "content": "No"}], "messages": CHAT, "id": 1}
+    assert "prompt" not in read([row])[0] and read([row]).kind == "preference"
+    assert "these are not read: 'messages', 'id'" in caplog.text
+    assert read([row], kinds=("messages",)).kind == "messages"
+    with pytest.raises(DataError, match="give texts in it and in 'prompt'"):
+        read([{**row, "prompt": "Ho"}])
+
+
 def test_places_are_lines(tmp_path: Path) -> None:
     rows = read(jsonl(tmp_path / "a.jsonl", [{"text": str(i)} for i in range(4)]))
     assert rows.place(2) == f"line 5 of '{tmp_path / 'a.jsonl'}'"
@@ -109,6 +126,9 @@ WRONG: list[tuple[str, Any, str]] = [
                                                    " the row out (and 1 more row is wrong)"),
     ("empty rejected", [{"chosen": "a", "rejected": ""}], "'rejected' is empty"),
     ("rejected messages", [{"chosen": CHAT, "rejected": [USER]}], "in 'rejected', the last message"),
+    ("a weight", [{"messages": [USER, {**ANSWER, "weight": 0.5}]}], "message 2 has the weight 0.5; it is 1 where"),
+    ("from nobody", [{"conversations": [{"from": [], "value": "x"}]}], "message 1 has no role"),
+    ("variables", [{"text": "a"}, {"text": "a", "chat_template_kwargs": [1]}], "'chat_template_kwargs' is a list of int"),
     ("label", [{"prompt": "a", "completion": "b", "label": "good"}], "'label' is 'good'"),
 ]  # fmt: skip
 

@@ -64,6 +64,26 @@ def test_marks_and_beginnings_find_the_same() -> None:
     assert template("llama3").with_answers(messages) == template("llama3_training").with_answers(messages)
 
 
+def test_texts_in_parts_are_texts() -> None:
+    """A template that knows no parts would write the list; one that reads them does so itself."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    for source in ("{{ messages[0].content }}", "{{ messages[0].content + '' }}",
+                   "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"):  # fmt: skip
+        assert ChatTemplate(source).render(parts) == "ab"
+
+
+def test_some_answers_are_given() -> None:
+    messages = [dict(message) for message in CASES["two turns"]["messages"]]
+    for name in ("qwen3", "qwen2_training"):  # thoughts of earlier answers change there, which nobody learns then
+        found = template(name).with_answers(messages, given=2)
+        messages[1]["weight"] = 0
+        assert template(name).with_answers(messages) == found and len(found.answers) == 1
+        del messages[1]["weight"]
+    once = "{% for m in messages %}{{ m.content }}{% endfor %}{% generation %}x{% endgeneration %}"
+    with pytest.raises(DataError, match="marks 1 answers of 2"):
+        ChatTemplate(once).with_answers(messages, given=2)
+
+
 CHANGING = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
 REFUSED: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("{% for m in messages %}", "is no Jinja template", []),

@@ -56,6 +56,13 @@ def test_show_marks_what_is_learnt(llm: Path, cli: Cli) -> None:
     assert document == [[{"text": "<s>[u] Say ab0. ", "learnt": False}, {"text": "ab0!</s>", "learnt": True}]]
 
 
+def test_show_has_both_answers_of_a_preference(llm: Path, cli: Cli) -> None:
+    write_rows(Path("chat.jsonl"), [{"prompt": "a", "chosen": "b", "rejected": "c", "score": 3}])
+    ran = cli("finetune", "llm", "--data", "chat.jsonl", "--loss", "dpo", "--show", "2")
+    assert ran.out.splitlines() == ["--- 1, chosen", "<s>[u] a ⟦b</s>⟧", "--- 1, rejected", "<s>[u] a ⟦c</s>⟧"]
+    assert "of the columns of 'chat.jsonl', these are not read: 'score'" in ran.err
+
+
 def test_every_option_of_a_recipe_is_one_of_the_shell() -> None:
     there = {parameter.name: parameter for parameter in command.params}
     for option in fields(Recipe):
