@@ -86,7 +86,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
         source: the path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet``; a data frame, an Arrow table, a
             dataset of Hugging Face, a dict of lists, or a list of dicts.
         columns: the names that your columns have, where they have others: ``{"prompt": "question"}``.
-        kinds: names of ``KINDS`` that are taken first, where the data have columns of several.
+        kinds: those that are taken first where the data have columns of several, such as ``("messages",)``.
 
     Raises:
         DataError: it cannot be read, has no columns of such names, or a row is wrong; the message says which.
