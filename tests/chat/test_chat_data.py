@@ -128,7 +128,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("rejected messages", [{"chosen": CHAT, "rejected": [USER]}], "in 'rejected', the last message"),
     ("a weight", [{"messages": [USER, {**ANSWER, "weight": 0.5}]}], "message 2 has the weight 0.5; it is 1 where"),
     ("from nobody", [{"conversations": [{"from": [], "value": "x"}]}], "message 1 has no role"),
-    ("variables", [{"text": "a"}, {"text": "a", "chat_template_kwargs": [1]}], "'chat_template_kwargs' is a list of int"),
+    ("variables", [{"text": "a"}, {"text": "a", "chat_template_kwargs": [1]}], "'chat_template_kwargs' is a list"),
     ("label", [{"prompt": "a", "completion": "b", "label": "good"}], "'label' is 'good'"),
 ]  # fmt: skip
 
