@@ -21,7 +21,14 @@ from gradgraph.errors import shown
 @click.command("surgery", cls=Command)
 @click.argument("model", type=PATH)
 @surgery_options.options
-@click.option("-o", "--out", type=PATH, default="edited.onnx", show_default=True, help="The model to write.")
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    default="edited.onnx",
+    show_default=True,
+    help="The model to write; with --save-adapter alone, none unless this is given.",
+)
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **asked: Any) -> None:
@@ -36,40 +43,49 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery llm.onnx --lora '*attn*' --language-model -o train.onnx
       gradgraph surgery mobilenet-int8.onnx --new-head 7 --qat-quantised -o mine.onnx
       gradgraph surgery lora.onnx --merge --requantise --trained trained.onnx -o merged.onnx
-      gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx -o same.onnx
+      gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx
       gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
     from gradgraph.files.models import load_model, save_model
     from gradgraph.step.preprocessing import learn_preprocessing
 
     changes = [each for change in CHANGES for each in _asked(ctx, change, asked)]
+    asking = [change for change in CHANGES if _is_asked(change, asked)]
+    writes = typed_by_user(ctx, ["out"]) or not all(change.keeps for change in asking)
     _check_companions(ctx, asked)
     if not changes:
         raise click.UsageError("nothing is to be changed; give one of the options, such as --new-head 7", ctx)
-    check_output(out, model)
+    if writes:
+        check_output(out, model)
     edited = load_model(model)
     if told := learn_preprocessing(edited, model):
         output.say(told)
     for _, change in changes:
         edited = change(edited)
-    save_model(edited, out)
+    if writes:
+        save_model(edited, out)
     ends = {"inputs": edited.graph.inputs, "outputs": edited.graph.outputs}
     names = {kind: [v.name or "" for v in values] for kind, values in ends.items()}
     if as_json:
         weights = sum(1 for v in edited.graph.initializers.values() if not v.is_graph_input())
-        output.emit_json({"file": str(out), "changes": [said for said, _ in changes], **names,
+        output.emit_json({"file": str(out) if writes else None, "changes": [said for said, _ in changes], **names,
                           "nodes": len(edited.graph), "weights": weights})  # fmt: skip
         return
     for said, _ in changes:
         output.emit(said)
-    output.say(
-        f"wrote {out}: from {', '.join(map(shown, names['inputs']))} to {', '.join(map(shown, names['outputs']))}"
-    )
+    if writes:
+        output.say(
+            f"wrote {out}: from {', '.join(map(shown, names['inputs']))} to {', '.join(map(shown, names['outputs']))}"
+        )
+
+
+def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:
+    return any(typed[option.name] for option in change.asking)
 
 
 def _asked(ctx: click.Context, change: Change, typed: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Yield a change that options ask for, in words and as a function from model to model."""
-    if not any(typed[option.name] for option in change.asking):
+    if not _is_asked(change, typed):
         return
     found = {argument: option.argument(ctx, typed[option.name]) for argument, option in change.options.items()}
     given = {k: v for k, v in found.items() if not k.startswith("(") and v is not None and v != [] and v != {}}

@@ -58,6 +58,7 @@ class Change:
         asks: how many of these, from the first on, ask for the change; the others go with it.
         each: every value of the first option is a change of its own, whose arguments are in it.
         reports: the argument that gets how far each module is off.
+        keeps: whether the model stays as it is, as something else is written.
     """
 
     function: str
@@ -66,6 +67,7 @@ class Change:
     asks: int = 1
     each: bool = False
     reports: str = ""
+    keeps: bool = False
 
     @property
     def asking(self) -> list[Option]:
@@ -210,14 +212,14 @@ CHANGES: Sequence[Change] = (
                             "such as fr=0.5"),
     }),
     Change("save_adapter", "saved the adapters to {save_adapter}", {
-        "folder": _option("--save-adapter", "Also write the adapters: a folder of PEFT, or a file .onnx_adapter of "
+        "folder": _option("--save-adapter", "Write the adapters, too: a folder of PEFT, or a file .onnx_adapter of "
                           "onnxruntime.", type=PATH, metavar="PATH"),
         "weights": _TRAINED,
         "name": _NAME,
         "family": _option("--family", "With --save-adapter: the names that Hugging Face has, for PEFT beside PyTorch.",
                           type=Briefly("surgery.peft_names:FAMILIES")),
         "names": _LAYERS,
-    }),
+    }, keeps=True),
     Change("merge_adapters", "merged the adapters", {
         "(merge)": _flag("--merge", "Make adapters part of the weights."),
         "requantise": _flag("--requantise", "With --merge: store weights that were quantised as they were."),

@@ -71,6 +71,8 @@ class Recipe:
     patience: int | None = option(None, "Stop after so many measurements without a lower loss; the best state counts.",
                                    whole(1).or_none(), typed=int)  # fmt: skip
     max_steps: int | None = option(None, "Stop after so many steps; --resume goes on.", whole(1).or_none(), typed=int)
+    checkpoint_every: int | None = option(None, "Save what --resume needs after so many steps; by default after each "
+                                          "measurement or epoch.", whole(1).or_none(), typed=int)  # fmt: skip
     sample: str | Sequence[str] = option((), "A prompt that is answered now and then during training; repeatable.",
                                          _TEXTS, metavar="TEXT")  # fmt: skip
     sample_every: int | None = option(None, "Steps between two rounds of such samples; 50 by default.",
@@ -159,4 +161,4 @@ def reads_labels(loss: str) -> bool:
 
 
 # options that may differ in a run that goes on
-STOPS_ONLY = ("max_steps", "sample", "sample_every", "sample_tokens")
+STOPS_ONLY = ("max_steps", "checkpoint_every", "sample", "sample_every", "sample_tokens")

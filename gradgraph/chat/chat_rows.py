@@ -245,8 +245,8 @@ def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:
 
 
 def _kind_of(row: Row, where: str, first: Sequence[str]) -> str:
-    ways = ((name, KINDS[name]) for name in (*first, *KINDS))
-    found = next((name for name, kind in ways if all(row.get(n) is not None for n in kind.needs)), None)
+    order = (*first, *KINDS)
+    found = next((name for name in order if all(row.get(n) is not None for n in KINDS[name].needs)), None)
     if found is None:
         ways = "; or ".join(" and ".join(f"'{n}'" for n in kind.needs) for kind in KINDS.values())
         raise DataError(

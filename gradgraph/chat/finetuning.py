@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import losses, metrics, optim, surgery
-from gradgraph.arguments import matching
+from gradgraph.arguments import PATH, described, matching
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import STOPS_ONLY, TARGETS, Recipe
@@ -52,6 +53,7 @@ from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 log = logging.getLogger("gradgraph.chat")
 
 _IN_A_BLOCK = re.compile(r"\.\d+\.")  # such as h.0.
+BEGAN = "began"  # the time, in what is kept of a run
 TRAINING = "training"  # the folder of what a run needs to go on
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
 SAMPLE_EVERY = 50  # steps, where nobody says how many
@@ -156,7 +158,7 @@ def finetune(
         BuildError: the model cannot be trained so.
         OutputError: ``out`` is not empty, or cannot be written.
     """
-    from gradgraph.chat.tuned_folder import write_results
+    from gradgraph.chat.tuned_folder import Told, write_results
 
     check_suffix(out, FOLDER)
     chosen = (recipe or Recipe()).changed(changes)
@@ -164,10 +166,13 @@ def finetune(
     _check_place(place, resume)
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
-    prepare_for = functools.partial(prepare, base, data, validation=validation, columns=columns, template=template)
+    began = _began(place, resume)
+    prepare_for = functools.partial(
+        prepare, base, data, validation=validation, columns=columns, template=template, now=began
+    )
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
     _check_measures(prepared, chosen)
-    samples = _samples(base, template, chosen, lines, pace)
+    samples = _samples(Prompts(base, template, began), chosen, lines, pace)
     adapted = surgery.lora(
         decoder, adapted_layers(decoder, chosen), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
@@ -180,12 +185,16 @@ def finetune(
         chosen = plan.recipe
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
-    _begin(place, chosen, _digests(prepared, base, chosen), resume)
+    _begin(place, chosen, _digests(prepared, base, chosen), began, resume)
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen, "_before")
-    if resume:
+    if resume and (place / TRAINING / CHECKPOINT).is_file():
         trainer.load(place / TRAINING / CHECKPOINT)
+        for each in samples:
+            each.recall(place / TRAINING / LOG, trainer.progress.steps)
+    elif resume:
+        log.info("the run in '%s' stopped before it saved anything, and begins anew", shown(place))
     pace.go_on()
     history = _fitted(trainer, prepared, chosen, place, lines, [pace, *samples], progress)
     history.to_csv(place / TRAINING / HISTORY)
@@ -196,8 +205,14 @@ def finetune(
         figures |= measured(trainer, prepared.held_out, chosen)
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
-    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers)
+    told = Told(_name_of(data), None if validation is None else _name_of(validation), template, prepared.digest)
+    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
+
+
+def _name_of(data: Any) -> str:
+    """What the model card calls data: the name of a file, or the kind of an object."""
+    return f"`{shown(Path(data).name)}`" if PATH.fits(data) else f"{described(data)} of Python"
 
 
 def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
@@ -259,9 +274,10 @@ def prepare(
     validation: Any = None,
     columns: Mapping[str, str] | None = None,
     template: str | Path | None = None,
+    now: datetime | None = None,
 ) -> Prepared:
     """Read data, make tokens of them and batches, with a share held out; raises as :func:`finetune`."""
-    encoder, rows = Encoder(base.path, template), read(data, columns, _kinds(recipe))
+    encoder, rows = Encoder(base.path, template, now), read(data, columns, _kinds(recipe))
     known = check_vocabulary(encoder, base)
     limit = limit_of(base, recipe)
     every = samples_of(rows, encoder, recipe, limit, known)
@@ -394,9 +410,7 @@ def perplexity(measured: Mapping[str, Any]) -> float:
     return float(np.exp(measured.get("student_loss", measured["loss"])) if found is None else found)
 
 
-def _samples(
-    base: ModelFolder, template: str | Path | None, recipe: Recipe, lines: JsonLines, pace: Pace
-) -> list[TrainingSamples]:
+def _samples(prompts: Prompts, recipe: Recipe, lines: JsonLines, pace: Pace) -> list[TrainingSamples]:
     """The callback that answers the prompts of ``sample``; none where nothing is asked."""
     if not recipe.sample:
         return []
@@ -405,7 +419,6 @@ def _samples(
         with contextlib.suppress(OSError, ValueError):  # the log says it itself, once; or it could not be opened again
             lines.write(record)
 
-    prompts = Prompts(base, template)
     return [
         TrainingSamples(
             prompts, recipe.sample, recipe.sample_every or SAMPLE_EVERY, recipe.sample_tokens, write, pace.go_on
@@ -449,6 +462,7 @@ def _fitted(
         patience=recipe.patience if held is not None else None,
         max_steps=recipe.max_steps,
         checkpoint=kept / CHECKPOINT,
+        checkpoint_every=recipe.checkpoint_every,
         log=lines,
         callbacks=callbacks,
         progress=progress,
@@ -460,7 +474,7 @@ def _fitted(
 
 def _check_place(place: Path, resume: bool) -> None:
     if resume:
-        if not (place / TRAINING / CHECKPOINT).is_file():
+        if not (place / TRAINING).is_dir():
             raise OutputError(f"'{shown(place)}' has no run to go on with; begin one first")
     elif place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise OutputError(
@@ -476,16 +490,33 @@ def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str,
     return {"data": prepared.digest, "model": base.digest, **teacher}
 
 
-def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], resume: bool) -> None:
-    """Write what the run is; of one that goes on, look whether it is the same."""
+def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
+    """What a run that goes on was begun with; None of a new one, and of one that stopped before it wrote anything."""
     file = place / TRAINING / RECIPE
-    now = json_of(json.dumps({**asdict(recipe), **digests}))  # as it is read back
-    if resume:
-        try:
-            before = json_of(regular_bytes(file))
-        except UnreadableError as error:
-            raise DataError(f"'{shown(file)}' cannot be read ({error}); begin a new run") from None
-        other = [name for name in now if name not in STOPS_ONLY and before.get(name) != now[name]]
+    if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
+        return None
+    try:
+        found = json_of(regular_bytes(file))
+    except UnreadableError as error:
+        raise DataError(f"'{shown(file)}' cannot be read ({error}); begin a new run") from None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _began(place: Path, resume: bool) -> datetime:
+    """When the run began, which a chat template may write into texts."""
+    told = (_recorded(place, resume) or {}).get(BEGAN)
+    try:
+        return datetime.fromisoformat(str(told))
+    except ValueError:
+        return datetime.now().replace(microsecond=0)
+
+
+def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
+    """Write what the run is; of one that goes on, look whether it is the same."""
+    file, before = place / TRAINING / RECIPE, _recorded(place, resume)
+    now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # as it is read back
+    if before is not None:
+        other = [name for name in now if name not in (*STOPS_ONLY, BEGAN) and before.get(name) != now[name]]
         if other:
             raise DataError(
                 f"the run in '{shown(place)}' began with other values of {', '.join(other)}; give those, or begin a "

@@ -30,6 +30,7 @@ _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_m
 _CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_length")  # of genai, most, GPT-2, Falcon
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
 _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # where they read cosines, or sines
+_NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
 BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
 _PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
 
@@ -166,5 +167,12 @@ def _described(folder: Path) -> Mapping[str, Any]:
                 f"'{shown(folder / name)}' cannot be read ({error}); take it from where the model comes from"
             ) from None
         found = found.get(key) if key and isinstance(found, Mapping) else found
-        return found if isinstance(found, Mapping) else {}
+        return _of_texts(found) if isinstance(found, Mapping) else {}
     return {}
+
+
+def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The description of the model of texts, where that of a model of pictures and texts holds it."""
+    inner: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
+    outer = {name: config[name] for name in ("eos_token_id",) if config.get(name) is not None}
+    return {**config, **inner, **outer}

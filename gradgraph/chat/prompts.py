@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +48,7 @@ class Prompts:
     Args:
         base: the folder.
         template: a file with another chat template; ``"none"`` takes prompts as they stand.
+        now: the time that a template may write; None: that of each prompt.
 
     Attributes:
         base, encoder: as they are used.
@@ -56,8 +58,8 @@ class Prompts:
         DataError: something in the folder is missing, or cannot be read.
     """
 
-    def __init__(self, base: ModelFolder, template: str | Path | None = None) -> None:
-        self.base, self.encoder = base, Encoder(base.path, template)
+    def __init__(self, base: ModelFolder, template: str | Path | None = None, now: datetime | None = None) -> None:
+        self.base, self.encoder = base, Encoder(base.path, template, now)
         self.stop = stop_tokens(base, self.encoder)
 
     def tokens_of(self, prompt: Prompt) -> list[int]:

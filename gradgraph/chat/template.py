@@ -57,17 +57,29 @@ class ChatTemplate:
         source: in Jinja.
         tokens: the special tokens that it may name, such as ``{"eos_token": "</s>"}``.
         where: what messages call it.
+        now: the time that it may write; None: that of each rendering.
 
     Raises:
         DataError: it is no Jinja, or the package jinja2 is not installed.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str] | None = None, where: str = "the chat template") -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        where: str = "the chat template",
+        now: datetime | None = None,
+    ) -> None:
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
-        self._template = _compiled(source, where)
+        self._template = _compiled(source, where, now)
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> ChatTemplate:
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        file: str | os.PathLike[str] | None = None,
+        now: datetime | None = None,
+    ) -> ChatTemplate:
         """The template of a folder, or of another file with the special tokens of the folder.
 
         Raises:
@@ -78,7 +90,7 @@ class ChatTemplate:
         tokens = special_tokens(Path(folder))
         own = Path(folder) / FILE if file is None else Path(file)
         if file is not None or own.is_file():
-            return cls(_text(own), tokens, f"the chat template '{shown(own)}'")
+            return cls(_text(own), tokens, f"the chat template '{shown(own)}'", now)
         source = config.get("chat_template")
         if isinstance(source, list):  # several, by name
             named = {str(t.get("name")): t.get("template") for t in source if isinstance(t, Mapping)}
@@ -96,7 +108,7 @@ class ChatTemplate:
                 remedy="give template=FILE, or template='none' for prompt, completion and text as they stand",
                 shell="give --template FILE, or --template none for prompt, completion and text as they stand",
             )
-        return cls(source, tokens, f"the chat template of '{shown(folder)}'")
+        return cls(source, tokens, f"the chat template of '{shown(folder)}'", now)
 
     def render(
         self,
@@ -216,7 +228,7 @@ class ChatTemplate:
 # --- what a template may use -------------------------------------------------------------------------------------
 
 
-def _compiled(source: str, where: str) -> Any:
+def _compiled(source: str, where: str, now: datetime | None) -> Any:
     try:
         import jinja2
         from jinja2 import nodes
@@ -265,7 +277,7 @@ def _compiled(source: str, where: str) -> Any:
     made.filters["tojson"] = _to_json
     made.globals |= {
         "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
+        "strftime_now": lambda form: (now or datetime.now()).strftime(form),
         "namespace": Namespace,
         "dict": lambda *args, **kwargs: dict(*args, **kwargs),
     }

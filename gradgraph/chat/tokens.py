@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class Encoder:
     Args:
         folder: with ``tokenizer.json`` and ``tokenizer_config.json``.
         template: another file of a chat template; ``"none"`` takes prompt, completion and text as they stand.
+        now: the time that a template may write; None: that of each rendering.
 
     Attributes:
         tokenizer: of the folder.
@@ -58,14 +60,16 @@ class Encoder:
         DataError: there is no tokenizer, or a template of ``template`` cannot be read.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], template: str | Path | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], template: str | Path | None = None, now: datetime | None = None
+    ) -> None:
         folder = Path(folder)
         if not (folder / NAME).is_file():
             raise DataError(
                 f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from"
             )
         self.folder, self.tokenizer = folder, Tokenizer(folder / NAME)
-        self._asked = template
+        self._asked, self._now = template, now
         end = special_tokens(folder).get("eos_token")
         self.end = None if end is None else self.tokenizer.number_of(end)
 
@@ -77,7 +81,7 @@ class Encoder:
         """
         if kind == "text" or self._asked == NO_TEMPLATE:
             return None
-        return ChatTemplate.of(self.folder, self._asked)
+        return ChatTemplate.of(self.folder, self._asked, self._now)
 
     def __call__(self, rows: Rows) -> list[Tokens]:
         """The tokens of rows.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from gradgraph.chat.picking import picked
 from gradgraph.chat.prompts import OneByOne, Prompts
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import ArgumentError, shown
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import numpy_dtype
@@ -120,6 +124,17 @@ class TrainingSamples:
             self._seen = rounds
             self._tell(trainer, self.answers(trainer))
             self._done()
+
+    def recall(self, log_file: Path, step: int) -> None:
+        """Take the newest answers of a step from the log of a run that goes on, so that they are not told twice."""
+        told = dict[Any, str]()
+        for line in log_file.read_bytes().splitlines() if log_file.is_file() else ():
+            with contextlib.suppress(UnreadableError):
+                record = json_of(line)
+                if isinstance(record, dict) and (record.get("event"), record.get("step")) == (EVENT, step):
+                    told[record.get("prompt")] = str(record.get("answer"))
+        if all(text in told for text in self._texts):
+            self._told, self.last = step, [told[text] for text in self._texts]
 
     def at_end(self, trainer: Trainer) -> list[str]:
         """Answer with the weights that a run has given; those that were not told are told."""

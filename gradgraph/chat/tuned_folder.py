@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import FLOAT, REQUANTISED, Recipe
 from gradgraph.chat.model_folder import ModelFolder, is_merged
+from gradgraph.chat.template import FILE as TEMPLATE
+from gradgraph.chat.tokens import NO_TEMPLATE
 from gradgraph.errors import BuildError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
+from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
@@ -52,6 +55,22 @@ _WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a model card tells of data.
+
+    Attributes:
+        data, validation: what they are called.
+        template: the file of another chat template; ``"none"`` where texts stood as they are.
+        digest: SHA-256 of all tokens.
+    """
+
+    data: str
+    validation: str | None
+    template: str | Path | None
+    digest: str
+
+
 def write_results(
     out: Path,
     base: ModelFolder,
@@ -61,8 +80,11 @@ def write_results(
     held_out: ChatBatches | None,
     figures: dict[str, Any],
     samples: Mapping[str, str],
+    told: Told,
 ) -> None:
     """Write adapters, the merged model and its card to ``out``; add what is measured of the merged one to ``figures``.
+
+    The chat template that the model has learnt becomes that of the folder.
 
     Raises:
         BuildError: adapters of this kind cannot be merged or saved.
@@ -84,7 +106,9 @@ def write_results(
             if form == recipe.merge:
                 file = _save(merged, base, out)
         base.copy_beside(out)
-    write_atomically(out / CARD, card(base, recipe, figures, named, samples, file).encode())
+    if told.template not in (None, NO_TEMPLATE):
+        write_atomically(out / TEMPLATE, regular_bytes(told.template))
+    write_atomically(out / CARD, card(base, recipe, figures, named, samples, file, told).encode())
 
 
 def keeps_bits(adapted: ir.Model) -> bool:
@@ -199,9 +223,10 @@ def card(
     named: str,
     samples: Mapping[str, str],
     file: str,
+    told: Told,
 ) -> str:
     """The model card, in Markdown with the head that model hubs read."""
-    told = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
+    rows = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
     slow = _SLOW if KINDS[recipe.kind].offsets is not None else ""
     merged = [f"- `{file}`: the merged model, with its tokenizer and descriptions{slow}"]
@@ -214,11 +239,22 @@ def card(
         f"- `{ADAPTER}/`: the adapter, {named}",
         f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
         "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",
-        "## Figures", "", "| figure | value |", "|---|---|", *told, "",
+        "## Data", "", *of_data(told), "",
+        "## Figures", "", "| figure | value |", "|---|---|", *rows, "",
         *_answers(samples),
         "## Recipe", "", "| option | value |", "|---|---|", *options, "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def of_data(told: Told) -> list[str]:
+    """What it has learnt from, and how to ask it."""
+    measured = "a share of them, which it has not learnt" if told.validation is None else told.validation
+    asked = "as they stand: `gradgraph generate --template none`" if told.template == NO_TEMPLATE else (
+        f"by `{TEMPLATE}`, which was `{shown(Path(told.template).name)}`" if told.template is not None
+        else "by the chat template of the folder, where it has one")  # fmt: skip
+    return [f"- trained on {told.data}", f"- held out: {measured}", f"- SHA-256 of all tokens: `{told.digest}`",
+            f"- prompts: {asked}"]  # fmt: skip
 
 
 def _answers(samples: Mapping[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.chat import Recipe
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.tuned_folder import perplexity_of
+from gradgraph.chat.training_samples import TrainingSamples
+from gradgraph.chat.tuned_folder import Told, of_data, perplexity_of
 from gradgraph.errors import ArgumentError, BuildError, DataError, GradgraphError, OutputError
 from gradgraph.files.models import load_model
 from gradgraph.surgery.operated import numbers_of
@@ -169,6 +171,86 @@ def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> No
         np.testing.assert_array_equal(parts.trainer.state_dict()[name], array, err_msg=name)
     assert (tmp_path / "parts/model.onnx").read_bytes() == (tmp_path / "whole/model.onnx").read_bytes()
     assert parts.history["loss"] == whole.history["loss"]
+
+
+class Later(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime(2099, 1, 1, tzinfo=tz)
+
+
+def test_a_run_goes_on_from_every_moment_and_on_another_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed before it saved, in an epoch, or when it had stopped by itself; with texts that say the date."""
+    caplog.set_level("INFO", "gradgraph.chat")
+    template = small_folder.TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ strftime_now('%Y') }}")
+    base, data = small_folder.write(tmp_path / "llm"), tmp_path / "rows.jsonl"
+    (tmp_path / "own.jinja").write_text(template)
+    data.write_text("".join(json.dumps(chat) + "\n" for chat in small_folder.chats(12)))
+    options: dict[str, Any] = {
+        "target": "lm_head",
+        "rank": 2,
+        "learning_rate": 0.3,
+        "epochs": 20,
+        "batch_size": 4,
+        "held_out": 0.3,
+        "patience": 1,
+        "sample": "Say ab.",
+        "sample_every": 1,
+        "sample_tokens": 2,
+        "progress": False,
+        "merge": "none",
+        "template": tmp_path / "own.jinja",
+    }
+    whole, out = gg.finetune(base, data, tmp_path / "whole", **options), tmp_path / "parts"
+    assert whole.figures["steps"] < 40 and whole.history.restored is not None
+    assert (tmp_path / "whole/chat_template.jinja").read_text() == template
+    card = (tmp_path / "whole/README.md").read_text()
+    assert "- trained on `rows.jsonl`" in card and "by `chat_template.jinja`, which was `own.jinja`" in card
+    assert json.loads((tmp_path / "whole/training/recipe.json").read_text())["data"] in card
+
+    def same(found: Any) -> None:
+        for name in ("adapter/adapter_model.safetensors", "training/recipe.json"):
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes().replace(
+                f'"began": "{began(tmp_path / "whole")}"'.encode(), f'"began": "{began(out)}"'.encode()
+            )
+        assert found.history["loss"] == whole.history["loss"] and found.samples == whole.samples
+        logs = [
+            [
+                {k: v for k, v in json.loads(line).items() if k != "seconds"}
+                for line in (folder / "training/log.jsonl").read_text().splitlines()
+            ]
+            for folder in (tmp_path / "whole", out)
+        ]
+        assert logs[0] == logs[1]
+
+    def began(folder: Path) -> str:
+        return str(json.loads((folder / "training/recipe.json").read_text())["began"])
+
+    def stop(*_: Any) -> None:
+        raise KeyError("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(TrainingSamples, "on_step", stop)
+        with pytest.raises(KeyError):
+            gg.finetune(base, data, out, **options)
+    assert not list(out.glob("training/*.ckpt"))
+    for module in ("template", "finetuning"):
+        monkeypatch.setattr(f"gradgraph.chat.{module}.datetime", Later)
+    gg.finetune(base, data, out, **options, resume=True, max_steps=3, checkpoint_every=2)
+    assert "stopped before it saved anything, and begins anew" in caplog.text
+    same(gg.finetune(base, data, out, **options, resume=True))
+    same(gg.finetune(base, data, out, **options, resume=True))
+    with pytest.raises(DataError, match="cannot be read"):
+        (out / "training/recipe.json").unlink()
+        gg.finetune(base, data, out, **options, resume=True)
+
+
+def test_a_card_tells_how_to_ask() -> None:
+    told = Told("`a.jsonl`", "`b.jsonl`", "none", "1234")
+    assert "- held out: `b.jsonl`" in of_data(told)
+    assert "- prompts: as they stand: `gradgraph generate --template none`" in of_data(told)
 
 
 def test_options_do_what_they_say(base: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gradgraph import surgery
 from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.picking import picked, probabilities
+from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.sampling import Sampling
 from gradgraph.cli.app import cli
 from gradgraph.errors import ArgumentError, DataError, GradgraphError
@@ -253,6 +254,7 @@ SIZES: list[tuple[dict[str, Any], int | None]] = [
     ({"model": {"decoder": GEMMA | {"head_size": 32}}}, 32),
     ({"model": {"decoder": GEMMA}}, 16),
     (GEMMA | {"head_dim": 32}, 32),
+    ({"text_config": GEMMA | {"head_dim": 32}, "vision_config": {"head_dim": 8}, "hidden_size": 8}, 32),
     (GEMMA | {"head_dim": None}, 16),
     ({"n_embd": 96, "n_head": 2}, 48),
     ({"hidden_size": 64}, None),
@@ -269,3 +271,14 @@ def test_the_size_of_heads_is_what_a_description_says(
     name = "genai_config.json" if "model" in described else "config.json"
     (folder / name).write_text(json.dumps(described))
     assert ModelFolder.of(folder).head_size == size
+
+
+def test_a_model_of_pictures_describes_that_of_texts(tmp_path: Path) -> None:
+    """As Gemma 3 has it: the tokens that end an answer stand outside."""
+    folder = small_folder.write(tmp_path)
+    (folder / "genai_config.json").unlink()
+    inner = {"max_position_embeddings": 99, "vocab_size": 98, "eos_token_id": 1}
+    described = {"model_type": "gemma3", "eos_token_id": [2, 5], "text_config": inner}
+    (folder / "config.json").write_text(json.dumps(described))
+    found = Prompts(ModelFolder.of(folder))
+    assert (found.base.context, found.base.vocabulary, found.stop) == (99, 98, {2, 5})

@@ -149,7 +149,10 @@ def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:
     adapter = ort.LoraAdapter()
     adapter.Load("de.onnx_adapter")
     assert "last.lora_A" in [v.name for v in onnx.load("s.onnx").graph.input]
+    ran = cli("surgery", "two.onnx", "--save-adapter", "fr", "--name", "fr")
+    assert ran.code == 0 and Path("fr").is_dir() and "wrote" not in ran.err and not Path("edited.onnx").exists()
     assert cli("surgery", "two.onnx", "--save-adapter", "fr", "--name", "fr", "-o", "x.onnx").code == 0
+    assert Path("x.onnx").exists()
     assert cli("surgery", "model.onnx", "--adapter", "fr", "--name", "again", "-o", "x.onnx").code == 0
     assert cli("surgery", "two.onnx", "--merge", "--name", "de", "--requantise", "-o", "x.onnx").code == 0
     assert cli("surgery", "two.onnx", "--use", "fr=1", "--use", "de=0.5", "-o", "x.onnx").code == 0

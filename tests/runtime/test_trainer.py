@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import handmade
 import numpy as np
@@ -316,21 +317,25 @@ def test_callbacks_in_their_order() -> None:
 def test_patience_stops_and_goes_back_to_the_best(tmp_path: Path) -> None:
     t = trainer()
     held_out = handmade.points(40, seed=5)
-    history = t.fit(
-        handmade.points(),
-        epochs=50,
-        batch_size=96,
-        validation=held_out,
-        learning_rate=lambda step: 0.2 if step < 10 else -0.2,  # uphill from the eleventh step on
-        patience=3,
-        checkpoint=tmp_path / "run.ckpt",
-        progress=False,
-    )
+    options: dict[str, Any] = {
+        "epochs": 50,
+        "batch_size": 96,
+        "validation": held_out,
+        "learning_rate": lambda step: 0.2 if step < 10 else -0.2,  # uphill from the eleventh step on
+        "patience": 3,
+        "checkpoint": tmp_path / "run.ckpt",
+        "progress": False,
+    }
+    history = t.fit(handmade.points(), **options)
     best = int(np.argmin(history["val_loss"]))
     assert len(history) == best + 1 + 3
     assert t.evaluate(held_out)["loss"] == pytest.approx(history["val_loss"][best], rel=1e-6)
     again = Trainer.resume(handmade.classifier(), tmp_path / "run.best.ckpt", device="cpu", options=QUIET)
     assert all(np.array_equal(v, t.state_dict()[k]) for k, v in again.state_dict().items())
+    over = Trainer.resume(handmade.classifier(), tmp_path / "run.ckpt", device="cpu", options=QUIET)
+    assert len(over.fit(handmade.points(), **options)) == len(history)  # it had stopped, and stays so
+    assert all(np.array_equal(v, t.state_dict()[k]) for k, v in over.state_dict().items())
+    assert len(over.fit(handmade.points(), **options | {"patience": 2, "epochs": 1})) == 1  # another fit
 
 
 def test_divergence_names_the_step_and_keeps_the_state() -> None:

@@ -37,7 +37,11 @@ class Best:
         self._monitor = monitor
         self._saves, self._path = saves, saves.beside("best")
         self.state: dict[str, Array] | None = None
-        self._out_of_patience = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there was no better epoch for too long; also of a run that stopped so, and is resumed."""
+        return self.patience is not None and self.progress.stale >= self.patience
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
         """Keep the state of an epoch if its row is the best; return True if there was no better one for too long."""
@@ -52,8 +56,7 @@ class Best:
                 self._saves.try_save(self._path)
             return False
         p.stale += 1
-        self._out_of_patience = p.stale >= self.patience
-        return self._out_of_patience
+        return self.is_over
 
     def restore(self, report: Reporter) -> int | None:
         """Go back to the best state with ``patience``, and say so; return the row of its epoch, if not the last."""
@@ -64,7 +67,7 @@ class Best:
         row = p.history.row(best)
         monitored = self._monitor.of(row)
         rows = "evaluations" if p.eval_every else "epochs"
-        cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self._out_of_patience else ""
+        cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self.is_over else ""
         assert self.state is not None  # kept when the epoch ended, or recovered at the resume
         with self.executor.turns.lock:
             self.executor.state.go_back(self.state)

@@ -241,6 +241,7 @@ class Fit:
             _check_same_order(p.order, order, p.batch or p.place)
             _tell_of_other_order(p.order, order)
             p.best, p.stale, self._best.state = self.team.from_first(self._best.recovered)
+            self._stopped = self._best.is_over
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
             self._forget_epoch()
