@@ -24,6 +24,7 @@ Row = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 VARIABLES = "chat_template_kwargs"  # a column of other variables of the template, by name
 _OF_TEMPLATES = ("tools", VARIABLES)
+_TAKEN = ("messages", "tools", "add_generation_prompt", "given", "self")  # variables that no row may give
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 
@@ -265,6 +266,9 @@ def _fault(kind: str, row: Row) -> str | None:
     variables = row.get(VARIABLES)
     if not (variables is None or (isinstance(variables, Mapping) and all(map(str.isidentifier, variables)))):
         return f"'{VARIABLES}' is {described(variables)}; give variables of the chat template by name"
+    taken = next((name for name in _TAKEN if name in (variables or ())), None)
+    if taken is not None:
+        return f"'{VARIABLES}' has '{taken}', which is given to the chat template otherwise; leave it out"
     match kind:
         case "messages":
             return fault_of_messages(row["messages"])

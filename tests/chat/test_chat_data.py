@@ -129,6 +129,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("a weight", [{"messages": [USER, {**ANSWER, "weight": 0.5}]}], "message 2 has the weight 0.5; it is 1 where"),
     ("from nobody", [{"conversations": [{"from": [], "value": "x"}]}], "message 1 has no role"),
     ("variables", [{"text": "a"}, {"text": "a", "chat_template_kwargs": [1]}], "'chat_template_kwargs' is a list"),
+    ("a taken name", [{"messages": CHAT, "chat_template_kwargs": {"messages": []}}], "has 'messages', which"),
     ("label", [{"prompt": "a", "completion": "b", "label": "good"}], "'label' is 'good'"),
 ]  # fmt: skip
 
