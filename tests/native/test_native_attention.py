@@ -46,6 +46,14 @@ SIZES = [
     Sizes(1, 2, 300, 90, 32, 48),
     Sizes(3, 1, 2, 40, 16, 16),
     Sizes(1, 2, 48, 3, 16, 33),
+    *(
+        FEW := [
+            Sizes(1, 2, 130, 200, 8, 5),
+            Sizes(2, 1, 70, 129, 13, 16),
+            Sizes(1, 1, 3, 65, 2, 3),
+            Sizes(1, 3, 600, 64, 8, 8),
+        ]
+    ),
 ]
 DRAWN = [Sizes(*np.random.default_rng(seed).integers((1, 1, 2, 2, 1, 1), (4, 4, 80, 80, 50, 50))) for seed in range(40)]
 
@@ -60,6 +68,7 @@ SCORES = """
     o4 = MatMul (p, v4)
 """
 SCALED = "w = Mul (s, c)"
+GUARDED = SCORES.replace("(p, v4)", "(g, v4)").replace("o4 =", "n = IsNaN (p)  g = Where (n, none, p)  o4 =")
 
 
 def model_of(text: str, inputs: dict[str, np.ndarray], **constants: object) -> onnx.ModelProto:
@@ -297,6 +306,17 @@ def test_scores_that_are_as_large_as_what_hides_them() -> None:
     Both.of(model, inputs, ALL).check(*SEPARATE, names=["y", "v4.grad"])  # others are 1e15 times rounding
 
 
+@pytest.mark.parametrize("it", [it for it in FEW if it.size > 2], ids=str)
+@pytest.mark.parametrize("falling", [1, -1])
+def test_scores_that_grow_from_key_to_key(it: Sizes, falling: int) -> None:
+    """The largest score of a query is another one behind each piece of the keys; most weights vanish."""
+    inputs = heads(it)
+    inputs["q4"] = np.abs(inputs["q4"])
+    inputs["k4"] *= np.linspace(0.1, 10 / it.size, it.keys, dtype=np.float32)[::falling, None]
+    inputs["k4"] = np.abs(inputs["k4"])
+    Both.of(model_of(SCORES.format(masked=SCALED) + "y = Identity (o4)", inputs, c=1.0), inputs, ALL).check(*SEPARATE)
+
+
 # --- numbers that are none --------------------------------------------------------------------------------------------
 
 
@@ -314,6 +334,33 @@ def test_numbers_that_are_not_finite_spread_as_in_the_portable_form(where: str, 
         np.testing.assert_allclose(value[finite], wanted[name][finite], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ALL)
+@pytest.mark.parametrize("guarded", [False, True])
+def test_numbers_that_are_not_finite_spread_without_a_mask(where: str, number: float, guarded: bool) -> None:
+    inputs = heads(Sizes(1, 2, 40, 70, 8, 8))
+    inputs[where][0, 1, 30, 2] = number
+    text = (GUARDED if guarded else SCORES).format(masked=SCALED)
+    both = Both.of(model_of(text + "y = Identity (o4)", inputs, c=0.3, none=0.0), inputs, ALL)
+    assert kernels(both.fast) == sorted(SEPARATE)
+    wanted, found = run(both.portable, both.feeds), both.results()
+    for name, value in found.items():
+        finite = np.isfinite(wanted[name])
+        np.testing.assert_array_equal(np.isfinite(value), finite, err_msg=name)
+        np.testing.assert_allclose(value[finite], wanted[name][finite], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_keys_of_no_weight_in_front_of_all_others_leave_outputs_as_they_are() -> None:
+    inputs = heads(Sizes(1, 2, 40, 150, 8, 8))
+    inputs["q4"] = np.abs(inputs["q4"])
+    inputs["k4"][:, :, :70] = -np.inf
+    both = Both.of(model_of(SCORES.format(masked=SCALED) + "y = Identity (o4)", inputs, c=0.3), inputs, ALL)
+    wanted, found = run(both.portable, both.feeds), both.results()
+    assert np.isfinite(wanted["y"]).all()
+    for name in ("y", "v4.grad"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=2e-5, atol=1e-5, err_msg=name)
+
+
 def test_queries_without_a_key_give_nan_as_in_the_portable_form() -> None:
     mask = np.zeros((70, 70), np.float32)
     mask[[1, 40]] = -np.inf
@@ -322,9 +369,6 @@ def test_queries_without_a_key_give_nan_as_in_the_portable_form() -> None:
     wanted, found = run(both.portable, both.feeds), both.results()
     for name, value in found.items():
         np.testing.assert_array_equal(np.isnan(value), np.isnan(wanted[name]), err_msg=name)
-
-
-GUARDED = SCORES.replace("(p, v4)", "(g, v4)").replace("o4 =", "n = IsNaN (p)  g = Where (n, none, p)  o4 =")
 
 
 def test_queries_without_a_key_give_zeros_where_they_are_guarded() -> None:
@@ -344,10 +388,10 @@ def test_queries_without_a_key_give_zeros_where_they_are_guarded() -> None:
 def test_gradients_are_those_of_central_differences(seed: int) -> None:
     """Odd lengths and sizes, with masks and without, along one random direction, in float64."""
     rng = np.random.default_rng(seed)
-    low, high = [1, 1, 1, 1, 1, 1], [3, 4, 120, 260, 41, 41]
-    it = Sizes(*map(int, rng.integers(low, high)))
-    inputs = heads(it)
     kind = ("none", "added", "kept", "guarded")[seed % 4]
+    most = 17 if kind == "none" else 41  # heads of few numbers and no mask have a kernel of their own
+    it = Sizes(*map(int, rng.integers([1, 1, 1, 1, 1, 1], [3, 4, 120, 260, most, most])))
+    inputs = heads(it)
     seen = rng.random((it.batch, 1, it.queries, it.keys)) < 0.7
     seen[..., 0] |= kind != "guarded"
     masked = {"none": SCALED, "kept": "t = Mul (s, c)  w = Where (mask, t, low)"}.get(

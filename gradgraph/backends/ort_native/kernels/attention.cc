@@ -3,8 +3,8 @@
 // Each tensor has a layout [offset, batch, head, row]: numbers in front of its first row, and from one batch, head and row
 // to the next. So queries, keys and values may be parts of one tensor, and so may their gradients.
 
+#include "attention_few.h"
 #include "attention_tiles.h"
-#include "attention_vectors.h"
 #include "kernels.h"
 
 namespace gradgraph {
@@ -121,7 +121,8 @@ struct Heads {
     context.parallel(count, 1, [&](size_t i, size_t) {
       const auto now = task(i), next = task(std::min(i + 1, count - 1));  // threads mostly take one after the other
       const auto* const after = i + 1 < count ? &next : nullptr;
-      if (!(parts == 3 ? by_tiles<3>(now, after) : by_tiles<2>(now, after))) by_vectors(now);
+      const bool done = (parts == 3 ? by_tiles<3>(now, after) : by_tiles<2>(now, after)) || by_few(now);
+      if (!done) by_vectors(now);
       finish(now);
     });
   }

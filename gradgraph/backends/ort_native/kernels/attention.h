@@ -1,7 +1,8 @@
 // Attention of one head: y = softmax(scale·q·kᵀ + mask)·v, and its gradient.
 //
 // What a weight is made of is kept for the way back: the largest score of a query, and one over the sum of exponentials;
-// there scores are computed again. attention_tiles.h does it with AMX, and attention_vectors.h on any processor.
+// there scores are computed again. attention_tiles.h does it with AMX, attention_few.h for heads of few numbers, and
+// attention_vectors.h for all others.
 #pragma once
 
 #include <algorithm>

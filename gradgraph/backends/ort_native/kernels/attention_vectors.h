@@ -313,15 +313,15 @@ class ForwardByVectors : ByVectors {
 
 // --- back -------------------------------------------------------------------------------------------------------------
 
-// Sums over queries, for each of kWidth keys, and the next ones: the transposes of what is wanted.
+// Sums over queries, for each of some keys, and the next ones: the transposes of what is wanted.
 struct SumsOfQueries {
-  size_t count = 0, size = 0;  // of rows of kWidth numbers, and of columns that are wanted
+  size_t count = 0, size = 0;  // of all numbers, and of columns that are wanted
   float* group = nullptr;
   double* all = nullptr;
 
   SumsOfQueries() = default;
-  SumsOfQueries(Space& space, size_t keys, size_t rows, size_t columns)
-      : count(rounded(keys, kWidth) * rows),
+  SumsOfQueries(Space& space, size_t numbers, size_t columns)
+      : count(numbers),
         size(columns),
         group(space.numbers(count)),
         all(reinterpret_cast<double*>(space.numbers(2 * count))) {}
@@ -367,8 +367,8 @@ class BackwardByVectors : ByVectors {
     turned_k_ = space_.numbers(rounded(h_.keys, kWidth) * h_.size);
     turned_v_ = space_.numbers(rounded(h_.keys, kWidth) * h_.value_size);
     k_ = space_.matrix(h_.keys, columns_of(h_.size));
-    dk_ = {space_, h_.keys, size_, h_.size};
-    dv_ = {space_, h_.keys, value_size_, h_.value_size};
+    dk_ = {space_, rounded(h_.keys, kWidth) * size_, h_.size};
+    dv_ = {space_, rounded(h_.keys, kWidth) * value_size_, h_.value_size};
     q_ = space_.matrix(kQueries, size_);
     dy_ = space_.matrix(kQueries, value_size_);
     dq_ = space_.matrix(kQueries, k_.stride);
