@@ -5,6 +5,15 @@ import { GradgraphError } from "./errors.js";
 /** The kinds of rows, each by the columns that tell it; the first whose columns are all there. */
 const KINDS = { messages: ["messages"], prompt: ["prompt", "completion"], text: ["text"] };
 const ROLES = ["system", "developer", "user", "assistant", "tool"];
+/** The roles that may follow one; the first of all is under "". */
+const AFTER = {
+  "": ["system", "developer", "user"],
+  system: ["user"],
+  developer: ["user"],
+  user: ["assistant"],
+  assistant: ["user", "tool"],
+  tool: ["assistant", "tool", "user"],
+};
 
 /** The rows of a text: one JSON object a line, or a list of them. Each is checked, and knows its `kind` and `place`. */
 export function rowsOf(text) {
@@ -48,8 +57,13 @@ const FAULTS = {
 /** What is wrong with messages that end with an answer; undefined if nothing is. */
 function faultOfMessages(messages) {
   if (!Array.isArray(messages) || !messages.length) return "the messages should be a list of {role, content}";
-  for (const [i, { role, content, tool_calls: calls } = {}] of messages.entries()) {
+  for (const [i, { role, content, weight = 1, tool_calls: calls } = {}] of messages.entries()) {
     if (!ROLES.includes(role)) return `message ${i + 1} has the role '${role}'; there are ${ROLES.join(", ")}`;
+    const before = messages[i - 1]?.role ?? "";
+    if (!AFTER[before].includes(role))
+      return `message ${i + 1} of the role '${role}' ${before ? `follows '${before}'` : "is the first"}; put them in order`;
+    if (![0, 1, null, true, false].includes(weight))
+      return `message ${i + 1} has the weight ${weight}; it is 1 where an answer is learnt, and 0 where it is not`;
     if (role === "assistant" && calls) continue;
     if (typeof content !== "string") return `message ${i + 1} has no text in 'content'`;
     if (role === "assistant" && !content.trim()) return `message ${i + 1} is an answer without text; write one`;

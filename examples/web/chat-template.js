@@ -29,12 +29,22 @@ export class ChatTemplate {
     return withoutMarks(this.#rendered(messages, tools, addGenerationPrompt)).text;
   }
 
-  /** {text, answers}: the text of messages, and where in it the assistant speaks, as [first, behind the last]. */
-  withAnswers(messages, { tools = null } = {}) {
-    const found = withoutMarks(this.#rendered(messages, tools, false));
-    if (this.marksAnswers) return found;
-    const numbers = messages.flatMap(({ role }, i) => (role === "assistant" ? [i] : []));
-    return { text: found.text, answers: numbers.map((i) => this.#span(messages, i, found.text, tools)) };
+  /**
+   * {text, answers}: the text of messages, and where in it the assistant says what is learnt, as [first, behind the
+   * last]. Answers among the first `given` messages, and those of the `weight` 0, are not learnt.
+   */
+  withAnswers(messages, { tools = null, given = 0 } = {}) {
+    const { text, answers } = withoutMarks(this.#rendered(messages, tools, false));
+    const said = messages.flatMap(({ role }, i) => (role === "assistant" ? [i] : []));
+    const learnt = said.filter((i) => i >= given && messages[i].weight !== 0);
+    if (!this.marksAnswers) return { text, answers: learnt.map((i) => this.#span(messages, i, text, tools)) };
+    if (learnt.length < said.length && answers.length !== said.length)
+      throw new GradgraphError(
+        `the chat template marks ${answers.length} answers of ${said.length}, so that it cannot be said which of them ` +
+          "are not learnt; mark each answer by {% generation %} once",
+      );
+    const isLearnt = (_, i) => learnt.length === said.length || learnt.includes(said[i]);
+    return { text, answers: answers.filter(isLearnt).filter(([begin, end]) => begin < end) };
   }
 
   /** Where the answer that is message `i` stands in the text of all messages. */
@@ -85,13 +95,13 @@ function withReasoning(message) {
   return found == null ? message : { thinking: found, ...message, reasoning_content: found };
 }
 
-/** The text, and the spans that stand between marks. */
+/** The text, and the spans that stand between marks, empty ones too. */
 function withoutMarks(marked) {
   const answers = [];
   let text = "";
   for (const piece of marked.split(new RegExp(`(${BEGIN}[^${END}]*${END})`))) {
     const plain = piece.replaceAll(BEGIN, "").replaceAll(END, "");
-    if (piece.startsWith(BEGIN) && plain) answers.push([text.length, text.length + plain.length]);
+    if (piece.startsWith(BEGIN)) answers.push([text.length, text.length + plain.length]);
     text += plain;
   }
   return { text, answers };

@@ -26,6 +26,8 @@ export interface Message {
   readonly role: string;
   readonly content?: string;
   readonly tool_calls?: unknown;
+  /** 0: this answer is given, not learnt. */
+  readonly weight?: number | boolean | null;
 }
 
 /** A row of chat data, checked. */

@@ -92,9 +92,7 @@ export class Chat {
     if (row.kind === "messages") return this.template.withAnswers(row.messages, { tools });
     const prompt = asMessages(row.prompt, "user");
     const messages = [...prompt, ...asMessages(row.completion, "assistant")];
-    const { text, answers } = this.template.withAnswers(messages, { tools });
-    const given = prompt.filter(({ role }) => role === "assistant").length; // answers that are given, not learnt
-    return { text, answers: answers.slice(given) };
+    return this.template.withAnswers(messages, { tools, given: prompt.length });
   }
 
   /** The tokens of a text, and which of them hold a character of an answer. */
@@ -111,7 +109,7 @@ export class Chat {
       const last = end === text.length ? ids.length : tokensAt(end, 1, text.length, isWhole);
       learnt.fill(true, first, last);
     }
-    return isPlain ? this.#ended(this.tokenizer.encode(text).ids, ids, learnt) : { ids, learnt };
+    return isPlain ? this.#ended(once(this.tokenizer.encode(text).ids, ids), ids, learnt) : { ids, learnt };
   }
 
   /** A text without a template gets the tokens that the model expects around it, and one that ends it. */
@@ -123,6 +121,13 @@ export class Chat {
     marks[marks.length - 1] = true;
     return { ids: whole, learnt: marks };
   }
+}
+
+/** The tokens of a text with those that a tokenizer adds before and behind it, which stand once where it has them. */
+function once(whole, ids) {
+  const before = whole.length > ids.length && whole[0] === whole[1] && whole[0] === ids[0] ? 1 : 0;
+  const isTwice = whole.length - before > ids.length && whole.at(-1) === whole.at(-2) && whole.at(-1) === ids.at(-1);
+  return whole.slice(before, isTwice ? -1 : undefined);
 }
 
 /** How many tokens a text has up to `place`, or up to where a token ends, from there on in steps of `by`. */

@@ -26,6 +26,7 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import STOPS_ONLY, TARGETS, Recipe
 from gradgraph.chat.chat_rows import Rows, read
+from gradgraph.chat.measures import PreferenceMeasures, measured
 from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
@@ -48,7 +49,6 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 from gradgraph.surgery.language_models import KEPT_APART, mixing
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -172,7 +172,6 @@ def finetune(
     )
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
     _check_measures(prepared, chosen)
-    samples = _samples(Prompts(base, template, began), chosen, lines, pace)
     adapted = surgery.lora(
         decoder, adapted_layers(decoder, chosen), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
         kind=chosen.kind, seed=chosen.seed,
@@ -183,6 +182,7 @@ def finetune(
         plan, prepared = planned(chosen, prepared, prepare_for, lambda one, data: step_of(model, data, one))
         log.info("%s", plan)
         chosen = plan.recipe
+    samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     _begin(place, chosen, _digests(prepared, base, chosen), began, resume)
@@ -196,7 +196,7 @@ def finetune(
     elif resume:
         log.info("the run in '%s' stopped before it saved anything, and begins anew", shown(place))
     pace.go_on()
-    history = _fitted(trainer, prepared, chosen, place, lines, [pace, *samples], progress)
+    history = _fitted(trainer, prepared, chosen, place, lines, [*measures, pace, *samples], progress)
     history.to_csv(place / TRAINING / HISTORY)
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
     rows_a_second = pace.steps * chosen.batch_size / pace.seconds if pace.seconds else 0.0
@@ -334,23 +334,6 @@ def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) ->
             part.reference = surgery.reference(adapted, trainer, part, recipe.batch_size)
 
 
-def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
-    """The figures of held-out rows: the perplexity, of pairs that of good answers; of pairs the loss, too, and how
-    often the better answer gains more.
-    """
-    found = trainer.evaluate(held, recipe.batch_size)
-    if isinstance(held, ChatBatches):
-        return {f"perplexity{when}": perplexity(found)}
-    told = {f"held_out_loss{when}": float(found["loss"])}
-    if held.good.any():
-        by_answer = trainer.predict(held, recipe.batch_size)
-        log_p, tokens = (by_answer[name][held.good, 0].sum(dtype=np.float64) for name in (LOG_PROBABILITY, TOKENS))
-        told[f"perplexity{when}"] = float(np.exp(-log_p / tokens))
-    if not when and "reward_accuracy" in found:
-        told["reward_accuracy"] = float(found["reward_accuracy"])
-    return told
-
-
 def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
     """The tokens that the model knows; raises DataError where the tokenizer is none of this model's."""
     known = base.vocabulary or _scores_of(base)
@@ -404,26 +387,19 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     )
 
 
-def perplexity(measured: Mapping[str, Any]) -> float:
-    """The exponential of the mean of −log p over all learnt tokens, of what ``evaluate`` gives."""
-    found = measured.get("perplexity")
-    return float(np.exp(measured.get("student_loss", measured["loss"])) if found is None else found)
-
-
-def _samples(prompts: Prompts, recipe: Recipe, lines: JsonLines, pace: Pace) -> list[TrainingSamples]:
-    """The callback that answers the prompts of ``sample``; none where nothing is asked."""
-    if not recipe.sample:
-        return []
+def _watching(
+    prompts: Prompts, prepared: Prepared, recipe: Recipe, lines: JsonLines, pace: Pace
+) -> tuple[list[TrainingSamples], list[PreferenceMeasures]]:
+    """The callbacks that answer the prompts of ``sample``, and that measure preferences; none where nothing asks."""
 
     def write(record: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, ValueError):  # the log says it itself, once; or it could not be opened again
             lines.write(record)
 
-    return [
-        TrainingSamples(
-            prompts, recipe.sample, recipe.sample_every or SAMPLE_EVERY, recipe.sample_tokens, write, pace.go_on
-        )
-    ]
+    every, held = recipe.sample_every or SAMPLE_EVERY, prepared.held_out
+    samples = [TrainingSamples(prompts, recipe.sample, every, recipe.sample_tokens, write, pace.go_on)]
+    measures = [PreferenceMeasures(held, recipe, write)] if isinstance(held, PairBatches) else []
+    return samples if recipe.sample else [], measures
 
 
 def _last_answers(

@@ -139,6 +139,7 @@ class TrainingSamples:
     def at_end(self, trainer: Trainer) -> list[str]:
         """Answer with the weights that a run has given; those that were not told are told."""
         told = self.last if self._told == trainer.progress.steps else None
+        self._epoch = trainer.progress.epoch + bool(trainer.progress.batch)
         found = self.answers(trainer)
         if found != told:
             self._tell(trainer, found)

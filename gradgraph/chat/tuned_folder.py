@@ -50,7 +50,8 @@ _WORDS = {
     "perplexity_merged": "perplexity of held-out answers of the merged model, whose weights keep their bits",
     "held_out_loss_before": "loss of held-out rows before training",
     "held_out_loss": "loss of held-out rows after training",
-    "reward_accuracy": "share of held-out rows whose better answer has gained more than the other",
+    "reward_margin": "how much larger the reward of better answers of held-out rows is, in the mean",
+    "reward_accuracy": "share of held-out rows whose better answer has the larger reward",
     "largest_rounding": "largest ‖stored − W‖/‖W‖ of a weight that was quantised again",
 }
 

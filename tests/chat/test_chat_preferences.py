@@ -74,7 +74,8 @@ def test_a_folder_learns_preferences(base: Path, tmp_path: Path, loss: str) -> N
     found = gg.finetune(base, rows, tmp_path / "out", loss=loss, progress=False, **SHORT, **asked)
     figures = found.figures
     assert figures["held_out_loss"] < figures["held_out_loss_before"]
-    assert (figures.get("reward_accuracy", 1) > 0.8) and ("reward_accuracy" in figures) == (loss in ("dpo", "ipo"))
+    assert (figures.get("reward_accuracy", 1) > 0.8) and ("reward_accuracy" in figures) == (loss != "kto")
+    assert figures["reward_margin"] > 0
     if loss == "dpo":
         assert figures["held_out_loss_before"] == pytest.approx(np.log(2), rel=1e-5)
     assert figures["perplexity_before"] != figures["perplexity"] == pytest.approx(figures["perplexity_float"], rel=1e-4)
@@ -82,6 +83,13 @@ def test_a_folder_learns_preferences(base: Path, tmp_path: Path, loss: str) -> N
     assert "| loss of held-out rows after training |" in (tmp_path / "out" / "README.md").read_text()
 
     log = [json.loads(line) for line in (tmp_path / "out/training/log.jsonl").read_text().splitlines()]
+    told_at_ends = [row for row in log if row["event"] == "preferences"]
+    assert [row["step"] for row in told_at_ends] == found.history["step"]
+    assert told_at_ends[-1]["reward_margin"] == figures["reward_margin"]
+    if loss in ("dpo", "ipo"):  # the metric of the graph
+        assert [row["reward_accuracy"] for row in told_at_ends] == pytest.approx(found.history["val_reward_accuracy"])
+    if loss == "dpo":
+        assert np.log1p(np.exp(-figures["reward_margin"])) < figures["held_out_loss"]  # by the inequality of Jensen
     told = [(row["step"], row["prompt"]) for row in log if row["event"] == "sample"]
     assert told[:4] == [(step, text) for step in (4, 8) for text in asked["sample"]]
     for folder, adapter in ((base, tmp_path / "out" / "adapter"), (tmp_path / "out", None)):

@@ -101,6 +101,8 @@ def tokens_of(folder: str, rows: list[dict[str, Any]], template: str | None = No
 GIVEN = [case for case in CASES.values() if case["messages"][-1]["role"] == "assistant"]
 ROWS = [{"messages": [{**m, "content": change(m["content"])} for m in case["messages"]], "tools": case.get("tools")}
         for change in (str, str.strip) for case in GIVEN]  # fmt: skip
+ROWS += [{"messages": [{**m, "weight": int(i > 1)} for i, m in enumerate(row["messages"])]}
+         for row in ROWS if not row["tools"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -141,7 +143,7 @@ def test_texts_as_they_stand_become_the_tokens_of_python(kind: str, ask: Any, tm
     tokenizer = MADE[kind]()
     rows = [{"prompt": "What is 2 < 3?", "completion": " True, naïve"},
             {"prompt": "Is the cap", "completion": "ital 日本"}, {"prompt": "", "completion": "Tokyo"}]  # fmt: skip
-    texts = [{"text": WORDS}, {"text": "😀\n\n  日本 "}]
+    texts = [{"text": WORDS}, {"text": "😀\n\n  日本 "}, {"text": "<bos>Tokyo"}]
     folder = folder_of(tmp_path / "plain", tokenizer)
     jobs = [{"folder": folder, "options": {"template": "none"}, "rows": "\n".join(map(json.dumps, given))}
             for given in (rows, texts)]  # fmt: skip
@@ -182,6 +184,10 @@ WRONG = {
         "row 1: the last message is of the role 'user', and answers are learnt; add one",
     '{"messages": [{"role": "human", "content": "a"}]}':
         "line 1: message 1 has the role 'human'; there are system, developer, user, assistant, tool",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}':
+        "line 1: message 2 of the role 'user' follows 'user'; put them in order",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "weight": 0.5}]}':
+        "line 1: message 2 has the weight 0.5; it is 1 where an answer is learnt, and 0 where it is not",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}':
         "line 1: message 2 is an answer without text; write one",
     '{"prompt": "a", "completion": "b"}':

@@ -1,0 +1,85 @@
+"""What is measured on held-out rows: perplexities, and of preferences what an answer gains by them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradgraph import losses
+from gradgraph.chat.chat_batches import ChatBatches
+from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.preferences import PairBatches
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
+
+log = logging.getLogger("gradgraph.chat")
+
+EVENT = "preferences"  # of a record in a log
+
+
+def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
+    """The figures of held-out rows: the perplexity; of pairs the loss, too, and what :func:`of_preferences` gives.
+
+    Args:
+        when: ``"_before"`` before training, which nothing has gained yet.
+    """
+    found = trainer.evaluate(held, recipe.batch_size)
+    if isinstance(held, ChatBatches):
+        return {f"perplexity{when}": perplexity(found)}
+    told = of_preferences(trainer, held, recipe)
+    figures = {name: told[name] for name in told if name == "perplexity" or not when}
+    return {f"held_out_loss{when}": float(found["loss"]), **{name + when: value for name, value in figures.items()}}
+
+
+def perplexity(measured: Mapping[str, Any]) -> float:
+    """The exponential of the mean of −log p over all learnt tokens, of what ``evaluate`` gives."""
+    found = measured.get("perplexity")
+    return float(np.exp(measured.get("student_loss", measured["loss"])) if found is None else found)
+
+
+def of_preferences(trainer: Trainer, held: PairBatches, recipe: Recipe) -> dict[str, float]:
+    """What pairs say of a model: the perplexity of good answers, and of rewards, as TRL logs them, how much larger
+    those of good answers are (``reward_margin``) and how often (``reward_accuracy``, where rows hold two answers).
+
+    A reward is β times the log-probability of an answer above that by the reference; with a loss that has none, β times
+    its log-probability a token.
+    """
+    by_answer = trainer.predict(held, recipe.batch_size)
+    log_p, tokens = (np.asarray(by_answer[name], np.float64) for name in (LOG_PROBABILITY, TOKENS))
+    told, good = dict[str, float](), held.good
+    if good.any():
+        told["perplexity"] = float(np.exp(-log_p[good, 0].sum() / tokens[good, 0].sum()))
+    rewards = _beta(recipe) * (log_p / np.maximum(tokens, 1) if held.reference is None else log_p - held.reference)
+    if recipe.compares:
+        gaps: Array = rewards[:, 0] - rewards[:, 1]
+        return told | {"reward_margin": float(gaps.mean()), "reward_accuracy": float((gaps > 0).mean())}
+    if good.any() and not good.all():
+        told["reward_margin"] = float(rewards[good, 0].mean() - rewards[~good, 0].mean())
+    return told
+
+
+def _beta(recipe: Recipe) -> float:
+    loss = losses.by_name(recipe.loss, **({} if recipe.beta is None else {"beta": recipe.beta}))
+    return float(loss.arguments["beta"])
+
+
+class PreferenceMeasures:
+    """A callback of ``Trainer.fit`` that tells what pairs say of the model after each measurement.
+
+    Args:
+        held: the pairs.
+        write: takes a record of each measurement, for a log.
+    """
+
+    def __init__(self, held: PairBatches, recipe: Recipe, write: Callable[[dict[str, Any]], None]) -> None:
+        self._held, self._recipe, self._write = held, recipe, write
+
+    def on_epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        """Measure, and tell it."""
+        found = of_preferences(trainer, self._held, self._recipe)
+        self._write({"event": EVENT, "epoch": int(row["epoch"]), "step": int(row["step"]), **found})
+        log.info("step %d, held-out answers: %s", row["step"], ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
