@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names
 from gradgraph.chat.option_fields import changed_options, check_options, number, one_of, option, whole
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
+RANK = 16  # where none is given
 LONG = ("error", "drop", "cut")
 DESIRABLE = "desirable"  # the target of a loss that reads one answer a row
 NEXT_TOKEN = "cross_entropy"
@@ -25,7 +26,8 @@ _TEXTS = Kind("a text, or a list of texts", NAMES.fits)
 class Recipe:
     """Options of a fine-tuning; ``words`` of each field explain it."""
 
-    rank: int = option(16, "Rank of the adapters.", whole(1))
+    rank: int | None = option(None, "Rank of the adapters; 16 by default, with --memory at most that.",
+                               whole(1).or_none(), typed=int)  # fmt: skip
     alpha: float | None = option(None, "Adapters count alpha/rank times; twice the rank by default.",
                                   number(0, above=True).or_none(), typed=float)  # fmt: skip
     target: str | Sequence[str] = option(TARGETS,
@@ -62,9 +64,9 @@ class Recipe:
     teacher_share: float | None = option(None, "With a teacher: its share of the loss; 0.5 by default.",
                                          number(0, 1).or_none(), typed=float)  # fmt: skip
     recompute: bool = option(False, "Compute the forward pass again in parts: less memory, more time.", FLAG)
-    memory: str | None = option(None, "What training may take, such as 4GB: chooses batches, what is computed again, "
-                                "and where --long allows it the length.", BYTES.or_none(), typed=str,
-                                metavar="SIZE")  # fmt: skip
+    memory: str | None = option(None, "What the command may take, such as 4GB: chooses batches, what is computed "
+                                "again, the rank where none is given, and where --long allows it the length.",
+                                BYTES.or_none(), typed=str, metavar="SIZE")  # fmt: skip
     held_out: float = option(0.1, "The share of rows to measure on, where no data are given for that.", number(0, 0.9))
     eval_every: int | None = option(None, "Measure after so many steps; by default after each epoch.",
                                      whole(1).or_none(), typed=int)  # fmt: skip
@@ -119,6 +121,16 @@ class Recipe:
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """Give the same recipe with other values; raise ArgumentError where there is no such option."""
         return changed_options(self, changes, "fine-tuning")
+
+    def of_rank(self, rank: int) -> Recipe:
+        """Give the same recipe with adapters of another rank, which count as many times."""
+        now = self.rank or RANK
+        return replace(self, rank=rank, alpha=None if self.alpha is None else self.alpha * rank / now)
+
+    @property
+    def settled(self) -> Recipe:
+        """The same recipe, with the usual rank where none is given."""
+        return self.of_rank(self.rank or RANK)
 
     @property
     def prefers(self) -> bool:

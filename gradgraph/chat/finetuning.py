@@ -172,16 +172,15 @@ def finetune(
     )
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
     _check_measures(prepared, chosen)
-    adapted = surgery.lora(
-        decoder, adapted_layers(decoder, chosen), rank=chosen.rank, alpha=chosen.alpha, dropout=chosen.dropout,
-        kind=chosen.kind, seed=chosen.seed,
-    )  # fmt: skip
-    assert isinstance(adapted, ir.Model)  # as load_model gives one
-    model = _learner(adapted, base, chosen)
+    models = _Models(decoder, base)
     if chosen.memory is not None:
-        plan, prepared = planned(chosen, prepared, prepare_for, lambda one, data: step_of(model, data, one))
+        plan, prepared = planned(
+            chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one)
+        )
         log.info("%s", plan)
         chosen = plan.recipe
+    chosen = chosen.settled
+    adapted, model = models.adapted(chosen), models.learner(chosen)
     samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
@@ -246,12 +245,41 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
     return recipe.changed({"pack": False})
 
 
-def _learner(adapted: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
-    """The model that a step is built of: tokens in; scores out, or what a loss of preferences compares."""
-    model = surgery.language_model(adapted, packed=recipe.pack)
-    model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
-    assert isinstance(model, ir.Model)  # as the adapted one is
-    return model if recipe.teacher is None else taught(model, base, recipe)
+class _Models:
+    """The models of recipes that differ in their rank alone; those of the last rank are kept.
+
+    Args:
+        decoder: what gets adapters.
+        base: the folder that it comes from.
+    """
+
+    def __init__(self, decoder: ir.Model, base: ModelFolder) -> None:
+        self._decoder, self._base = decoder, base
+        self._rank: int | None = None
+
+    def adapted(self, recipe: Recipe) -> ir.Model:
+        """The decoder with its adapters."""
+        self._make(recipe)
+        return self._adapted
+
+    def learner(self, recipe: Recipe) -> ir.Model:
+        """The model that a step is built of: tokens in; scores out, or what a loss of preferences compares."""
+        self._make(recipe)
+        return self._learner
+
+    def _make(self, recipe: Recipe) -> None:
+        if recipe.rank == self._rank:
+            return
+        assert recipe.rank is not None  # it is settled
+        adapted = surgery.lora(
+            self._decoder, adapted_layers(self._decoder, recipe), rank=recipe.rank, alpha=recipe.alpha,
+            dropout=recipe.dropout, kind=recipe.kind, seed=recipe.seed,
+        )  # fmt: skip
+        model = surgery.language_model(adapted, packed=recipe.pack)
+        model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
+        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # as the decoder is
+        self._adapted, self._rank = adapted, recipe.rank
+        self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:

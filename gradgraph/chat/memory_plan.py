@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import onnx
+import onnx_ir as ir
 
-from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.chat_recipe import RANK, Recipe
 from gradgraph.errors import DataError, readable_bytes
-from gradgraph.runtime.execution.memory import all_sizes_of, memory, opened_here, walked
+from gradgraph.runtime.execution.memory import (
+    all_sizes_of,
+    bytes_of,
+    frozen_tensors,
+    memory,
+    opened_here,
+    walked,
+)
 from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.step.step import Step
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 
 PROCESS = 350 << 20  # bytes of the interpreter with its libraries, the graphs and the sessions of 16 layers
 WORKSPACES = 0.05  # of the prediction: what kernels take for themselves (4 % were measured at most)
+LEAST_RANK = 4  # that is chosen: what a layer learns by fewer is little, and little is saved
 LEAST_TOKENS = 512  # of a batch: with fewer, products are slow, and it is rather computed again
 SHORTEST = 32  # tokens of a row that is chosen
 
@@ -39,31 +48,36 @@ class Plan:
     """A recipe with a prediction.
 
     Attributes:
-        recipe: with the batch, accumulation, recomputation and length that were chosen.
-        bytes: of the process at the peak of training.
+        recipe: with the rank, batch, accumulation, recomputation and length that were chosen.
+        bytes: of the process at its peak.
     """
 
     recipe: Recipe
     bytes: int
 
     def __str__(self) -> str:
+        return f"memory {self.recipe.memory}: {self.told}; predicted {readable_bytes(self.bytes)}"
+
+    @property
+    def told(self) -> str:
+        """What was chosen, in words."""
         r = self.recipe
+        rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
         steps = f"{r.accumulate} of them move the weights once" if r.accumulate > 1 else "each moves the weights"
         again = "the forward pass is computed again in parts" if r.recompute else "nothing is computed again"
-        cut = f", at most {r.length} tokens a row" if r.length is not None else ""
-        return (
-            f"memory {r.memory}: batches of {r.batch_size}, {steps}, {again}{cut}; predicted "
-            f"{readable_bytes(self.bytes)}"
-        )
+        cut = [f"at most {r.length} tokens a row"] if r.length is not None else []
+        return ", ".join((*rank, f"batches of {r.batch_size}", steps, again, *cut))
 
 
 def planned(
     recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step]
 ) -> tuple[Plan, D]:
-    """The recipe that fits, and takes the least time by a rule of thumb, with its data.
+    """The recipe that fits, and of such that which harms least what is learnt, then takes the least time by a rule of
+    thumb; with its data.
 
-    As many rows as were asked for move the weights once, in smaller batches; rows are only shortened where ``long``
-    says what becomes of longer ones.
+    As many rows as were asked for move the weights once, in smaller batches. Where none of these fits, the rank is
+    halved, unless it is given; where this does not help, rows are shortened, if ``long`` says what becomes of longer
+    ones.
 
     Args:
         recipe: with ``memory``.
@@ -77,29 +91,67 @@ def planned(
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
     assert limit is not None  # as the number is there
-    least: Plan | None = None
+    search, lower = _Search(limit, build), _lower_ranks(recipe)
     for shorter in _lengths(recipe, data.longest):
         try:
             data = data if shorter is recipe else prepare(shorter)
         except DataError:  # no row is so short
             break
-        steps: dict[tuple[bool, bool], Step] = {}
-        for one in _ways(shorter, data.longest):
-            kind = one.recompute, one.accumulate > 1
-            if kind not in steps:
-                steps[kind] = build(one, data)
-            plan = Plan(one, predicted(steps[kind], one.batch_size, data.longest, _answers(one, data)))
-            if plan.bytes <= limit:
-                return plan, data
-            least = plan if least is None or plan.bytes < least.bytes else least
-    assert least is not None  # there is one way at least
+        usual = shorter.settled
+        found = search.first(usual, data)
+        if found is None and lower and (lowest := search.first(usual.of_rank(lower[-1]), data)):  # else none fits
+            between = (search.first(usual.of_rank(rank), data) for rank in lower[:-1])
+            found = next(filter(None, between), lowest)
+        if found is not None:
+            return found, data
+    raise _too_little(recipe, search.least)
+
+
+class _Search(Generic[D]):
+    """Plans that are tried, one after the other; the least of them is kept.
+
+    Args:
+        limit: bytes.
+        build: gives the step of a recipe on its data.
+    """
+
+    def __init__(self, limit: int, build: Callable[[Recipe, D], Step]) -> None:
+        self._limit, self._build = limit, build
+        self._steps: dict[tuple[int | None, ...], Step] = {}
+        self._least: Plan | None = None
+
+    @property
+    def least(self) -> Plan:
+        assert self._least is not None  # there is one way at least
+        return self._least
+
+    def first(self, recipe: Recipe, data: D) -> Plan | None:
+        """The first way of a recipe that fits."""
+        self._steps.clear()  # of other data, or ranks
+        return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
+
+    def fits(self, recipe: Recipe, data: D) -> Plan | None:
+        """The plan of a recipe, if it fits."""
+        kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
+        if kind not in self._steps:
+            self._steps[kind] = self._build(recipe, data)
+        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _answers(recipe, data))
+        plan = Plan(recipe, taken)
+        if self._least is None or plan.bytes < self._least.bytes:
+            self._least = plan
+        return plan if plan.bytes <= self._limit else None
+
+
+def _too_little(recipe: Recipe, least: Plan) -> DataError:
+    """What is said where nothing fits, with all that helps."""
     way = "drop" if recipe.prefers else "cut"  # half an answer is not preferred
-    shorten = "" if _shortens(recipe) else f", or let longer rows be {'left out' if way == 'drop' else 'shortened'} by "
-    raise DataError(
-        f"training takes at least {readable_bytes(least.bytes)}, with batches of {least.recipe.batch_size} and the "
-        f"forward pass computed again, and memory is {recipe.memory}",
-        remedy="allow more, or adapt fewer layers by target=" + (shorten and f"{shorten}long='{way}'"),
-        shell="allow more, or adapt fewer layers by --target" + (shorten and f"{shorten}--long {way}"),
+    given = _has_rank(recipe) and recipe.rank is not None and recipe.rank > LEAST_RANK
+    longer = "" if _shortens(recipe) else f", or let longer rows be {'left out' if way == 'drop' else 'shortened'} by "
+    adapt = f"allow more, {'take a smaller rank, ' if given else ''}or adapt fewer layers by "
+    return DataError(
+        f"it takes at least {readable_bytes(least.bytes)}, with {least.told}, and memory is {recipe.memory}",
+        remedy=f"{adapt}target=" + (longer and f"{longer}long='{way}'"),
+        shell=f"{adapt}--target" + (longer and f"{longer}--long {way}"),
     )
 
 
@@ -113,21 +165,14 @@ def predicted(step: Step, rows: int, longest: int, answers: bool = False) -> int
         answers: whether the model also runs forward alone: for held-out rows, a reference, samples.
     """
     sizes = _sizes(step, rows, longest)
-    held = stored(step)
     state = sum(spec.nbytes for spec in step.manifest.state)  # once more, as it is read to be written
-    training = PROCESS + held + state + round((1 + WORKSPACES) * memory(step, options=None, **sizes).total)
-    return training + (held + forward(step, sizes) if answers else 0)
+    training = PROCESS + state + round((1 + WORKSPACES) * memory(step, options=None, **sizes).total)
+    return training + (integers(step) + forward(step, sizes) if answers else 0)
 
 
-def stored(step: Step) -> int:
-    """The bytes of integers in which frozen weights are stored; ``memory`` counts floats."""
-    counted = {*step.manifest.frozen, *(spec.name for spec in step.manifest.state)}
-    found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
-    return sum(
-        math.prod(t.dims) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
-        for name, t in found.items()
-        if name not in counted
-    )
+def integers(step: Step) -> int:
+    """The bytes of the integers in which weights are stored, of which a second session has a copy."""
+    return sum(bytes_of(t) for t in frozen_tensors(step) if not ir.DataType(t.data_type).is_floating_point())
 
 
 def forward(step: Step, sizes: Mapping[str, int]) -> int:
@@ -151,6 +196,18 @@ def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:
 def _shortens(recipe: Recipe) -> bool:
     """Whether rows may be shortened, or left out; answers that are compared are not cut."""
     return recipe.long == "drop" or (recipe.long == "cut" and not recipe.prefers)
+
+
+def _has_rank(recipe: Recipe) -> bool:
+    """Whether adapters of this kind have a rank, by which their size goes."""
+    return KINDS[recipe.kind].axes != NO_RANK
+
+
+def _lower_ranks(recipe: Recipe) -> list[int]:
+    """Halves of the usual rank; none where one is given."""
+    if recipe.rank is not None or not _has_rank(recipe):
+        return []
+    return [rank for rank in (RANK >> i for i in range(1, RANK.bit_length())) if rank >= LEAST_RANK]
 
 
 def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:

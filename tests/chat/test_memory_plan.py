@@ -1,9 +1,12 @@
-"""A recipe that fits into so many bytes: the first that does, in the order of what costs least time."""
+"""A recipe that fits into so many bytes: the first that does, by what harms least, then costs least time."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.chat import Recipe, memory_plan
-from gradgraph.chat.memory_plan import PROCESS, planned
+from gradgraph.chat.chat_recipe import RANK
+from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, PROCESS, SHORTEST, planned
 from gradgraph.errors import DataError
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -21,7 +25,6 @@ pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
 from tests.chat import small_folder
 
 LONG = 256
-MODEL = gg.surgery.language_model(gg.lora(small_folder.MODEL, "*attn*", rank=2))
 
 
 @dataclass
@@ -31,15 +34,16 @@ class Rows:
 
 
 @functools.cache
-def built(recompute: bool, accumulate: bool) -> gg.Step:
+def built(rank: int | None, recompute: bool, accumulate: bool) -> gg.Step:
+    adapted = gg.lora(small_folder.MODEL, "*attn*", rank=rank or RANK)
     return gg.build(
-        MODEL, gg.losses.cross_entropy(axis=-1), gg.optim.adamw(1e-3),
+        gg.surgery.language_model(adapted), gg.losses.cross_entropy(axis=-1), gg.optim.adamw(1e-3),
         recompute="sqrt" if recompute else None, accumulate=accumulate,
     )  # fmt: skip
 
 
 def step_of(recipe: Recipe, data: Any = None) -> gg.Step:
-    return built(recipe.recompute, recipe.accumulate > 1)
+    return built(recipe.rank, recipe.recompute, recipe.accumulate > 1)
 
 
 @functools.cache
@@ -48,19 +52,23 @@ def estimated(step: gg.Step, options: Any, **sizes: int) -> Any:
     return gg.memory(step, options=options, **sizes)
 
 
+@functools.cache
+def bytes_of(rows: int, recompute: bool = False, accumulate: int = 1, rank: int = RANK) -> int:
+    return memory_plan.predicted(built(rank, recompute, accumulate > 1), rows, LONG)
+
+
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "memory", lambda step, options, **sizes: estimated(step, options, **sizes))
 
 
-@functools.cache
-def bytes_of(rows: int, recompute: bool = False, accumulate: int = 1) -> int:
-    return memory_plan.predicted(built(recompute, accumulate > 1), rows, LONG)
+def cut(recipe: Recipe) -> Rows:
+    return Rows(min(LONG, recipe.length or LONG))
 
 
 def plan(limit: int, **options: Any) -> Any:
     recipe = Recipe(memory=f"{limit}B", batch_size=4, **options)
-    return planned(recipe, Rows(LONG), lambda one: Rows(min(LONG, one.length or LONG)), step_of)
+    return planned(recipe, Rows(LONG), cut, step_of)
 
 
 def test_the_largest_batch_that_fits_is_taken(quickly: None) -> None:
@@ -71,19 +79,79 @@ def test_the_largest_batch_that_fits_is_taken(quickly: None) -> None:
     assert (found.recipe.batch_size, found.recipe.accumulate, found.recipe.recompute) == (4, 1, False)
     found, _ = plan(whole - 1)
     assert (found.recipe.batch_size, found.recipe.accumulate, found.recipe.recompute) == (2, 2, False)
-    assert found.bytes == half and "batches of 2, 2 of them move the weights once" in str(found)
+    assert found.bytes == half and "rank 16, batches of 2, 2 of them move the weights once" in str(found)
     found, _ = plan(half - 1)  # smaller batches would be slow
     assert found.recipe.recompute and found.recipe.batch_size * found.recipe.accumulate == 4
     found, _ = plan(least, recompute=True)
     assert found.recipe.batch_size == 1 and found.bytes == least
 
 
-def test_rows_are_shortened_where_that_is_allowed(quickly: None) -> None:
+def test_the_rank_is_halved_where_nothing_else_helps(quickly: None) -> None:
     least = bytes_of(1, accumulate=4, recompute=True)
-    with pytest.raises(DataError, match=r"training takes at least .* with batches of 1 .* adapt fewer layers"):
+    found, data = plan(least - 1, long="cut", alpha=24)  # rather than to learn from half of the text
+    assert (found.recipe.rank, data.longest, found.recipe.length) == (RANK // 2, LONG, None)
+    assert found.recipe.alpha == 12, "adapters count as many times"
+    assert "adapters of rank 8" in str(found)
+    assert plan(least, alpha=24)[0].recipe.alpha == 24
+    with pytest.raises(DataError, match=r"with adapters of rank 16, .* take a smaller rank, "):
+        plan(least - 1, rank=RANK)  # which is given
+
+
+def test_rows_are_shortened_where_that_is_allowed(quickly: None) -> None:
+    least = bytes_of(1, accumulate=4, recompute=True, rank=LEAST_RANK)
+    with pytest.raises(DataError, match=r"takes at least .* rank 4, batches of 1.* adapt fewer layers"):
         plan(least - 1, recompute=True)
     found, data = plan(least - 1, recompute=True, long="cut")
     assert found.recipe.length == data.longest == LONG // 2 and found.bytes < least
+    assert found.recipe.rank == RANK, "half the length leaves room for it"
+
+
+Way = tuple[int, int | None, bool, int, int]  # length, rank, recomputation, rows of a batch, batches
+
+
+def all_ways(recipe: Recipe) -> Iterator[Way]:
+    """What could be chosen, the best first: written anew, and all of it."""
+    lengths = [LONG >> i for i in range(9) if LONG >> i >= SHORTEST] if recipe.long == "cut" else [LONG]
+    ranks = [16, 8, 4] if recipe.rank is None else [recipe.rank]
+    sizes = sorted((n for n in range(1, recipe.batch_size + 1) if recipe.batch_size % n == 0), reverse=True)
+    for long, rank, again, size in itertools.product(lengths, ranks, (False, True), sizes):
+        slow = size < recipe.batch_size and size * long < LEAST_TOKENS
+        if again or not (recipe.recompute or slow):
+            yield long, rank, again, size, recipe.accumulate * recipe.batch_size // size
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    draw = random.Random(seed)
+    recipe = Recipe(
+        batch_size=draw.choice([1, 4, 6, 12]), accumulate=draw.choice([1, 2]), long=draw.choice(["error", "cut"]),
+        rank=draw.choice([None, None, 4, 16]), recompute=draw.choice([False, False, True]),
+    )  # fmt: skip
+    of_a_rank, of_a_token, sums, kept = (draw.uniform(*range_) for range_ in ((0, 900), (1, 9), (0, 500), (0.2, 1)))
+
+    def taken(long: int, rank: int, again: bool, size: int, added: int) -> int:
+        """What training takes grows with each of these, each time by other shares."""
+        return round(1000 + rank * (of_a_rank + sums * (added > 1)) + of_a_token * size * long * (kept if again else 1))
+
+    def predicted(step: Any, rows: int, longest: int, answers: bool) -> int:
+        rank, again, added = step
+        return taken(longest, rank, again, rows, added)
+
+    monkeypatch.setattr(memory_plan, "predicted", predicted)
+    ways = {way: taken(*way) for way in all_ways(recipe)}
+    for limit in {draw.choice([*ways.values()]) + draw.choice([-1, 0]) for _ in range(12)}:
+        wanted = next((way for way, size in ways.items() if size <= limit), None)
+        try:
+            found, data = planned(
+                recipe.changed({"memory": f"{limit}B"}), Rows(LONG), cut,
+                lambda one, _: (one.rank, one.recompute, one.accumulate),
+            )  # fmt: skip
+        except DataError:
+            assert wanted is None
+            continue
+        r = found.recipe
+        assert (data.longest, r.rank, r.recompute, r.batch_size, r.accumulate) == wanted
+        assert found.bytes == ways[wanted] <= limit
 
 
 def no_rows(recipe: Recipe) -> Rows:
@@ -97,9 +165,14 @@ def no_rows(recipe: Recipe) -> Rows:
 )  # fmt: skip
 def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: dict[str, Any], says: str) -> None:
     recipe = Recipe(memory=f"{PROCESS}B", batch_size=1, recompute=True, **options)
-    with pytest.raises(DataError, match="training takes at least") as caught:
+    with pytest.raises(DataError, match="takes at least") as caught:
         planned(recipe, Rows(LONG), no_rows, step_of)
     assert caught.value.in_shell().endswith(says)
+
+
+def test_kinds_without_rank_keep_all(quickly: None) -> None:
+    with pytest.raises(DataError, match="with batches of 1, 4 of them"):
+        plan(PROCESS, kind="ia3")
 
 
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:
@@ -111,3 +184,6 @@ def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "tight" / "training" / "recipe.json").read_text())
     assert kept["batch_size"] < 8 == kept["batch_size"] * kept["accumulate"]
     assert found.figures["steps"] == 16 / kept["batch_size"]
+    adapter = json.loads((tmp_path / "tight" / "adapter" / "adapter_config.json").read_text())
+    assert kept["rank"] == adapter["r"] and adapter["lora_alpha"] == 2 * adapter["r"]
+    assert f"| rank | `{kept['rank']}` |" in (tmp_path / "tight" / "README.md").read_text()

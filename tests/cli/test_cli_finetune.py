@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
     "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature belongs to a teacher"),
-    "no memory": (lambda llm: None, ["--memory", "100MB"], "training takes at least"),
+    "no memory": (lambda llm: None, ["--memory", "100MB"], "it takes at least"),
     "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a number of bytes"),
     "held out": (lambda llm: None, ["--held-out", "1.5"], "--held-out is 1.5; it should be a number of at least 0"),
     "share": (lambda llm: None, ["--teacher-share", "0.1"], "leave --teacher-share out, or give --teacher"),

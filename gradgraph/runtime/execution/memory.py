@@ -44,7 +44,7 @@ class Memory:
     Attributes:
         sizes: of the open dimensions that it is for.
         weights: that are trained, with running statistics and counters.
-        frozen: weights that are not.
+        frozen: what else the models store: weights that are not trained, the integers of quantised ones, constants.
         optimizer: what the optimizer keeps.
         following: the second copy of what a step cannot write over where it lies (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
@@ -144,8 +144,6 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
     optimizer = state.get("optimizer", 0)
     whole = sum(state.values())
-    models = (opened.definition.eval, *opened.definition.trains.values())
-    frozen = {t.name: t for model in models for t in model.graph.initializer if t.name in set(m.frozen)}
     runs = [as_run(opened, part, sizes) for part in opened.parts.values()]
     once = frozenset[str]().union(*(names for _, names in runs))
     walks = [walked(model, whole) for model, _ in runs]
@@ -157,15 +155,26 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     return Memory(
         dict(sizes),
         weights=whole - optimizer,
-        frozen=sum(
-            math.prod(t.dims) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in frozen.values()
-        ),
+        frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(opened.definition)),
         optimizer=optimizer,
         following=sum(s.nbytes for s in m.state if s.name not in once),
         batch=batch,
         **most.peak,
         gaps=most.taken - sum(most.peak.values()),
     )
+
+
+def frozen_tensors(step: Step) -> list[onnx.TensorProto]:
+    """What the models of a step store beside its state, each tensor once."""
+    state = {spec.name for spec in step.manifest.state}
+    found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
+    return [tensor for name, tensor in found.items() if name not in state]
+
+
+def bytes_of(tensor: onnx.TensorProto) -> int:
+    """The bytes of the numbers of a tensor; of 4 bits, two share one."""
+    bits: int = ir.DataType(tensor.data_type).bitwidth
+    return math.ceil(math.prod(tensor.dims) * bits / 8)
 
 
 # --- the worst moment --------------------------------------------------------------------------------------
