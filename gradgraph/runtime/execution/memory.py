@@ -173,8 +173,8 @@ def frozen_tensors(step: Step) -> list[onnx.TensorProto]:
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
     """The bytes of the numbers of a tensor; of 4 bits, two share one."""
-    bits: int = ir.DataType(tensor.data_type).bitwidth
-    return math.ceil(math.prod(tensor.dims) * bits / 8)
+    bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+    return -(-bits // 8)
 
 
 # --- the worst moment --------------------------------------------------------------------------------------
