@@ -17,7 +17,7 @@ from gradgraph.text.frame_columns import FrameColumns, is_missing
 
 log = logging.getLogger("gradgraph.chat")
 
-LARGEST = 1 << 30  # bytes of a file of lines: all rows are held in memory, several times as large
+LARGEST = 1 << 30  # bytes of a file: all rows are held in memory, several times as large
 LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
 
@@ -120,6 +120,7 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "is not there"
             raise DataError(f"the data {where} {what}; give a .jsonl, .json, .csv, .tsv or .parquet")
+        _check_size(path)
         if path.suffix.lower() in LINES:
             lines: list[tuple[int, Row]] = list(_lines(path))
             return list[Row](row for _, row in lines), where, lambda i: f"line {lines[i][0]} of {where}"
@@ -127,20 +128,28 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
             return _listed(_document(path), where), where, lambda i: f"row {i + 1} of {where}"
     elif isinstance(source, list | tuple):
         return _listed(list(source), "the data"), "the data", lambda i: f"row {i + 1} of the data"
+    elif isinstance(source, Mapping) and all(hasattr(value, "column_names") for value in source.values()):
+        raise DataError(
+            f"the data hold the splits {listed(source)}; give one of them, as data[{next(iter(source), '')!r}]"
+        )
     frame = FrameColumns(source)
     held = [[_plain(value) for value in frame[name]] for name in frame.names]
     rows: list[Row] = [dict(zip(frame.names, values, strict=True)) for values in zip(*held, strict=True)]
     return rows, frame.where, lambda i: f"row {i + 1} of {frame.where}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """The number and the row of each line that is not empty."""
+def _check_size(path: Path) -> None:
+    """Raise DataError where a file holds more than memory should."""
     size = path.stat().st_size
     if size > LARGEST:
         raise DataError(
             f"'{shown(path)}' has {readable_bytes(size)}, and the rows are held in memory; split it into files of at "
             f"most {readable_bytes(LARGEST)}"
         )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """The number and the row of each line that is not empty."""
     try:
         with open_regular(path) as file:
             for number, line in enumerate(file, 1):

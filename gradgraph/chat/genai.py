@@ -11,6 +11,8 @@ from gradgraph.chat.prompts import OneByOne
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import ArgumentError, ModelError, shown
 
+_ALONE = {"num_beams": 1, "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0}
+
 
 class GenaiDecoder(OneByOne):
     """A folder with ``genai_config.json``.
@@ -44,21 +46,32 @@ class GenaiDecoder(OneByOne):
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> Iterator[list[int | None]]:
-        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time."""
+        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time.
+
+        Raises:
+            ModelError: onnxruntime-genai stops.
+        """
         (prompt,), chosen = prompts, sampling or Sampling()
         parameters = self._genai.GeneratorParams(self._model)
         options: dict[str, Any] = {"max_length": len(prompt) + chosen.max_tokens, "do_sample": chosen.temperature > 0}
+        options |= _ALONE  # what genai_config.json says of these does not count
         if chosen.temperature > 0:
             options |= {"temperature": chosen.temperature, "top_p": chosen.top_p, "random_seed": chosen.seed}
-            options |= {"top_k": chosen.top_k} if chosen.top_k else {}
+            options["top_k"] = chosen.top_k  # 0: from all
         parameters.set_search_options(**options, repetition_penalty=chosen.repetition_penalty)
-        generator = self._genai.Generator(self._model, parameters)
-        if self._adapters is not None:
-            generator.set_active_adapter(self._adapters, "adapter")
-        generator.append_tokens(list(prompt))
-        while not generator.is_done():
-            generator.generate_next_token()
-            token = int(generator.get_next_tokens()[0])
-            yield [token]
-            if token in stop:
-                return
+        try:
+            generator = self._genai.Generator(self._model, parameters)
+            if self._adapters is not None:
+                generator.set_active_adapter(self._adapters, "adapter")
+            generator.append_tokens(list(prompt))
+            while not generator.is_done():
+                generator.generate_next_token()
+                token = int(generator.get_next_tokens()[0])
+                yield [token]
+                if token in stop:
+                    return
+        except RuntimeError as error:  # of its C++
+            raise ModelError(
+                f"onnxruntime-genai stops ({shown(str(error))}); generate with onnxruntime, or where "
+                "sizes do not match, save the model by gradgraph surgery --forget-sizes"
+            ) from None

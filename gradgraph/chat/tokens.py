@@ -66,7 +66,8 @@ class Encoder:
         folder = Path(folder)
         if not (folder / NAME).is_file():
             raise DataError(
-                f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from"
+                f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from, or where "
+                "that has none either, let AutoTokenizer of transformers save_pretrained there"
             )
         self.folder, self.tokenizer = folder, Tokenizer(folder / NAME)
         self._asked, self._now = template, now

@@ -95,6 +95,11 @@ def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> No
         read([{**row, "prompt": "Ho"}])
 
 
+def test_splits_are_named() -> None:
+    with pytest.raises(DataError, match=r"hold the splits 'train', 'test'; give one of them, as data\['train'\]"):
+        read({name: Dataset(ROWS["text"]) for name in ("train", "test")})
+
+
 def test_places_are_lines(tmp_path: Path) -> None:
     rows = read(jsonl(tmp_path / "a.jsonl", [{"text": str(i)} for i in range(4)]))
     assert rows.place(2) == f"line 5 of '{tmp_path / 'a.jsonl'}'"
@@ -147,7 +152,10 @@ FILES: list[tuple[str, bytes | int | None, str]] = [
     ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 of"),
     ("list.jsonl", b"[1]\n", "line 1 of"),
     ("latin.jsonl", b'{"text": "\xe9"}\n', "it is not UTF-8"),
-    ("large.jsonl", 2 << 30, "has 2.0 GiB, and the rows are held in memory"),
+    *(
+        (f"large.{kind}", 2 << 30, "has 2.0 GiB, and the rows are held in memory")
+        for kind in ("jsonl", "json", "csv", "tsv", "parquet")
+    ),
     ("object.json", b'{"a": 1}', "should be a list of rows"),
     ("rows.xlsx", b"PK", "is no table of texts"),
 ]

@@ -25,7 +25,7 @@ from gradgraph.chat import ChatBatches, Tokens
 from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.genai import GenaiDecoder
 from gradgraph.chat.sampling import Sampling
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, ModelError
 
 genai = pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="the builder reads modules of PyTorch")
@@ -266,6 +266,26 @@ def test_a_folder_that_chats_have_tuned_answers(written: tuple[str, Any, Path], 
         for place, adapter in ((tmp_path / "tuned", None), (switches, tmp_path / "tuned" / "adapter.onnx_adapter")):
             said = tokenizer.decode(of_genai(place, ids, len(answer) + 1, adapter))
             assert said in (answer, answer + "</s>")
+
+
+def test_what_a_folder_says_of_drawing_does_not_count(written: tuple[str, Any, Path], tmp_path: Path) -> None:
+    """It has ``top_k`` 50, as the builder writes it, and may have beams."""
+    folder = tmp_path / "llm"
+    shutil.copytree(written[2], folder)
+    described = json.loads((folder / "genai_config.json").read_text())
+    described["search"] |= {"top_k": 2, "top_p": 0.5, "num_beams": 3, "min_length": 40, "no_repeat_ngram_size": 2}
+    (folder / "genai_config.json").write_text(json.dumps(described))
+    by_genai, own = GenaiDecoder(folder), Decoder(folder / "model.onnx", head_size=16)
+    if written[0] == "fp16":  # the builder declares wrong sizes
+        with pytest.raises(ModelError, match=r"onnxruntime-genai stops .* by gradgraph surgery --forget-sizes"):
+            by_genai.generated([TOKENS[:9]])
+        surgery.forget_sizes(folder / "model.onnx", out=tmp_path / "model.onnx")
+        (tmp_path / "model.onnx").replace(folder / "model.onnx")
+        by_genai = GenaiDecoder(folder)
+    greedy = [each.generated([TOKENS[:9]], (), Sampling(max_tokens=16)) for each in (by_genai, own)]
+    assert greedy[0] == greedy[1]
+    drawn = {by_genai.generated([TOKENS[:9]], (), Sampling(1, temperature=2.0, seed=seed))[0][0] for seed in range(60)}
+    assert len(drawn) > 15
 
 
 def of_genai(folder: Path, ids: Sequence[int], count: int, adapter: Path | None = None) -> list[int]:
