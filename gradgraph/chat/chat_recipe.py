@@ -15,8 +15,7 @@ RANK = 16  # where none is given
 LONG = ("error", "drop", "cut")
 DESIRABLE = "desirable"  # the target of a loss that reads one answer a row
 NEXT_TOKEN = "cross_entropy"
-FLOAT, REQUANTISED = "float", "requantised"
-MERGE = (FLOAT, REQUANTISED, "none")
+FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
 TARGETS = ("*attn*", "*mlp*")
 BYTES = Kind("a number of bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
 _TEXTS = Kind("a text, or a list of texts", NAMES.fits)

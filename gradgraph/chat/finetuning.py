@@ -24,7 +24,7 @@ from gradgraph import losses, metrics, optim, surgery
 from gradgraph.arguments import PATH, described, matching
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import STOPS_ONLY, TARGETS, Recipe
+from gradgraph.chat.chat_recipe import MERGE_NONE, STOPS_ONLY, TARGETS, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, measured
 from gradgraph.chat.memory_plan import planned
@@ -47,6 +47,7 @@ from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.language_models import KEPT_APART, mixing
 from gradgraph.surgery.linear_layers import linear_layers
 
@@ -175,8 +176,9 @@ def finetune(
     models = _Models(decoder, base)
     if chosen.memory is not None:
         plan, prepared = planned(
-            chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one)
-        )
+            chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
+            largest_merged(decoder, chosen),
+        )  # fmt: skip
         log.info("%s", plan)
         chosen = plan.recipe
     chosen = chosen.settled
@@ -205,6 +207,7 @@ def finetune(
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
     told = Told(_name_of(data), None if validation is None else _name_of(validation), template, prepared.digest)
+    trainer.close_sessions()  # which take more than the merged model
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
 
@@ -292,6 +295,14 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
     if recipe.target != TARGETS or all(matching(pattern, names) for pattern in TARGETS):
         return list(recipe.target)
     return [layer.name for layer in layers if _IN_A_BLOCK.search(layer.name)] or list(recipe.target)
+
+
+def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
+    """The weights of the largest layer whose adapter is merged; 0 where none is."""
+    if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
+        return 0
+    layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
+    return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)
 
 
 def prepare(

@@ -25,6 +25,7 @@ from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 
 PROCESS = 350 << 20  # bytes of the interpreter with its libraries, the graphs and the sessions of 16 layers
 WORKSPACES = 0.05  # of the prediction: what kernels take for themselves (4 % were measured at most)
+MERGING = 48  # bytes for each weight of a layer that is merged, in float64, and quantised again (45 were measured)
 LEAST_RANK = 4  # that is chosen: what a layer learns by fewer is little, and little is saved
 LEAST_TOKENS = 512  # of a batch: with fewer, products are slow, and it is rather computed again
 SHORTEST = 32  # tokens of a row that is chosen
@@ -70,7 +71,7 @@ class Plan:
 
 
 def planned(
-    recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step]
+    recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step], merges: int = 0
 ) -> tuple[Plan, D]:
     """The recipe that fits, and of such that which harms least what is learnt, then takes the least time by a rule of
     thumb; with its data.
@@ -84,6 +85,7 @@ def planned(
         data: of this recipe.
         prepare: gives the data of another one.
         build: gives the step of a recipe on its data.
+        merges: the weights of the largest layer that is merged; 0 where none is.
 
     Raises:
         DataError: nothing fits.
@@ -91,7 +93,7 @@ def planned(
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
     assert limit is not None  # as the number is there
-    search, lower = _Search(limit, build), _lower_ranks(recipe)
+    search, lower = _Search(limit, build, merges), _lower_ranks(recipe)
     for shorter in _lengths(recipe, data.longest):
         try:
             data = data if shorter is recipe else prepare(shorter)
@@ -113,10 +115,11 @@ class _Search(Generic[D]):
     Args:
         limit: bytes.
         build: gives the step of a recipe on its data.
+        merges: the weights of the largest layer that is merged.
     """
 
-    def __init__(self, limit: int, build: Callable[[Recipe, D], Step]) -> None:
-        self._limit, self._build = limit, build
+    def __init__(self, limit: int, build: Callable[[Recipe, D], Step], merges: int) -> None:
+        self._limit, self._build, self._merges = limit, build, merges
         self._steps: dict[tuple[int | None, ...], Step] = {}
         self._least: Plan | None = None
 
@@ -135,7 +138,7 @@ class _Search(Generic[D]):
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:
             self._steps[kind] = self._build(recipe, data)
-        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _answers(recipe, data))
+        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _answers(recipe, data), self._merges)
         plan = Plan(recipe, taken)
         if self._least is None or plan.bytes < self._least.bytes:
             self._least = plan
@@ -155,7 +158,7 @@ def _too_little(recipe: Recipe, least: Plan) -> DataError:
     )
 
 
-def predicted(step: Step, rows: int, longest: int, answers: bool = False) -> int:
+def predicted(step: Step, rows: int, longest: int, answers: bool = False, merges: int = 0) -> int:
     """The bytes of a process at the peak of a run, pages of mapped files among them.
 
     Args:
@@ -163,11 +166,17 @@ def predicted(step: Step, rows: int, longest: int, answers: bool = False) -> int
         rows: of a batch.
         longest: tokens of a row.
         answers: whether the model also runs forward alone: for held-out rows, a reference, samples.
+        merges: the weights of the largest layer that is merged; 0 where none is. By then sessions of training are
+            closed, and new weights lie in a file, of which what is read does not stay in memory.
     """
     sizes = _sizes(step, rows, longest)
     state = sum(spec.nbytes for spec in step.manifest.state)  # once more, as it is read to be written
-    training = PROCESS + state + round((1 + WORKSPACES) * memory(step, options=None, **sizes).total)
-    return training + (integers(step) + forward(step, sizes) if answers else 0)
+    taken = memory(step, options=None, **sizes)
+    training = PROCESS + state + round((1 + WORKSPACES) * taken.total)
+    alone = integers(step) + forward(step, sizes)
+    training += alone if answers else 0
+    merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
+    return max(training, merging if merges else 0)
 
 
 def integers(step: Step) -> int:

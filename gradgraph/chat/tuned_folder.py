@@ -14,17 +14,19 @@ import onnx_ir as ir
 from gradgraph import losses, optim, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import FLOAT, REQUANTISED, Recipe
+from gradgraph.chat.chat_recipe import FLOAT, MERGE_NONE, REQUANTISED, Recipe
 from gradgraph.chat.model_folder import ModelFolder, is_merged
 from gradgraph.chat.template import FILE as TEMPLATE
 from gradgraph.chat.tokens import NO_TEMPLATE
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.aside import Folder
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
 from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
+from gradgraph.surgery.merged import merge_aside
 from gradgraph.surgery.weights import give_weights
 
 log = logging.getLogger("gradgraph.chat")
@@ -94,10 +96,11 @@ def write_results(
     file = base.model.name
     named, kept = _save_for_peft(out / ADAPTER, base, adapted, state), keeps_bits(adapted)
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
-    if recipe.merge != "none":
+    if recipe.merge != MERGE_NONE:
         for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
             try:
-                merged = _merged(adapted, state, form, figures)
+                folder = Folder(inside=out)  # and not that of temporary files, which may be memory
+                merged = _merged(adapted, state, form, figures, folder)
             except BuildError:
                 if form == recipe.merge:
                     raise
@@ -123,13 +126,15 @@ def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
     return [FLOAT, REQUANTISED] if both else [wanted]
 
 
-def _merged(adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any]) -> ir.Model:
+def _merged(
+    adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder
+) -> ir.Model:
+    """The merged model, whose large new weights lie in ``folder``."""
     rounding: dict[str, float] = {}
     again = form == REQUANTISED and not keeps_bits(adapted)
-    merged = surgery.merge_adapters(adapted, state, requantise=again, errors=rounding if again else None)
+    merged = merge_aside(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
     if rounding:
         figures["largest_rounding"] = max(rounding.values())
-    assert isinstance(merged, ir.Model)  # as the one that was given
     return merged
 
 
@@ -236,7 +241,7 @@ def card(
         f"# {shown(base.path.resolve().name)}, fine-tuned", "",
         f"Trained by gradgraph from `{shown(base.path.resolve().name)}/{shown(base.model.name)}`.", "",
         "## Files", "",
-        *(merged if recipe.merge != "none" else []),
+        *(merged if recipe.merge != MERGE_NONE else []),
         f"- `{ADAPTER}/`: the adapter, {named}",
         f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
         "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",

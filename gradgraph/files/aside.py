@@ -15,17 +15,23 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import OutputError
-from gradgraph.files.external import DataFile, bytes_of, store_outside
+from gradgraph.files.atomic import says_why
+from gradgraph.files.external import PAGE, DataFile, bytes_of, store_outside, tensor_pieces
+from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.files.mapped import Array, pieces
 
 _NAME = "weights.data"
 
 
 class Folder:
-    """A folder for a moment: it goes when nobody refers to it any more. What was mapped of its files stays."""
+    """A folder for a moment: it goes when nobody refers to it any more. What was mapped of its files stays.
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="gradgraph-"))
+    Args:
+        inside: the folder that it lies in; by default that of temporary files.
+    """
+
+    def __init__(self, inside: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="gradgraph-", dir=inside))
         weakref.finalize(self, _remove, self.path, os.getpid())
 
     def __deepcopy__(self, memo: Any) -> Folder:
@@ -42,6 +48,33 @@ def _remove(path: Path, owner: int) -> None:
 
 def _no_folder() -> None:
     return None
+
+
+class PutAside:
+    """Large weights that are made one after the other, each put into a file before the next one is made.
+
+    Args:
+        folder: that the file lies in, and as long as the weights are read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _NAME
+        self._path.write_bytes(b"")
+
+    def __call__(self, model: ir.Model) -> None:
+        """Let the large weights of ``model`` that lie in memory lie in the file, in place; raises OutputError."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or isinstance(tensor, ir.ExternalTensor) or bytes_of([value]) < LEAST_BYTES:
+                continue
+            with says_why(self._path), self._path.open("ab") as file:
+                file.write(bytes(-file.tell() % PAGE))
+                offset = file.tell()
+                file.writelines(tensor_pieces(tensor))
+            value.const_value = ir.ExternalTensor(
+                self._path.name, offset, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()),
+                name=value.name or "", base_dir=self._path.parent,
+            )  # fmt: skip
 
 
 def write_aside(model: ir.Model, least: int, limit: int) -> Folder | None:

@@ -475,6 +475,11 @@ class Trainer(Exports):
         return self._executor.state.read(self.manifest.trainable)
 
     @in_turn
+    def close_sessions(self) -> None:
+        """Close all sessions, so that their memory goes; the next step, evaluation or prediction opens its own."""
+        self._executor.opened.close_sessions()
+
+    @in_turn
     def state_dict(self) -> dict[str, Array]:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
         return self._executor.read()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.aside import PutAside
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
@@ -77,14 +79,49 @@ def merge_adapters(
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
+    _merge_all(work, weights, names, requantise, errors)
+    return closed(work, model, out)
+
+
+def merge_aside(
+    model: ir.Model,
+    weights: Mapping[str, Array],
+    folder: FilePath,
+    *,
+    requantise: bool = False,
+    errors: dict[str, float] | None = None,
+) -> ir.Model:
+    """As :func:`merge_adapters`; weights of one layer at a time are in memory, and large new ones lie in ``folder``.
+
+    The model can be read as long as that folder is there.
+
+    Raises:
+        OutputError: nothing can be written there.
+    """
+    work = opened(model, None)
+    _merge_all(work, weights, None, requantise, errors, PutAside(folder))
+    result = closed(work, model, None)
+    assert isinstance(result, ir.Model)  # as the one that was given
+    return result
+
+
+def _merge_all(
+    work: ir.Model,
+    weights: Mapping[str, Array] | Path | None,
+    names: str | Sequence[str] | None,
+    requantise: bool,
+    errors: dict[str, float] | None,
+    done: Callable[[ir.Model], None] = lambda _: None,
+) -> None:
+    """Merge in place; ``done`` takes the model after each layer."""
     chosen = chosen_adapters(work, names, "merge")
     if weights is not None:
         give_weights(work, weights)
     for layer, parts in _taken_out(work, chosen):
         _merge(work, layer, parts, requantise, errors)
+        done(work)
     gone = set(chosen)
     write_adapters(work, [a for a in adapters_of(work) if a not in gone])
-    return closed(work, model, out)
 
 
 def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
@@ -115,7 +152,7 @@ def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, l
     for adapter in reversed(chosen):  # the newest stands next to the layer
         if KINDS[adapter.kind].merge is not None:
             layer, path = layer_of(work, adapter)
-            factors = [np.asarray(array_named(work, name), np.float64) for name in adapter.weights]
+            factors = [np.asarray(array_named(work, name)) for name in adapter.weights]
             found.setdefault(layer.node, (layer, []))[1].append((adapter, factors))
             _take_out(work, adapter, layer, path)
     clear_away(work)
@@ -126,6 +163,7 @@ def _merge(
     work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: bool, errors: dict[str, float] | None
 ) -> None:
     new = canonical(layer)
+    parts = [(adapter, [np.asarray(factor, np.float64) for factor in factors]) for adapter, factors in parts]
     for adapter, factors in parts:
         kind = KINDS[adapter.kind]
         assert kind.merge is not None

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir
 import pytest
 
 import gradgraph as gg
-from gradgraph.chat import Recipe, memory_plan
+from gradgraph.chat import Recipe, finetuning, memory_plan
 from gradgraph.chat.chat_recipe import RANK
-from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, PROCESS, SHORTEST, planned
+from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, planned
 from gradgraph.errors import DataError
+from gradgraph.files import aside
+from gradgraph.files.models import load_model
+from gradgraph.surgery.merged import merge_aside
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -133,7 +138,7 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         """What training takes grows with each of these, each time by other shares."""
         return round(1000 + rank * (of_a_rank + sums * (added > 1)) + of_a_token * size * long * (kept if again else 1))
 
-    def predicted(step: Any, rows: int, longest: int, answers: bool) -> int:
+    def predicted(step: Any, rows: int, longest: int, answers: bool, merges: int) -> int:
         rank, again, added = step
         return taken(longest, rank, again, rows, added)
 
@@ -171,8 +176,54 @@ def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: 
 
 
 def test_kinds_without_rank_keep_all(quickly: None) -> None:
-    with pytest.raises(DataError, match="with batches of 1, 4 of them"):
-        plan(PROCESS, kind="ia3")
+    with pytest.raises(DataError, match="with batches of 1, each"):
+        planned(Recipe(memory="1B", kind="ia3", batch_size=1, recompute=True), Rows(LONG), cut, step_of)
+
+
+@pytest.mark.parametrize("requantise", [False, True])
+def test_weights_that_are_merged_lie_in_a_file(
+    requantise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "LEAST_BYTES", 256)  # the model is small
+    adapted = gg.lora(load_model(small_folder.MODEL), ["*attn*", "*mlp*"], rank=2)
+    rng = np.random.default_rng(0)
+    state = {
+        name: rng.standard_normal(value.shape.numpy()).astype(np.float32)
+        for name, value in adapted.graph.initializers.items()
+        if "lora" in name
+    }
+    errors: dict[str, float] = {}
+    usual = gg.surgery.merge_adapters(adapted, state, requantise=requantise)
+    found = merge_aside(adapted, state, tmp_path, requantise=requantise, errors=errors)
+    before = {name: v.const_value for name, v in adapted.graph.initializers.items()}
+    assert usual.graph.initializers.keys() == found.graph.initializers.keys()
+    for name, value in found.graph.initializers.items():
+        assert np.array_equal(value.const_value.numpy(), usual.graph.initializers[name].const_value.numpy())
+        if value.const_value is not before.get(name) and value.const_value.nbytes >= 256:
+            assert isinstance(value.const_value, onnx_ir.ExternalTensor)
+            assert Path(value.const_value.path).parent == tmp_path
+    assert len(errors) == (10 if requantise else 0) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_trainer_goes_on_after_its_sessions_are_closed() -> None:
+    step, ids = built(2, False, False), np.arange(32).reshape(2, 16)
+    batch = {"input_ids": ids, "target": ids}
+    one, other = gg.Trainer(step), gg.Trainer(step)
+    for trainer in (one, other):
+        trainer.step(batch)
+        trainer.evaluate(batch)
+    other.close_sessions()
+    assert other.evaluate(batch) == one.evaluate(batch)
+    assert other.step(batch) == one.step(batch)
+
+
+def test_the_largest_layer_that_is_merged_counts(quickly: None) -> None:
+    step, decoder = built(RANK, True, False), load_model(small_folder.MODEL)
+    assert finetuning.largest_merged(decoder, Recipe(target="*attn*")) == 32 * 64, "queries, keys and values together"
+    assert finetuning.largest_merged(decoder, Recipe(target="*attn*", merge="none")) == 0
+    usual, much = memory_plan.predicted(step, 1, LONG), 10**7
+    assert memory_plan.predicted(step, 1, LONG, merges=1) == usual
+    assert memory_plan.predicted(step, 1, LONG, merges=much) >= PROCESS + MERGING * much > usual
 
 
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:

@@ -187,6 +187,14 @@ class OpenedStep:
         names = [o.name for o in session.get_outputs()]
         return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
 
+    def close_sessions(self) -> None:
+        """Close all sessions, so that their memory goes; what runs next opens its own."""
+        for part in self.parts.values():
+            part.close_sessions()
+        self._bound.clear()
+        for name in ("_evaluating", "_predicting"):
+            self.__dict__.pop(name, None)
+
     @property
     def layouts(self) -> dict[str, Layout]:
         """The places of samples in the outputs of a prediction."""
