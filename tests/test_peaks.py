@@ -30,15 +30,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 BOUNDS = {
     "check": 0.5, "save": 0.5, "save all": 0.5, "save run": 1.5, "resume": 1.5, "export all": 1.5, "train": 1.5,
     "predict .onnx": 1.5, "cli train": 1.7, "cli small": 0.5, "cli flat": 1.7, "cli ort": 3.0,
-    "cli int8": 0.9, "lora": 0.5, "train lora": 3.0,
+    "cli int8": 0.9, "cli int8 data": 0.9, "lora": 0.5, "train lora": 3.0,
 }  # fmt: skip
+ONCE = {"cli int8 data"}  # with weights beside the model alone: onnxruntime's quantiser takes 8 s
 
 
 def test_no_whole_copy_of_the_weights(folder: Path) -> None:
     """Of memory that no file backs, as a copy is; how many pages of files stay in memory is the system's choice, and
     differs from run to run. One stage after the other: some read what others have written.
     """
-    found = {stage: watched(stage, folder, share=False) for stage in BOUNDS}
+    stages = [stage for stage in BOUNDS if stage not in ONCE or folder.name.startswith("beside")]
+    found = {stage: watched(stage, folder, share=False) for stage in stages}
     assert {stage: said for stage, said in found.items() if "error" in said} == {}
     peaks = {stage: said["peaks"][0] / 1e9 for stage, said in found.items()}
     assert {stage: peak for stage, peak in peaks.items() if peak >= BOUNDS[stage] * GIGABYTES + FLOOR} == {}

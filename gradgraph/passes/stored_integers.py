@@ -145,10 +145,10 @@ def _integers(node: onnx.NodeProto, kind: ir.DataType, values: _Values) -> onnx.
         whole = Quantiser(scales, points if points.size else None, limits, axis, block).quantised(x, held)
         return ir.tensor(whole, dtype=kind, name=node.output[0])
 
-    if source not in values.stored:
+    sizes = values.sizes(source)
+    if sizes is None:
         return ir.to_proto(rounded())
-    shape = ir.Shape(tuple(values.stored[source].dims))
-    return values.weights.kept(ir.LazyTensor(rounded, kind, shape, name=node.output[0]))
+    return values.weights.kept(ir.LazyTensor(rounded, kind, ir.Shape(sizes), name=node.output[0]))
 
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:
@@ -196,6 +196,15 @@ class _Values:
             made = onnx.helper.make_model(part, opset_imports=opsets, ir_version=version)
             found |= dict(zip(computed, ReferenceEvaluator(made).run(None, given), strict=True))
         return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
+
+    def sizes(self, name: str) -> list[int] | None:
+        """The sizes of a value that is stored, or of which the model says them."""
+        if name in self.stored:
+            return list(self.stored[name].dims)
+        kinds = (v.type.tensor_type for v in self.model.graph.value_info if v.name == name)
+        found = next((kind.shape.dim for kind in kinds if kind.HasField("shape")), None)
+        is_known = found is not None and all(d.HasField("dim_value") for d in found)
+        return [d.dim_value for d in found or ()] if is_known else None
 
     def as_tensor(self, name: str) -> onnx.TensorProto:
         (numbers,) = self([name])

@@ -8,8 +8,7 @@ against the model that it was.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +16,14 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import WHOLE, Kind, checked, described
-from gradgraph.errors import DataError, ModelError, OutputError, RuntimeUnavailableError, listed, shown
+from gradgraph.errors import DataError, OutputError, listed, shown
 from gradgraph.export import Compared, compared, drawn
 from gradgraph.files import large_weights
 from gradgraph.files.aside import Folder
-from gradgraph.files.external import bytes_of, store_inside, store_outside, stored_values
+from gradgraph.files.external import bytes_of, store_outside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, large_outside
 from gradgraph.files.mapped import passing_through
-from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.files.models import Source, load_model, to_proto
 from gradgraph.passes.stored_integers import with_stored_integers
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.preprocess.frames import is_table
@@ -36,6 +35,7 @@ from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
 from gradgraph.step.data_names import DataNames
+from gradgraph.surgery.calibrated_model import calibrated, turn_weights
 from gradgraph.surgery.operated import Result
 from gradgraph.surgery.quantised_training import qat
 
@@ -95,11 +95,14 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         BuildError: without calibration, no layer has a weight stored as floats.
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
-    given = load_model(model)
+    given, folder = load_model(model), Folder()
     inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
     if plan is not None:  # integers come behind the columns, and these in front again
         cut_off(given, plan)
+    if calibration is not None:
+        turn_weights(given)
+    _lie_in_file(given, folder, "floats")
     with passing_through([tensor.numpy() for tensor in large_outside(given)]):
         plain = Predictor(given, device="cpu", packs=False)
         size = plain.fixed_rows or batch_size
@@ -109,7 +112,9 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         else:
             samples, batches = _read(calibration, plain, size)
             plain(batches[0])  # says in our words what does not fit
-            small = _calibrated(given, batches)
+            small = _calibrated(given, batches, folder)
+        _lie_in_file(small, folder, "integers")
+        small.meta[_FOLDER] = folder
         found = compared(plain, Predictor(small, plain.outputs, device="cpu", packs=False), batches)
     if inputs != _inputs(given):
         serve(small, plain.names, own_outputs=outputs > len(given.graph.outputs))
@@ -132,19 +137,33 @@ def _file_size(model: ir.Model) -> int:
 
 
 def _rounded(model: ir.Model) -> ir.Model:
-    """``model`` with weights alone stored as integers; large ones lie in a temporary file, which goes with it."""
+    """``model`` with weights alone stored as integers."""
     rounded = qat(model, weights="int8", activations=None)
     assert isinstance(rounded, ir.Model)
-    result = with_stored_integers(rounded)
-    computed = [v for v in result.graph.initializers.values() if isinstance(v.const_value, ir.LazyTensor)]
-    if bytes_of(computed) >= large_weights.LEAST_KEPT:
-        folder = result.meta[_FOLDER] = Folder()
-        with contextlib.suppress(OutputError):  # no room: they stay in memory
-            store_outside(computed, folder.path, "integers.data")
-    for value in computed:
+    return with_stored_integers(rounded)
+
+
+def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Model:
+    """``model`` with integers for weights and data, whose ranges are found on ``batches``."""
+    result = calibrated(model, batches, folder.path)
+    for key, value in model.metadata_props.items():
+        result.metadata_props.setdefault(key, value)
+    return result
+
+
+def _lie_in_file(model: ir.Model, folder: Folder, name: str) -> None:
+    """Let large weights that are computed, or lie in memory, lie in a file, which goes with ``folder``.
+
+    So do then those that lie in another file, as sessions map those of one folder. What is computed stays in memory
+    where there are few of them, or no room for the file.
+    """
+    large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
+    if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:
+        with contextlib.suppress(OutputError):
+            store_outside(large, folder.path, f"{name}.data")
+    for value in stored_values(model):
         if isinstance(value.const_value, ir.LazyTensor):
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
-    return result
 
 
 def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
@@ -176,51 +195,3 @@ def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]
         raise DataError("the calibration data are empty; give at least one sample")
     parts = ({n: a[i : i + size] for n, a in arrays.items()} for i in range(0, rows, size))
     return rows, [filled(batch, size if predictor.fixed_rows else 0)[0] for batch in parts]
-
-
-def _calibrated(model: ir.Model, batches: list[Batch]) -> ir.Model:
-    """The model as onnxruntime's quantiser writes it, with ranges found on ``batches``."""
-    try:
-        from onnxruntime.quantization import CalibrationDataReader, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"onnxruntime's quantiser needs the package {shown(error.name)}",
-            remedy=f"pip install {shown(error.name)}",
-        ) from None
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._batches = iter(batches)
-
-        def get_next(self) -> Any:
-            return dict(found) if (found := next(self._batches, None)) is not None else None
-
-    folder = Folder()
-    plain, prepared, written = (folder.path / f"{name}.onnx" for name in ("plain", "prepared", "integers"))
-    with _quiet():
-        try:
-            inside = model.clone()  # of other data, or of a model in memory, it does not find what it moves about
-            store_inside(stored_values(inside))
-            save_model(inside, plain)
-            quant_pre_process(plain, prepared, skip_symbolic_shape=True)
-            quantize_static(prepared, written, Reader(), per_channel=True)
-        except Exception as error:  # it raises whatever it meets
-            raise ModelError(f"onnxruntime's quantiser refuses the model: {shown(error)}") from None
-    result = load_model(written)
-    result.meta[_FOLDER] = folder
-    for key, value in model.metadata_props.items():
-        result.metadata_props.setdefault(key, value)
-    return result
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the quantiser from advising what is done already."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)

@@ -12,7 +12,7 @@ from gradgraph.files.float16_weights import STORED
 from gradgraph.graph.shapes import as_dims, shape_of
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
-from gradgraph.runtime.execution.frozen_weights import proto_and_weights
+from gradgraph.runtime.execution.frozen_weights import computes_with_weights, proto_and_weights
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.session import (
@@ -36,8 +36,8 @@ class Predictor:
         outputs: those to compute, in this order; all by default.
         device: where to run.
         packs: whether onnxruntime may copy large weights into the order in which products read them. Else it also
-            computes the floats of weights in few bits in each run, node by node, as the file says.
-        options: settings of onnxruntime, where no weights are in few bits or it packs them.
+            computes what it needs of them (floats of integers, transposes) in each run, node by node, as the file says.
+        options: settings of onnxruntime, where it packs weights or computes nothing of them.
 
     Attributes:
         specs: the inputs.
@@ -71,7 +71,7 @@ class Predictor:
         self._checker = BatchChecker(self.specs.values())
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
-        if not packs and _in_few_bits(model):
+        if not packs and (_in_few_bits(model) or computes_with_weights(proto)):
             options, proto = RuntimeOptions(optimization="none"), in_good_order(proto, self.specs, ())
         self._session = create_session(proto, Placement.choose(device), options, weights, packs=packs)
 

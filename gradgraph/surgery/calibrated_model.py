@@ -1,0 +1,248 @@
+"""onnxruntime's quantiser for data and weights, which sees of each large weight its smallest and largest numbers alone.
+
+It asks a weight for no more than its range, or that of each channel, and then rounds it. So it is called with small
+weights of the same ranges, and the large ones are rounded one after the other, when somebody writes them: neither their
+floats nor their integers stand in memory together. What it writes is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
+from gradgraph.files.external import is_external
+from gradgraph.files.large_weights import LEAST_BYTES
+from gradgraph.files.mapped import forget_pages
+from gradgraph.graph.quantisers import Quantiser
+from gradgraph.passes.normal.edit import attributes, replace_value
+from gradgraph.runtime.execution.frozen_weights import FrozenWeights, proto_and_weights
+from gradgraph.runtime.execution.session import (
+    Placement,
+    RuntimeOptions,
+    create_session,
+    results,
+    weights_pass_through,
+)
+from gradgraph.surgery.stored_weights import quantiser_of
+
+Array = np.ndarray[Any, Any]
+Batch = Mapping[str, Array]
+Ranges = Mapping[str, list[Array]]  # by the name of the tensor: its smallest and its largest number, of shape [1]
+Large = Mapping[str, ir.TensorProtocol]  # by the name of the weight
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+_INTEGERS = "_quantized"  # what onnxruntime adds to the name of a weight
+
+
+def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Model:
+    """``model`` as onnxruntime's quantiser writes it, with ranges found on ``batches``.
+
+    Args:
+        folder: for a file in passing.
+
+    Returns:
+        A model whose large integers are computed when somebody reads them, from the weights of ``model``.
+
+    Raises:
+        ModelError: onnxruntime's quantiser refuses the model.
+        RuntimeUnavailableError: a package that the quantiser needs is not installed.
+    """
+    try:
+        import onnxruntime.quantization  # noqa: F401
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"onnxruntime's quantiser needs the package {shown(error.name)}",
+            remedy=f"pip install {shown(error.name)}",
+        ) from None
+    with _quiet():
+        try:
+            return _calibrated(model, batches, folder)
+        except Exception as error:  # it raises whatever it meets
+            raise ModelError(f"onnxruntime's quantiser refuses the model: {shown(error)}") from None
+
+
+def _calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Model:
+    work = _optimised(model, folder / "optimised.onnx")
+    proto, weights = proto_and_weights(work)
+    proto = onnx.shape_inference.infer_shapes(proto)
+    ranges = _ranges(proto, weights, batches)
+    large = {name: tensor for name, value in work.graph.initializers.items() if (tensor := _large(value)) is not None}
+    single = {name: np.zeros([1] * len(tensor.shape)) for name, tensor in large.items()}
+    axes = _axes(_quantised(proto, single, ranges), large)
+    condensed = {name: _condensed(large[name].numpy(), axis) for name, axis in axes.items()}
+    whole = {name: tensor.numpy() for name, tensor in large.items() if name not in axes}
+    return _with_weights(_quantised(proto, condensed | whole, ranges), large, condensed)
+
+
+def turn_weights(model: ir.Model) -> None:
+    """Let large weights that products read transposed be stored so, in place: transposes are computed when read.
+
+    onnxruntime, which does the same, would hold all of them in memory.
+    """
+    for node in [*model.graph]:
+        weight, old = next(iter(node.inputs), None), node.outputs[0]
+        tensor = _large(weight) if node.op_type == "Transpose" and weight is not None else None
+        read_by = {use.op_type for use, _ in old.uses()}
+        if weight is None or tensor is None or old.is_graph_output() or read_by != {"MatMul"}:
+            continue
+        order = given if (given := attributes(node).get("perm")) is not None else range(len(tensor.shape))[::-1]
+        shape = ir.Shape([tensor.shape.numpy()[axis] for axis in order])
+        turned = ir.LazyTensor(functools.partial(_turned, tensor, order, old.name), tensor.dtype, shape, name=old.name)
+        value = ir.Value(name=old.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=turned)
+        replace_value(old, value)
+        model.graph.remove(node, safe=True)
+        model.graph.register_initializer(value)
+        if not weight.uses() and not weight.is_graph_output():
+            model.graph.initializers.pop(weight.name or "")
+
+
+def _turned(weight: ir.TensorProtocol, order: Sequence[int], name: str | None) -> ir.TensorProtocol:
+    numbers = weight.numpy()
+    turned = np.ascontiguousarray(numbers.transpose(order))
+    forget_pages(numbers)
+    return ir.tensor(turned, name=name)
+
+
+def _optimised(model: ir.Model, path: Path) -> ir.Model:
+    """``model`` as onnxruntime simplifies it, with nodes joined that one kernel of integers computes."""
+    proto, weights = proto_and_weights(model)
+    basic = RuntimeOptions(optimization="basic")
+    create_session(proto, Placement.choose("cpu"), basic, weights, optimized=path, packs=False, runs=False)
+    written = onnx.load(path, load_external_data=False)
+    path.unlink()
+    lying = {t.name for t in written.graph.initializer if is_external(t)}
+    result: ir.Model = ir.from_proto(written)
+    for name in lying:
+        result.graph.initializers[name].const_value = model.graph.initializers[name].const_value
+    return result
+
+
+def _large(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer of floats that is large and has several axes."""
+    tensor = value.const_value
+    is_large = tensor is not None and tensor.dtype in _FLOATS and len(tensor.shape) > 1 and tensor.nbytes >= LEAST_BYTES
+    return tensor if is_large else None
+
+
+def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iterable[Batch]) -> Ranges:
+    """The smallest and the largest number of each tensor of floats that nodes read or write, by name.
+
+    The nodes that find them stand in reverse order behind all others: so onnxruntime computes each as soon as it can.
+    """
+    stored, operators = {t.name for t in proto.graph.initializer}, _operators()
+    values = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in values}
+    ends = dict.fromkeys(x for n in proto.graph.node if n.op_type in operators for x in (*n.input, *n.output))
+    names = [name for name in ends if kinds.get(name) in _FLOATS and name not in stored]
+    if not names:
+        return {}
+    probed = onnx.ModelProto()
+    probed.CopyFrom(proto)
+    del probed.graph.output[:]
+    found = [f"{which}/{name}" for name in reversed(names) for which in ("ReduceMin", "ReduceMax")]
+    for output in found:
+        which, _, name = output.partition("/")
+        probed.graph.node.append(onnx.helper.make_node(which, [name], [output], name=output, keepdims=1))
+        probed.graph.output.append(onnx.helper.make_tensor_value_info(output, kinds[name], None))
+    options = RuntimeOptions(optimization="none")
+    session = create_session(probed, Placement.choose("cpu"), options, weights, packs=False)
+    parts = []
+    for batch in batches:
+        with weights_pass_through(session):
+            parts.append({name: array.reshape(-1) for name, array in results(session, found, batch).items()})
+    return {
+        name: [
+            np.nanmin([part[f"ReduceMin/{name}"] for part in parts], axis=0),
+            np.nanmax([part[f"ReduceMax/{name}"] for part in parts], axis=0),
+        ]
+        for name in names
+    }
+
+
+def _operators() -> set[str]:
+    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+    return {*QDQRegistry, *QLinearOpsRegistry}
+
+
+def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ranges) -> onnx.ModelProto:
+    """What onnxruntime's quantiser makes of ``proto`` with these weights in place of its large ones."""
+    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData
+    from onnxruntime.quantization.quant_utils import add_infer_metadata
+
+    given = onnx.ModelProto()
+    given.CopyFrom(proto)
+    for tensor in given.graph.initializer:
+        if tensor.name in weights:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name].astype(dtype, copy=False), tensor.name))
+    add_infer_metadata(given)  # or it infers shapes once more, from these weights
+    data: dict[str, Any] = {name: TensorData(lowest=low, highest=high) for name, (low, high) in ranges.items()}
+    quantiser = QDQQuantizer(given, True, False, QuantType.QInt8, QuantType.QInt8,
+                             TensorsData(CalibrationMethod.MinMax, data), [], [], list(_operators()), {})  # fmt: skip
+    quantiser.quantize_model()
+    quantiser.model.topological_sort()
+    return quantiser.model.model
+
+
+def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
+    """The axis along which the scales of a weight differ, for weights that became int8; None for one scale."""
+    stored = {t.name: t.data_type for t in quantised.graph.initializer}
+    weights = {f"{name}{_INTEGERS}": name for name in large}
+    return {
+        weights[node.input[0]]: next((a.i for a in node.attribute if a.name == "axis"), None)
+        for node in quantised.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in weights and stored[node.input[0]] == ir.DataType.INT8
+    }
+
+
+def _condensed(weight: Array, axis: int | None) -> Array:
+    """A small weight with the smallest and the largest number of each slice of ``axis``, or of all."""
+    kept = None if axis is None else axis % weight.ndim
+    others = tuple(a for a in range(weight.ndim) if a != kept)
+    return np.concatenate([weight.min(others, keepdims=True), weight.max(others, keepdims=True)], others[0])
+
+
+def _with_weights(quantised: onnx.ModelProto, large: Large, rounded: Collection[str]) -> ir.Model:
+    """``quantised`` with the integers of those large weights that are ``rounded``, and with the floats of others."""
+    result: ir.Model = ir.from_proto(quantised)
+    stored = result.graph.initializers
+    for name, tensor in large.items():
+        if name in stored:
+            _put(stored[name], tensor)
+        if name in rounded:
+            value = stored[f"{name}{_INTEGERS}"]
+            reader = next(node for node, _ in value.uses() if node.op_type == "DequantizeLinear")
+            computed = functools.partial(_rounded, quantiser_of(reader), tensor, value.name)
+            _put(value, ir.LazyTensor(computed, ir.DataType.INT8, ir.Shape(tensor.shape.numpy()), name=value.name))
+    return result
+
+
+def _rounded(quantiser: Quantiser, weight: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    return ir.tensor(quantiser.quantised(weight.numpy().astype(np.float32, copy=False), np.int8), name=name)
+
+
+def _put(value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    value.const_value, value.shape = tensor, ir.Shape(tensor.shape.numpy())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the quantiser from advising what is done already."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
