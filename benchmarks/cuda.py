@@ -57,7 +57,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tf32", action="store_true", help="let products round their factors to 10 bits, in all peers")
     parser.add_argument("--save", type=Path, default=ROOT / "build" / "benchmarks" / "cuda.json", help="JSON file")
-    parser.set_defaults(dynamic=False, peers=list(DEVICE_PEERS))
+    parser.set_defaults(dynamic=False, clock="wall", peers=list(DEVICE_PEERS))
     arguments = parser.parse_args()
     arguments.plan = Plan(arguments.rounds)
     if unknown := sorted(set(arguments.workloads) - set(ALL)):

@@ -11,6 +11,9 @@ from benchmarks.roster import NATIVE, OURS
 
 LIMIT = 1.3  # times its floor: from there on the largest causes are named
 CAUSES = 2
+ALLOWED = ("products", "attention", "convolutions")  # classes of operators that the floor has a part for
+COLUMNS = {"of it products": ALLOWED[:2], "convolutions": ALLOWED[2:], "memory": ("memory",)}
+CLOCKS = {"wall": "", "processor": ", one thread, processor time"}
 
 TEXT = """## What the processor could do
 
@@ -18,7 +21,9 @@ A step's floor is what it cannot avoid, measured in turns with the steps: each o
 warm, in onnxruntime's best form, and one pass over the memory that it must touch. A bar is a step's time over its
 floor, by what it is spent on (`python -m benchmarks.floors --save`; figures in [floors.json](floors.json)). Memory is
 that of the update, and of one pass there and one back for each group of operators between two products: fused better
-than any runtime does. Products of native kernels are not onnxruntime's, so that they may go below the floor.
+than any runtime does. Products of native kernels are not onnxruntime's, so that they may go below the floor, and so may
+an attention that writes no scores: of it the floor has the products alone. Rows of one thread are processor time, which
+busy neighbours change less (`--threads 1 --processor-time`).
 
 ![Time of a training step over its floor](floors.svg)
 """
@@ -27,8 +32,8 @@ than any runtime does. Products of native kernels are not onnxruntime's, so that
 def floor_section(results: Sequence[Result]) -> list[str]:
     """Nothing where no floor was measured."""
     rows = [_row(r, peer) for r in results for peer in (OURS, NATIVE) if over_floor(r, peer) is not None]
-    head = ["", "ms", "floor", "of it products", "convolutions", "memory", "time / floor"]
-    why = [f"- {r.title}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
+    head = ["", "ms", "floor", *COLUMNS, "time / floor"]
+    why = [f"- {_title(r)}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
     above = f"Above {LIMIT} times their floor, and what more they spend:\n\n" + "\n".join(why) + "\n"
     return [TEXT, grid(head, rows), *([above] if why else [])] if rows else []
 
@@ -39,11 +44,16 @@ def over_floor(r: Result, peer: str) -> float | None:
     return None if step is None or floor is None else step / floor
 
 
+def _title(r: Result) -> str:
+    return r.title + CLOCKS[r.setup.get("clock", "wall")]
+
+
 def _row(r: Result, peer: str) -> list[str]:
     parts = r.rows["floor"].get("parts", {})
-    of_floor = [printed_table.number(parts.get(kind, 0.0) * 1e3) for kind in ("products", "convolutions", "memory")]
+    seconds = [sum(parts.get(kind, 0.0) for kind in kinds) for kinds in COLUMNS.values()]
+    of_floor = [printed_table.number(s * 1e3) for s in seconds]
     times = [printed_table.milliseconds(r, name) for name in (peer, "floor")]
-    return [f"{r.title}, {peer}", *times, *of_floor, printed_table.number(over_floor(r, peer))]
+    return [f"{_title(r)}, {peer}", *times, *of_floor, printed_table.number(over_floor(r, peer))]
 
 
 def class_shares(r: Result, peer: str) -> str:
@@ -58,7 +68,7 @@ def causes(r: Result, peer: str) -> str:
     if over is None or over <= LIMIT:
         return ""
     step, parts = r.rows[peer]["step"], r.rows["floor"].get("parts", {})
-    allowed = {kind: parts.get(kind, 0.0) for kind in ("products", "convolutions")}
+    allowed = {kind: parts.get(kind, 0.0) for kind in ALLOWED}
     beyond = {n: share * step - allowed.get(n, 0.0) for n, share in r.rows[peer].get("classes", {}).items()}
     largest = sorted(beyond.items(), key=lambda pair: -pair[1])[:CAUSES]
     return f"{over:.2f} times its floor; " + ", ".join(f"{name} +{1e3 * s:.1f} ms" for name, s in largest)

@@ -12,9 +12,11 @@ read from onnxruntime's profile: shares of a step, by class of operator.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from benchmarks.floor_section import causes, class_shares
+from benchmarks.job import CLOCK
 from benchmarks.measure import Plan
 from benchmarks.results import FLOORS, RESULTS, Result, load, save
 from benchmarks.roster import NATIVE, OURS, PEERS
@@ -27,6 +29,7 @@ TITLE = 44
 
 def main() -> None:
     arguments = parsed()
+    os.environ[CLOCK] = arguments.clock
     peers = [*TIMED, *(["torch"] if arguments.torch else [])]
     print(f"{'ms a step, and over the floor':{TITLE}}{'floor':>9}" + "".join(f"{p:>18}" for p in TIMED) + "  shares")
     for name, chosen in runs(arguments):
@@ -46,6 +49,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sizes", choices=SIZES, default="small")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="time of one thread that others do not change")
     parser.add_argument("--torch", action="store_true", help="PyTorch eager as well")
     parser.add_argument("--save", action="store_true", help="put the results into floors.json, performance.{md,svg}")
     parser.set_defaults(device="cpu", tf32=False, dynamic=False, optimizer=None)
@@ -53,6 +57,9 @@ def parsed() -> argparse.Namespace:
     arguments.workloads = arguments.workloads or list(SIZES[arguments.sizes])
     if unknown := sorted(set(arguments.workloads) - set(WORKLOADS | REAL)):
         parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(WORKLOADS | REAL)}")
+    arguments.clock = "processor" if arguments.processor_time else "wall"
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time needs --threads 1, as threads that wait for others are at work, too")
     arguments.plan = Plan(arguments.rounds)
     return arguments
 

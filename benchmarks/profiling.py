@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ class Kernel:
     operator: str
     provider: str
     seconds: float
+    run: int = 0
 
 
 def read(path: Path) -> list[Event]:
@@ -38,14 +41,15 @@ def kernels(events: Iterable[Event], runs: int) -> list[Kernel]:
     starts = sorted(e["ts"] for e in listed if e["name"] == "model_run")
     if len(starts) < runs:
         raise ValueError(f"the profile holds {len(starts)} runs, fewer than the {runs} asked for")
-    return list(_own_times(e for e in listed if _is_kernel(e) and e["ts"] >= starts[-runs]))
+    of_runs = [e for e in listed if _is_kernel(e) and e["ts"] >= starts[-runs]]
+    return list(_own_times(of_runs, starts[-runs:]))
 
 
 def _is_kernel(event: Event) -> bool:
     return event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
 
 
-def _own_times(events: Iterable[Event]) -> Iterator[Kernel]:
+def _own_times(events: Iterable[Event], starts: list[int]) -> Iterator[Kernel]:
     """Events of a thread nest: what runs within another's time is taken from that one's."""
     ordered = sorted(events, key=lambda e: (e["tid"], e["ts"], -e["dur"]))
     inside = [0] * len(ordered)
@@ -58,7 +62,8 @@ def _own_times(events: Iterable[Event]) -> Iterator[Kernel]:
         open_events.append(i)
     for event, within in zip(ordered, inside, strict=True):
         name, about = event["name"].removesuffix("_kernel_time"), event["args"]
-        yield Kernel(name, about.get("op_name", "?"), about.get("provider", "?"), (event["dur"] - within) * 1e-6)
+        of, seconds = bisect.bisect(starts, event["ts"]) - 1, (event["dur"] - within) * 1e-6
+        yield Kernel(name, about.get("op_name", "?"), about.get("provider", "?"), seconds, of)
 
 
 def _encloses(outer: Event, inner: Event) -> bool:
@@ -90,14 +95,15 @@ CLASSES = {
     "pools and sums": ("MaxPool", "AveragePool", "GlobalAveragePool", "MaxUnpool", "MaxPoolGrad", "CumSum"),
 }
 ELSE = "element by element"
+EXPORTED_CONVOLUTION = "node_conv"  # as PyTorch names it; its products are named after it
 UPDATE = "update"
 
 
 def class_of(kernel: Kernel) -> str:
     """What a kernel's time is spent on: products of matrices, convolutions, moving data, …"""
     part, operator = scope(kernel.node), kernel.operator
-    if operator in CLASSES["products"]:
-        return "convolutions" if part.startswith("Conv") else "products"  # whatever else is done as it writes
+    if operator in CLASSES["products"]:  # whatever else is done as it writes
+        return "convolutions" if part.startswith("Conv") or EXPORTED_CONVOLUTION in kernel.node else "products"
     if part in ("update", "AdamUpdate", "MomentumUpdate") or operator in ("AdamUpdate", "MomentumUpdate"):
         return UPDATE
     if "Normalization" in part:
@@ -144,17 +150,25 @@ KEYS: dict[str, Callable[[Kernel], str]] = {
 
 def summary(events: Iterable[Event], runs: int) -> Summary:
     """A summary of the last ``runs`` runs."""
-    found = kernels(events, runs)
-    parts = {title: _largest(found, key, runs) for title, key in KEYS.items()}
+    each = kernels(events, runs)
+    found = _typical(each, runs)
+    parts = {title: _largest(found, key) for title, key in KEYS.items()}
     providers: dict[str, list[str]] = defaultdict(list)
     for provider, node in dict.fromkeys((k.provider, k.node) for k in found):
         providers[provider].append(node)
-    total = sum(k.seconds for k in found) / runs
-    return Summary(total, len(found) // runs, dict(providers), parts)
+    return Summary(sum(k.seconds for k in found), len(each) // runs, dict(providers), parts)
 
 
-def _largest(found: list[Kernel], key: Callable[[Kernel], str], runs: int) -> list[tuple[str, float]]:
+def _typical(each: list[Kernel], runs: int) -> list[Kernel]:
+    """For each node the median of its seconds a run: others that use the processor meanwhile change little of it."""
+    seconds: dict[Kernel, list[float]] = defaultdict(lambda: [0.0] * runs)
+    for kernel in each:
+        seconds[replace(kernel, run=0, seconds=0.0)][kernel.run] += kernel.seconds
+    return [replace(kernel, seconds=statistics.median(spent)) for kernel, spent in seconds.items()]
+
+
+def _largest(found: list[Kernel], key: Callable[[Kernel], str]) -> list[tuple[str, float]]:
     totals: dict[str, float] = defaultdict(float)
     for kernel in found:
-        totals[key(kernel)] += kernel.seconds / runs
+        totals[key(kernel)] += kernel.seconds
     return sorted(totals.items(), key=lambda row: -row[1])[:SHOWN]

@@ -88,7 +88,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
     parser.add_argument("--save", action="store_true", help="put the results into performance.{json,md,svg}")
     parser.add_argument("--profile", action="store_true", help="of gradgraph's steps, by operator; nothing else is run")
-    parser.set_defaults(device="cpu", tf32=False)
+    parser.set_defaults(device="cpu", tf32=False, clock="wall")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(SIZES[arguments.sizes])
     real = set(arguments.workloads) <= set(REAL)
@@ -135,7 +135,8 @@ def measured(
 def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     """How a result was measured."""
     chosen = {field: getattr(arguments, field) for field in ("device", "threads", "optimizer", "dynamic")}
-    return {"date": datetime.date.today().isoformat(), "machine": machine(), "rounds": arguments.plan.rounds, **chosen}
+    how = {"date": datetime.date.today().isoformat(), "machine": machine(), "rounds": arguments.plan.rounds}
+    return {**how, **chosen, **({"clock": arguments.clock} if arguments.clock != "wall" else {})}
 
 
 def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | str:

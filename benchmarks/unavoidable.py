@@ -82,7 +82,8 @@ def traffic(model: onnx.ModelProto, optimizer: str) -> int:
 def _of_node(node: onnx.NodeProto, shapes: Shapes, wanted: list[bool]) -> Iterator[tuple[Work, int]]:
     """The node's products, those of its gradients only where ``wanted``."""
     if node.op_type in PRODUCTS:
-        yield from ((item, 1) for item in _products(*_sizes(node, shapes), wanted))
+        kind = "attention" if len(shapes[node.input[1]]) > 2 else "products"  # of two factors that are computed
+        yield from ((item, 1) for item in _products(*_sizes(node, shapes), wanted, kind))
     elif node.op_type in CONVOLUTIONS:
         yield from ((item, 1) for item in _convolutions(node, shapes, wanted))
     elif node.op_type in GATES:
@@ -105,13 +106,15 @@ def _sizes(node: onnx.NodeProto, shapes: Shapes) -> tuple[int, int, int, int]:
     return math.prod(y[:-2]), y[-2], a[-1], y[-1]
 
 
-def _products(stack: int, rows: int, terms: int, columns: int, wanted: list[bool]) -> Iterator[Work]:
+def _products(
+    stack: int, rows: int, terms: int, columns: int, wanted: list[bool], kind: str = "products"
+) -> Iterator[Work]:
     """``a·b``, and the gradients of its factors."""
-    yield _product(stack, rows, terms, columns)
+    yield _product(stack, rows, terms, columns, kind)
     if wanted[0]:
-        yield _product(stack, rows, columns, terms)
+        yield _product(stack, rows, columns, terms, kind)
     if wanted[1]:
-        yield _product(stack, terms, rows, columns)
+        yield _product(stack, terms, rows, columns, kind)
 
 
 def _product(stack: int, rows: int, terms: int, columns: int, kind: str = "products", shared: str = "") -> Work:

@@ -18,12 +18,11 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import CannotError, Job, Peer
+from benchmarks.job import CannotError, Job, Peer, now
 
 Reply = dict[str, Any]
 REASON = 160  # characters of a peer's own error that are shown
@@ -71,9 +70,9 @@ class Worker:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
+    start = now()
     result = function()
-    return time.perf_counter() - start, result
+    return now() - start, result
 
 
 def one_line(problem: BaseException) -> str:

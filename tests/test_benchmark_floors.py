@@ -86,6 +86,12 @@ def test_every_form_runs(name: str) -> None:
                 np.testing.assert_array_equal(y.flat[0], inner(form.shapes, form.body))
 
 
+def test_products_of_two_computed_factors_are_those_of_an_attention() -> None:
+    """The floor's part for them is held against the kernels of attentions."""
+    model = parsed(f"(float[2,5,3] x) => (float[2,4,4] y) {W} {{ a = MatMul(x, w) t = Transpose(a) y = MatMul(t, a) }}")
+    assert [item.kind for item in work(model)] == ["products"] * 2 + ["attention"] * 3
+
+
 def test_unknown_sizes_are_refused() -> None:
     with pytest.raises(KeyError):
         work(parsed(f"(float[n,3] x) => (float[n,4] y) {W} {{ y = MatMul(x, w) }}"))
@@ -97,6 +103,7 @@ def test_unknown_sizes_are_refused() -> None:
         ("MatMul_3", "MatMul", "products"),
         ("update/Gemm_1", "Gemm", "products"),  # the gradient's product, and the update as it writes
         ("grad/node_conv2d/ConvGradWeight/FusedMatMul", "FusedMatMul", "convolutions"),
+        ("node_conv2d_19/MatMul", "MatMul", "convolutions"),
         ("grad/x", "ConvGradInput", "convolutions"),
         ("update/Add_9", "Add", "update"),
         ("grad/x", "AdamUpdate", "update"),
@@ -135,6 +142,9 @@ def test_section_and_table() -> None:
     assert "| MLP 784-512-512-10, batch 128, gradgraph | 20.00 | 10.00 | 8.00 | 0.00 | 2.00 | 2.00 |" in text
     assert "- MLP 784-512-512-10, batch 128, gradgraph: 2.00 times its floor" in text
     assert "20.00 (2.00)" in line(result(0.020)) and "products 50 %" in line(result(0.020))
+    alone = result(0.020)
+    alone.setup["clock"] = "processor"
+    assert f"| {alone.title}, one thread, processor time, gradgraph | 20.00 |" in "\n".join(floor_section([alone]))
     refused = result(0.020)
     refused.rows["floor"] = {"cannot": "no memory"}
     assert line(refused).endswith("cannot: no memory")

@@ -217,6 +217,13 @@ def test_profile_counts_own_time_of_the_last_runs() -> None:
     assert "Scan" in str(found)
 
 
+def test_profile_gives_the_median_of_runs() -> None:
+    events = [
+        e for i, length in enumerate((5, 900, 7)) for e in (run_event(2000 * i), event("add", 2000 * i + 1, length))
+    ]
+    assert profiling.summary(events, 3).total == pytest.approx(7e-6)
+
+
 def test_profile_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="1 runs"):
         profiling.summary([run_event(0)], 2)

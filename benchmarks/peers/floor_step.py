@@ -6,7 +6,6 @@ Each product is computed in the form that is the fastest here, warm, from memory
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from benchmarks.job import Job
+from benchmarks.job import Job, now
 from benchmarks.unavoidable import NUMBER, Form, Work, traffic, work
 from gradgraph.files.models import load_model, to_proto
 from gradgraph.passes.normal import normalise
@@ -123,6 +122,6 @@ def model_of(form: Form) -> bytes:
 
 
 def seconds(run: Run) -> float:
-    start = time.perf_counter()
+    start = now()
     run()
-    return time.perf_counter() - start
+    return now() - start
