@@ -13,6 +13,7 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.field_options import options_of
+from gradgraph.cli.run_ends import how_to_resume
 from gradgraph.errors import shown
 
 
@@ -71,7 +72,7 @@ def command(
       gradgraph finetune llm-int4/ --data preferences.jsonl --loss dpo -o tuned/
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
     """
-    from gradgraph.chat.finetuning import finetune, shown_examples
+    from gradgraph.chat.finetuning import CHECKPOINT, TRAINING, finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in
 
     if show is not None:
@@ -87,7 +88,7 @@ def command(
         raise click.UsageError("nothing says where to write; give -o FOLDER, or --show 3 to look at the data")
     if sample_file is not None:
         options["sample"] = (*options["sample"], *prompts_in(sample_file))
-    with output.told_by("gradgraph.chat"):
+    with output.told_by("gradgraph.chat"), how_to_resume(out / TRAINING / CHECKPOINT, None, force=False):
         found = finetune(
             folder, data, out, recipe=Recipe().changed(options), validation=validation, columns=columns,
             template=template, resume=resume, progress=False if output.talk.quiet or as_json else None,
@@ -101,7 +102,9 @@ def command(
     if "held_out_loss" in found.figures:
         before, after = (found.figures[name] for name in ("held_out_loss_before", "held_out_loss"))
         output.say(f"loss of held-out pairs: {before:.4g} before, {after:.4g} after")
-    output.say(f"{found.figures['steps']} steps, {found.figures['tokens_a_second']:,.0f} tokens a second; wrote {out}")
+    pace = found.figures.get("tokens_a_second")
+    told = "" if pace is None else f", {pace:,.0f} tokens a second"
+    output.say(f"{found.figures['steps']} steps{told}; wrote {out}")
 
 
 def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str]) -> None:

@@ -200,8 +200,9 @@ def finetune(
     history = _fitted(trainer, prepared, chosen, place, lines, [*measures, pace, *samples], progress)
     history.to_csv(place / TRAINING / HISTORY)
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
-    rows_a_second = pace.steps * chosen.batch_size / pace.seconds if pace.seconds else 0.0
-    figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
+    if pace.steps:  # none where a run that goes on had come to its end
+        rows_a_second = pace.steps * chosen.batch_size / pace.seconds
+        figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen)
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out

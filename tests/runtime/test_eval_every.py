@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 from pathlib import Path
@@ -67,6 +68,33 @@ def test_a_resumed_run_has_the_same_bits(stop: int, tmp_path: Path) -> None:
     fit(again, checkpoint=tmp_path / "run.ckpt", log=tmp_path / "log.jsonl", log_every=2, patience=9)
     assert image(again) == image(whole)
     assert records(tmp_path / "log.jsonl") == records(tmp_path / "whole.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_row_behind_the_checkpoint_is_logged_once(kind: str, tmp_path: Path) -> None:
+    """Killed between an evaluation and the next checkpoint: the evaluation is done again, and stands there once."""
+
+    def killed(trainer: Trainer, row: dict[str, float]) -> None:
+        if row["step"] == 6:
+            raise KeyError("killed")
+
+    log, path = tmp_path / f"log.{kind}", tmp_path / "run.ckpt"
+    options: dict[str, Any] = {"checkpoint": path, "checkpoint_every": 3, "log": log, "log_every": 2}
+    with pytest.raises(KeyError):
+        fit(trainer(), **options, callbacks=[type("Kills", (), {"on_epoch": staticmethod(killed)})()])
+    again = Trainer.resume(handmade.classifier(), path, device="cpu", options=RuntimeOptions(threads=1))
+    assert again.progress.steps == 6
+    fit(again, **options)
+    fit(whole := trainer(), log=tmp_path / f"whole.{kind}", log_every=2)
+    assert image(again) != b"" and again.progress.steps == whole.progress.steps
+    told = [[(r["event"], int(r["step"])) for r in _records(tmp_path / f"{name}.{kind}")] for name in ("log", "whole")]
+    assert sorted(told[0]) == sorted(told[1])
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".csv":
+        return list(csv.DictReader(path.read_text().splitlines()))
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def image(t: Trainer) -> bytes:

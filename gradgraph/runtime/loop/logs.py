@@ -65,6 +65,9 @@ def _writer(given: Any) -> Any:
     return kinds[path.suffix](path)
 
 
+_OF_ROWS = ("epoch", "eval", "preferences")  # events of rows of the history, and what callbacks say of those
+
+
 class Lines:
     """A text file of one record a line, which is written at once."""
 
@@ -72,9 +75,11 @@ class Lines:
         self.path = path
         self._file: Any = None
 
-    def begin(self, step: int) -> None:
-        """Keep the records of the first ``step`` steps and go on behind them; raises OutputError."""
-        write_atomically(self.path, self._kept(step).encode())
+    def begin(self, step: int, row: int) -> None:
+        """Keep the records of the first ``step`` steps, and those of rows up to step ``row``, as later ones are written
+        again; go on behind them; raises OutputError.
+        """
+        write_atomically(self.path, self._kept(lambda event, s: 0 < s <= (row if event in _OF_ROWS else step)).encode())
         self._open()
 
     def go_on(self) -> None:
@@ -97,7 +102,8 @@ class Lines:
             return regular_bytes(self.path).decode("utf-8")
         return ""
 
-    def _kept(self, step: int) -> str:
+    def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
+        """The text of the records whose event and step are kept."""
         raise NotImplementedError
 
     def _line(self, record: Record) -> str:
@@ -107,19 +113,21 @@ class Lines:
 class JsonLines(Lines):
     """One JSON object a line; numbers that are not finite are null."""
 
-    def _kept(self, step: int) -> str:
-        return "".join(f"{line}\n" for line in self._old().splitlines() if 0 < _step_of(line) <= step)
+    def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
+        return "".join(f"{line}\n" for line in self._old().splitlines() if keeps(*_place_of(line)))
 
     def _line(self, record: Record) -> str:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         return json.dumps(plain) + "\n"
 
 
-def _step_of(line: str) -> int:
+def _place_of(line: str) -> tuple[Any, int]:
+    """The event and the step of a record; step 0 of what is none."""
     try:
-        return Fields(json_of(line), "it").whole("step")
+        record = json_of(line)
+        return record.get("event") if isinstance(record, dict) else None, Fields(record, "it").whole("step")
     except UnreadableError:
-        return 0
+        return None, 0
 
 
 _STEP = re.compile("[0-9]{1,15}")
@@ -132,10 +140,13 @@ class Csv(Lines):
         super().__init__(path)
         self._columns: list[str] = []
 
-    def _kept(self, step: int) -> str:
+    def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
         columns, rows = self._rows()
-        self._columns = [c for c in columns if c] if step else []
-        return self._table(row for row in rows if _STEP.fullmatch(row.get("step") or "") and int(row["step"]) <= step)
+        kept = [
+            row for row in rows if _STEP.fullmatch(row.get("step") or "") and keeps(row.get("event"), int(row["step"]))
+        ]
+        self._columns = [c for c in columns if c] if kept else []
+        return self._table(kept)
 
     def write(self, record: Record) -> None:
         new = [name for name in record if name not in self._columns]
@@ -235,9 +246,12 @@ class Logs:
 
     def begin(self) -> None:
         """Open the logs, or raise OutputError before the first step."""
+        p = self._progress
         for writer in self._writers:
-            if hasattr(writer, "begin"):
-                writer.begin(self._progress.steps)
+            if isinstance(writer, Lines):
+                writer.begin(p.steps, max(p.fit_step, *(int(step) for step in p.history.get("step", ())[-1:]), 0))
+            elif hasattr(writer, "begin"):
+                writer.begin(p.steps)
         self._since = self._began = time.perf_counter()
 
     def step(self, rows: int, results: Mapping[str, float]) -> None:
