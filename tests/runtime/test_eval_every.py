@@ -86,7 +86,7 @@ def test_a_row_behind_the_checkpoint_is_logged_once(kind: str, tmp_path: Path) -
     assert again.progress.steps == 6
     fit(again, **options)
     fit(whole := trainer(), log=tmp_path / f"whole.{kind}", log_every=2)
-    assert image(again) != b"" and again.progress.steps == whole.progress.steps
+    assert image(again) == image(whole)
     told = [[(r["event"], int(r["step"])) for r in _records(tmp_path / f"{name}.{kind}")] for name in ("log", "whole")]
     assert sorted(told[0]) == sorted(told[1])
 

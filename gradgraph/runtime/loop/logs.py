@@ -75,11 +75,13 @@ class Lines:
         self.path = path
         self._file: Any = None
 
-    def begin(self, step: int, row: int) -> None:
+    def begin(self, step: int, row: int | None = None) -> None:
         """Keep the records of the first ``step`` steps, and those of rows up to step ``row``, as later ones are written
         again; go on behind them; raises OutputError.
         """
-        write_atomically(self.path, self._kept(lambda event, s: 0 < s <= (row if event in _OF_ROWS else step)).encode())
+        last = step if row is None else row
+        kept = self._kept(lambda event, s: 0 < s <= (last if event in _OF_ROWS else step))
+        write_atomically(self.path, kept.encode())
         self._open()
 
     def go_on(self) -> None:
