@@ -214,7 +214,7 @@ def finetune(
 
 
 def _name_of(data: Any) -> str:
-    """What the model card calls data: the name of a file, or the kind of an object."""
+    """The words by which the model card calls data: the name of a file, or the kind of an object."""
     return f"`{shown(Path(data).name)}`" if PATH.fits(data) else f"{described(data)} of Python"
 
 
@@ -507,7 +507,7 @@ def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str,
 
 
 def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
-    """What a run that goes on was begun with; None of a new one, and of one that stopped before it wrote anything."""
+    """The options of a run that goes on; None of a new one, and of one that stopped before it wrote anything."""
     file = place / TRAINING / RECIPE
     if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
         return None

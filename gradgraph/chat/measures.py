@@ -1,4 +1,4 @@
-"""What is measured on held-out rows: perplexities, and of preferences what an answer gains by them."""
+"""Measurements on held-out rows: perplexities, and of preferences the rewards of answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def perplexity(measured: Mapping[str, Any]) -> float:
 
 
 def of_preferences(trainer: Trainer, held: PairBatches, recipe: Recipe) -> dict[str, float]:
-    """What pairs say of a model: the perplexity of good answers, and of rewards, as TRL logs them, how much larger
+    """Figures of a model by pairs: the perplexity of good answers, and of rewards, as TRL logs them, how much larger
     those of good answers are (``reward_margin``) and how often (``reward_accuracy``, where rows hold two answers).
 
     A reward is β times the log-probability of an answer above that by the reference; with a loss that has none, β times

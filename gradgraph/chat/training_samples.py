@@ -15,7 +15,7 @@ from gradgraph.chat.prompts import OneByOne, Prompts
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import numpy_dtype
@@ -128,7 +128,7 @@ class TrainingSamples:
     def recall(self, log_file: Path, step: int) -> None:
         """Take the newest answers of a step from the log of a run that goes on, so that they are not told twice."""
         told = dict[Any, str]()
-        for line in log_file.read_bytes().splitlines() if log_file.is_file() else ():
+        for line in regular_bytes(log_file).splitlines() if log_file.is_file() else ():
             with contextlib.suppress(UnreadableError):
                 record = json_of(line)
                 if isinstance(record, dict) and (record.get("event"), record.get("step")) == (EVENT, step):

@@ -60,7 +60,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Told:
-    """What a model card tells of data.
+    """Data as a model card tells of them.
 
     Attributes:
         data, validation: what they are called.
@@ -254,7 +254,7 @@ def card(
 
 
 def of_data(told: Told) -> list[str]:
-    """What it has learnt from, and how to ask it."""
+    """The lines on the data that it has learnt from, and on how to ask it."""
     measured = "a share of them, which it has not learnt" if told.validation is None else told.validation
     asked = "as they stand: `gradgraph generate --template none`" if told.template == NO_TEMPLATE else (
         f"by `{TEMPLATE}`, which was `{shown(Path(told.template).name)}`" if told.template is not None
