@@ -14,6 +14,7 @@ from gradgraph.parallel.joint_norms import RANKS, Message
 from gradgraph.parallel.update_parts import reads_of
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
+from gradgraph.runtime.execution.liveness import VIEWS, most_alive
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.regions import region_of_several
 from gradgraph.runtime.execution.session import create_session
@@ -45,7 +46,6 @@ class Segment:
 
 
 # operators that move no numbers: each segment that reads their result has them, in place of a copy of it
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") -> list[Segment]:
@@ -72,7 +72,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
             segments[min(places)].told.append((by_name[node.name], node.input[0], node.output[0]))
         else:
             places = set().union(*(readers.get(y, ()) for y in node.output)) or {made[node.output[0]]}
-            places = places if node.op_type in _VIEWS else {min(places)}
+            places = places if node.op_type in VIEWS else {min(places)}
             for place in places:
                 segments[place].nodes.append(node)
         for x in reads_of(node):
@@ -140,7 +140,7 @@ class SegmentedGradient:
         self.sessions: list[_SegmentSession] = []
         options = replace(opened.options, spinning=False)  # or threads of all sessions but one would be in the way
         known = _types(model)
-        with region_of_several() as memory:
+        with region_of_several(most_alive(model)) as memory:
             for segment in segments:
                 part = _model_of(model, segment, known)
                 session = create_session(part, opened.placement, options, opened.weights, packs=packs, memory=memory)

@@ -77,7 +77,7 @@ def test_what_it_counts() -> None:
     assert found.weights + found.optimizer == found.following == state
     assert 4 * (8 * 4 + 8) <= found.frozen < 4 * (8 * 4 + 8) + 100, "and constants of the step"
     assert found.batch == 8 * (4 * 4 + 8)
-    assert found.total == 2 * state + found.frozen + found.batch + found.peak + found.gaps
+    assert found.total == 2 * state + found.frozen + found.batch + found.peak + found.gaps + found.session
     for word in ("weights", "frozen", "optimizer", "a training step (N=8)"):
         assert word in str(found)
     assert "<td>weights</td>" in found._repr_html_()

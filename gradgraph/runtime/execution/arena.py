@@ -11,9 +11,9 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from gradgraph.runtime.execution.regions import MOST_LEFT, USUAL
+from gradgraph.runtime.execution.regions import MOST_LEFT, UNIT, USUAL
 
-UNIT = 256  # bytes: sizes are multiples of it
+HANDLE = 8  # bytes that a region's table has for each unit of it, written at once
 LARGEST = 1 << 30  # bytes of a region behind the first one that is not asked for at once
 CLASSES = 21  # of sizes: of 256 bytes, of 512, and so on
 
@@ -43,17 +43,19 @@ class Arena:
 
     Attributes:
         used: of each region, the bytes up to the last one that was ever part of a piece in use.
+        tables: bytes of the tables of all regions.
     """
 
     def __init__(self, first: int = USUAL, most_left: int = MOST_LEFT) -> None:
         self.used: list[int] = []
+        self.tables = 0
         self._next, self._most_left = first, most_left
         self._free: list[list[Piece]] = [[] for _ in range(CLASSES)]
 
     @property
     def taken(self) -> int:
         """Bytes that were written at any time."""
-        return sum(self.used)
+        return sum(self.used) + self.tables
 
     def take(self, size: int) -> Piece:
         """Memory for a tensor of so many bytes."""
@@ -98,6 +100,7 @@ class Arena:
         if not grown:
             self._next = min(2 * self._next, LARGEST)
         self.used.append(0)
+        self.tables += whole // UNIT * HANDLE
         return Piece(len(self.used) - 1, 0, whole)
 
     def _add(self, piece: Piece) -> None:

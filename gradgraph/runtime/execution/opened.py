@@ -33,13 +33,14 @@ from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_w
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
+from gradgraph.runtime.execution.liveness import most_alive
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
 from gradgraph.runtime.execution.ort_values import fetched, to_ortvalue
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.regions import USUAL, in_one_region, region_for
+from gradgraph.runtime.execution.regions import LEAST_STATE, in_one_region
 from gradgraph.runtime.execution.session import (
     LEAST_PASSED,
     Memory,
@@ -396,7 +397,7 @@ class OpenedStep:
     def _of_executed(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
         """A session of what onnxruntime has optimised before."""
         options = replace(self.options, optimization="none")
-        return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory)
+        return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory(model))
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
@@ -423,15 +424,16 @@ class OpenedStep:
     def _session(
         self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True, runs: bool = True
     ) -> ort.InferenceSession:
-        own = self._memory
+        own = self._memory(model) if runs else contextlib.nullcontext
         return create_session(
             model, self.placement, self.options, self.weights, optimized, packs=packs, memory=own, runs=runs
         )
 
-    @property
-    def _memory(self) -> Memory:
-        is_large = region_for(sum(s.nbytes for s in self.manifest.state)) > USUAL
-        return in_one_region if is_large and self.placement.memory == "cpu" else contextlib.nullcontext
+    def _memory(self, model: onnx.ModelProto) -> Memory:
+        is_large = sum(s.nbytes for s in self.manifest.state) >= LEAST_STATE
+        if not is_large or self.placement.memory != "cpu":
+            return contextlib.nullcontext
+        return functools.partial(in_one_region, most_alive(model))
 
     @functools.cached_property
     def weights(self) -> FrozenWeights:
