@@ -74,6 +74,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
         "Trainer.find_nonfinite": (trainer, DATA),
         "Trainer.expect": (trainer, {}),
         "Trainer.state_dict": (trainer,),
+        "Trainer.close_sessions": (trainer,),
         "Trainer.resume": (step, folder / "run.ckpt"),
         "Step.summary": (step,),
     }

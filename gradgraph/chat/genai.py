@@ -71,7 +71,9 @@ class GenaiDecoder(OneByOne):
                 if token in stop:
                     return
         except RuntimeError as error:  # of its C++
+            forget = "generate with onnxruntime, or where sizes do not match, save the model by "
             raise ModelError(
-                f"onnxruntime-genai stops ({shown(str(error))}); generate with onnxruntime, or where "
-                "sizes do not match, save the model by gradgraph surgery --forget-sizes"
+                f"onnxruntime-genai stops ({shown(str(error))})",
+                remedy=f"{forget}gradgraph.surgery.forget_sizes",
+                shell=f"{forget}gradgraph surgery --forget-sizes",
             ) from None

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def told(self) -> str:
-        """What was chosen, in words."""
+        """The choice, in words."""
         r = self.recipe
         rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
         steps = f"{r.accumulate} of them move the weights once" if r.accumulate > 1 else "each moves the weights"
@@ -146,7 +146,7 @@ class _Search(Generic[D]):
 
 
 def _too_little(recipe: Recipe, least: Plan) -> DataError:
-    """What is said where nothing fits, with all that helps."""
+    """The error where nothing fits, with all that helps."""
     way = "drop" if recipe.prefers else "cut"  # half an answer is not preferred
     given = _has_rank(recipe) and recipe.rank is not None and recipe.rank > LEAST_RANK
     longer = "" if _shortens(recipe) else f", or let longer rows be {'left out' if way == 'drop' else 'shortened'} by "
@@ -172,7 +172,7 @@ def predicted(step: Step, rows: int, longest: int, answers: bool = False, merges
     sizes = _sizes(step, rows, longest)
     state = sum(spec.nbytes for spec in step.manifest.state)  # once more, as it is read to be written
     taken = memory(step, options=None, **sizes)
-    training = PROCESS + state + round((1 + WORKSPACES) * taken.total)
+    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # ``PROCESS`` has that
     alone = integers(step) + forward(step, sizes)
     training += alone if answers else 0
     merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)

@@ -175,7 +175,7 @@ def _operators() -> set[str]:
 
 
 def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ranges) -> onnx.ModelProto:
-    """What onnxruntime's quantiser makes of ``proto`` with these weights in place of its large ones."""
+    """``proto`` as onnxruntime's quantiser writes it, with these weights in place of its large ones."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.quant_utils import add_infer_metadata

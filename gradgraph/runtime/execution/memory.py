@@ -171,7 +171,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
 
 
 def frozen_tensors(step: Step) -> list[onnx.TensorProto]:
-    """What the models of a step store beside its state, each tensor once."""
+    """The tensors that the models of a step store beside its state, each once."""
     state = {spec.name for spec in step.manifest.state}
     found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
     return [tensor for name, tensor in found.items() if name not in state]
