@@ -136,6 +136,13 @@ def test_the_two_largest_causes_are_named_from_the_limit_on() -> None:
     assert causes(result(0.020), "gradgraph") == "2.00 times its floor; update +6.0 ms, data moved +4.0 ms"
 
 
+def test_products_of_attentions_are_held_against_the_products_and_kernels_of_attentions() -> None:
+    it = result(0.020)
+    it.rows["floor"]["parts"] = {"products": 0.002, "attention": 0.003, "memory": 0.005}
+    it.rows["gradgraph"]["classes"] = {"products": 0.4, "attention": 0.2, "update": 0.4}
+    assert causes(it, "gradgraph") == "2.00 times its floor; update +8.0 ms, products and attention +7.0 ms"
+
+
 def test_section_and_table() -> None:
     assert floor_section([]) == []
     text = "\n".join(floor_section([result(0.020)]))
