@@ -138,7 +138,7 @@ class _Search(Generic[D]):
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:
             self._steps[kind] = self._build(recipe, data)
-        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _answers(recipe, data), self._merges)
+        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _sessions(recipe, data), self._merges)
         plan = Plan(recipe, taken)
         if self._least is None or plan.bytes < self._least.bytes:
             self._least = plan
@@ -158,14 +158,14 @@ def _too_little(recipe: Recipe, least: Plan) -> DataError:
     )
 
 
-def predicted(step: Step, rows: int, longest: int, answers: bool = False, merges: int = 0) -> int:
+def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: int = 0) -> int:
     """The bytes of a process at the peak of a run, pages of mapped files among them.
 
     Args:
         step: what is trained.
         rows: of a batch.
         longest: tokens of a row.
-        answers: whether the model also runs forward alone: for held-out rows, a reference, samples.
+        sessions: that run the model forward alone, each with memory of its own.
         merges: the weights of the largest layer that is merged; 0 where none is. By then sessions of training are
             closed, and new weights lie in a file, of which what is read does not stay in memory.
     """
@@ -174,7 +174,7 @@ def predicted(step: Step, rows: int, longest: int, answers: bool = False, merges
     taken = memory(step, options=None, **sizes)
     training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # ``PROCESS`` has that
     alone = integers(step) + forward(step, sizes)
-    training += alone if answers else 0
+    training += sessions * alone
     merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
     return max(training, merging if merges else 0)
 
@@ -190,8 +190,9 @@ def forward(step: Step, sizes: Mapping[str, int]) -> int:
     return walked(opened.lowered(step.eval, all_sizes_of(step.manifest, sizes))).taken
 
 
-def _answers(recipe: Recipe, data: Data) -> bool:
-    return bool(data.held_out is not None or recipe.sample or recipe.prefers)
+def _sessions(recipe: Recipe, data: Data) -> int:
+    """The sessions that run the model forward alone: one evaluates held-out rows, one predicts for pairs or samples."""
+    return (data.held_out is not None) + bool(recipe.sample or recipe.prefers)
 
 
 def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:

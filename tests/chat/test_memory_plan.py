@@ -138,7 +138,7 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         """What training takes grows with each of these, each time by other shares."""
         return round(1000 + rank * (of_a_rank + sums * (added > 1)) + of_a_token * size * long * (kept if again else 1))
 
-    def predicted(step: Any, rows: int, longest: int, answers: bool, merges: int) -> int:
+    def predicted(step: Any, rows: int, longest: int, sessions: int, merges: int) -> int:
         rank, again, added = step
         return taken(longest, rank, again, rows, added)
 
@@ -173,6 +173,15 @@ def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: 
     with pytest.raises(DataError, match="takes at least") as caught:
         planned(recipe, Rows(LONG), no_rows, step_of)
     assert caught.value.in_shell().endswith(says)
+
+
+def test_each_session_that_runs_forward_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "predicted", lambda step, rows, longest, sessions, merges: 100 + sessions)
+    for options, held_out, count in (
+        ({}, None, 0), ({}, [1], 1), ({"sample": "a"}, None, 1), ({"sample": "a"}, [1], 2), ({"loss": "dpo"}, [1], 2),
+    ):  # fmt: skip
+        found, _ = planned(Recipe(memory="1GB", **options), Rows(LONG, held_out), cut, step_of)
+        assert found.bytes == 100 + count
 
 
 def test_kinds_without_rank_keep_all(quickly: None) -> None:
