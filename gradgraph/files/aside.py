@@ -59,7 +59,8 @@ class PutAside:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
-        self._path.write_bytes(b"")
+        with says_why(self._path), self._path.open("wb"):
+            pass  # it is there, and empty
 
     def __call__(self, model: ir.Model) -> None:
         """Let the large weights of ``model`` that lie in memory lie in the file, in place; raises OutputError."""
