@@ -137,7 +137,7 @@ class ForwardOfFew {
       const float share = 1.0f / sum[r], largest = most[r] * kLogOf2;
       const float moved = most[r] - base_of(largest);  // what is lost where `largest` is rounded
       result_.kept[query + r] = {largest, std::isfinite(largest) ? share * (1.0f - moved * kLogOf2) : share};
-      for (size_t d = 0; d < h_.value_size; ++d) result_.y[query + r][d] = y[d][r] * share;
+      for (size_t d = 0; d < h_.value_size; ++d) result_.y[query + r][d] = y[d][r] / sum[r];
     }
   }
 
@@ -162,7 +162,9 @@ class BackwardOfFew {
     for (size_t r = 0; r < h_.queries; ++r) {
       const Kept kept = g_.kept[r];
       pack<kSize>({g_.dy[r], 0}, 1, h_.value_size, kept.share, dy_ + r * kSize);
-      along_[r] = dot(g_.dy[r], g_.y[r], h_.value_size) * kept.share;
+      double along = 0.0;  // slopes of a query add up to nothing, so that errors of this one would be most of theirs
+      for (size_t d = 0; d < h_.value_size; ++d) along += double{dy_[r * kSize + d]} * g_.y[r][d];
+      along_[r] = static_cast<float>(along);
       base_[r] = base_of(kept.largest);
     }
     for (size_t key = 0; key < h_.keys; key += kPiece) compute(key, std::min(kPiece, h_.keys - key));
