@@ -321,8 +321,10 @@ def fault_of_messages(messages: Any) -> str | None:
     A conversation begins with the system's message, if there is one; user and assistant take turns, with results of
     tools between; each answer says something, and the last message is one.
     """
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list):
         return f"the messages are {described(messages)}; give a list of {{'role': …, 'content': …}}"
+    if not messages:
+        return "there is no message; give those of a conversation, or leave the row out"
     before = ""
     for i, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -122,6 +122,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("no role", [{"messages": [{"content": "x"}]}], "message 1 has no role"),
     ("no list", [{"messages": "x"}], "the messages are 'x'"),
     ("pictures", [{"messages": [said("user", [{"type": "image"}]), ANSWER]}], "something else than text"),
+    ("no message", [{"messages": []}], "there is no message"),
     ("no content", [{"messages": [said("user", None), ANSWER]}], "message 1 has the content None"),
     ("empty completion", [{"prompt": "a", "completion": ""}], "'completion' is empty"),
     ("text and messages", [{"prompt": [USER], "completion": "a"}], "give texts in both, or messages in both"),
