@@ -27,6 +27,7 @@ from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.graph.marks import QUANTISED
 from gradgraph.graph.prune import needed
 from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
+from gradgraph.graph.shapes import all_sizes, shape_of_type
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
@@ -201,10 +202,8 @@ class _Values:
         """The sizes of a value that is stored, or of which the model says them."""
         if name in self.stored:
             return list(self.stored[name].dims)
-        kinds = (v.type.tensor_type for v in self.model.graph.value_info if v.name == name)
-        found = next((kind.shape.dim for kind in kinds if kind.HasField("shape")), None)
-        is_known = found is not None and all(d.HasField("dim_value") for d in found)
-        return [d.dim_value for d in found or ()] if is_known else None
+        said = (shape_of_type(v.type) for v in self.model.graph.value_info if v.name == name)
+        return all_sizes(next((shape for shape in said if shape is not None), None))
 
     def as_tensor(self, name: str) -> onnx.TensorProto:
         (numbers,) = self([name])

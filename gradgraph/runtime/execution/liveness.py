@@ -14,6 +14,7 @@ from onnx import helper
 
 from gradgraph.backends.executed_order import executed_order
 from gradgraph.files.protos import reads
+from gradgraph.graph.shapes import all_sizes, shape_of_type
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 """Operators whose output lies where their first input does."""
@@ -52,8 +53,7 @@ def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
     """The bytes of the values whose sizes are known."""
     found = dict[str, int]()
     for value in (*graph.input, *graph.value_info):
-        of = value.type.tensor_type
-        if of.HasField("shape") and all(dim.HasField("dim_value") for dim in of.shape.dim):
-            width = helper.tensor_dtype_to_np_dtype(of.elem_type).itemsize
-            found[value.name] = math.prod(dim.dim_value for dim in of.shape.dim) * width
+        sizes, dtype = all_sizes(shape_of_type(value.type)), value.type.tensor_type.elem_type
+        if sizes is not None and dtype:  # no sequence
+            found[value.name] = math.prod(sizes) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
     return found
