@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from command_line import Cli
 
+pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+
 NAMES = [
     "loss",
     "target_loss",

@@ -20,6 +20,8 @@ from onnx.parser import parse_model
 import gradgraph as gg
 from gradgraph.errors import DataError
 
+pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 2)).astype(np.float32)
 NAMES = np.where(X.sum(1) > 0, "yes", "no")
