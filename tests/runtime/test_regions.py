@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from lowered_networks import exported
 
 import gradgraph as gg
 from gradgraph.runtime.execution import memory, opened, regions
 from gradgraph.runtime.execution.arena import Arena
+from gradgraph.runtime.execution.liveness import most_alive
 from gradgraph.runtime.execution.session import RuntimeOptions
 
 MIB = 1 << 20
@@ -49,6 +51,23 @@ def test_pieces_that_lie_in_two_regions_serve_no_large_tensor() -> None:
         arena.take(30 * MIB)
         taken.append(arena.taken // MIB)
     assert taken == [57, 34]  # of which 2 and 4 are tables
+
+
+def test_what_lives_at_a_time() -> None:
+    """Neither inputs, outputs nor views count; what is read for the last time goes behind its reader."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[4] x) => (float[4] y, float[2, 2] z) <int64[2] two = {2, 2}> {
+            a = Sin (x)
+            b = Cos (a)
+            c = Exp (a)
+            y = Add (b, c)
+            d = Neg (y)
+            e = Reshape (d, two)
+            f = Abs (e)
+            z = Sqrt (f)
+        }""")
+    assert most_alive(onnx.shape_inference.infer_shapes(model)) == 3 * 16  # a, b and c; then d with f
 
 
 def test_an_arena_has_the_sessions_of_a_block_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from collections import Counter
 import onnx
 from onnx import helper
 
-from gradgraph.backends.executed_order import executed_order
 from gradgraph.files.protos import reads
 from gradgraph.graph.shapes import all_sizes, shape_of_type
+from gradgraph.runtime.execution.node_order import order_of
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 """Operators whose output lies where their first input does."""
@@ -26,9 +26,7 @@ def most_alive(model: onnx.ModelProto) -> int:
     A tensor whose sizes are open counts as much as the largest input of its node.
     """
     nodes = model.graph.node
-    writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    read = [reads(node) for node in nodes]
-    order = executed_order([{writer[name] for name in names if name in writer} for names in read])
+    read, order = [reads(node) for node in nodes], order_of(model.graph)
     storage = dict[str, str]()  # of views
     for node in (nodes[i] for i in order):
         if node.op_type in VIEWS and not node.domain:
