@@ -165,6 +165,7 @@ def finetune(
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
+    base.beside()  # which is copied at the end
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
     began = _began(place, resume)

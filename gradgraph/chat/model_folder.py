@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import surgery
-from gradgraph.errors import DataError, ModelError, listed, shown
+from gradgraph.chat.template import table_in
+from gradgraph.errors import ModelError, listed, shown
 from gradgraph.files.digest import Digest
 from gradgraph.files.external import stored_values
 from gradgraph.files.mapped import pieces_of
 from gradgraph.files.models import load_model
-from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
+from gradgraph.files.untrusted.inside import check_relative, is_inside, path_inside
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.surgery.language_models import USE_CACHE
@@ -31,6 +33,7 @@ _CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_len
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
 _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # where they read cosines, or sines
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
+_PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # words of keys
 BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
 _PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
 
@@ -68,15 +71,15 @@ class ModelFolder:
         decoder = described.get("decoder")
         named = decoder.get("filename") if isinstance(decoder, Mapping) else None
         if isinstance(named, str):
-            if not (path / named).is_file():
-                raise ModelError(f"'{shown(path / GENAI)}' names the model '{shown(named)}', which is not there")
+            check_inside(path, named, f"the model that '{shown(path / GENAI)}' names")
             return cls(path, path / named, described)
-        usual = next((path / name for name in _USUAL if (path / name).is_file()), None)
-        files = sorted(path.glob("*.onnx"))
+        usual = next((name for name in _USUAL if is_inside(path, name)), None)
+        files = sorted(file.name for file in path.glob("*.onnx"))
         if usual is None and len(files) != 1:
-            what = f"has {listed(f.name for f in files)}" if files else "has no .onnx file"
+            what = f"has {listed(files)}" if files else "has no .onnx file"
             raise ModelError(f"the folder '{shown(path)}' {what}; give the path of the model's file in its folder")
-        return cls(path, usual or files[0], described)
+        check_inside(path, usual or files[0], "the model")
+        return cls(path, path / (usual or files[0]), described)
 
     @functools.cached_property
     def context(self) -> int | None:
@@ -127,14 +130,27 @@ class ModelFolder:
         assert isinstance(one, ir.Model)  # as the one that was given
         return one
 
+    def beside(self) -> dict[str, Path]:
+        """The real files of what goes with the model (its tokenizer, its descriptions), by name.
+
+        Raises:
+            ModelError: one of them leads out of the folder.
+        """
+        named = sorted(file.name for file in self.path.iterdir() if file.suffix.lower() in BESIDE)
+        found = [name for name in named if (self.path / name).is_symlink() or (self.path / name).is_file()]
+        return {name: check_inside(self.path, name, "what lies beside the model") for name in found}
+
     def copy_beside(self, folder: Path) -> list[str]:
-        """Copy what goes with the model (its tokenizer, its descriptions) to another folder; give the names."""
-        copied = []
-        for file in sorted(self.path.iterdir()):
-            if file.is_file() and file.suffix.lower() in BESIDE:
-                shutil.copyfile(file, folder / file.name)
-                copied.append(file.name)
-        return copied
+        """Copy what goes with the model to another folder; give the names.
+
+        Raises:
+            ModelError: as for :meth:`beside`.
+        """
+        found = self.beside()
+        for name, file in found.items():
+            with open_regular(file) as content, (folder / name).open("wb") as copy:
+                shutil.copyfileobj(content, copy)
+        return [*found]
 
 
 def is_merged(model: ir.Model) -> bool:
@@ -156,19 +172,52 @@ def _first(described: Mapping[str, Any], names: Sequence[str]) -> int | None:
     return next((number for number in found if isinstance(number, int) and number > 0), None)
 
 
+def check_inside(folder: Path, name: str, what: str) -> Path:
+    """The real path of a file of a folder; raises ModelError where there is none, or it leads out."""
+    try:
+        return path_inside(folder, name)
+    except UnreadableError as error:
+        raise ModelError(f"{what}, '{shown(name)}' in '{shown(folder)}', cannot be read: {error}") from None
+
+
 def _described(folder: Path) -> Mapping[str, Any]:
     for name, key in ((GENAI, "model"), (CONFIG, None)):
-        if not (folder / name).is_file():
+        if not is_inside(folder, name):
             continue
-        try:
-            found = json_of(regular_bytes(folder / name))
-        except UnreadableError as error:
-            raise DataError(
-                f"'{shown(folder / name)}' cannot be read ({error}); take it from where the model comes from"
-            ) from None
-        found = found.get(key) if key and isinstance(found, Mapping) else found
-        return _of_texts(found) if isinstance(found, Mapping) else {}
+        found = table_in(folder, name)
+        if name == GENAI:
+            _check_names(found, folder)
+        described = found.get(key) if key else found
+        return _of_texts(described) if isinstance(described, Mapping) else {}
     return {}
+
+
+def _check_names(config: Any, folder: Path) -> None:
+    """Raise ModelError where ``genai_config.json`` names a file elsewhere, of any part of the model, or a library."""
+    file, left = folder / GENAI, [("", config)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(str(name), item) for name, item in value.items()]
+        elif isinstance(value, list):
+            left += [(key, item) for item in value]
+        elif isinstance(value, str) and value:
+            words = re.split(r"[._]", key.lower())
+            if "library" in words:
+                raise ModelError(
+                    f"'{shown(file)}' names the library '{shown(value)}' in '{shown(key)}', and no library of a "
+                    "model's folder is loaded; remove that entry"
+                )
+            if _PATHS.isdisjoint(words):
+                continue
+            try:
+                check_relative(value)
+                if (folder / value).is_file():  # what is not there is for whoever opens it
+                    path_inside(folder, value)
+            except UnreadableError as error:
+                raise ModelError(
+                    f"'{shown(file)}' names '{shown(value)}' in '{shown(key)}', which cannot be read: {error}"
+                ) from None
 
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:

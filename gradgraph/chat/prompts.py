@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.sampling import Sampling
-from gradgraph.chat.template import MissingTemplateError
+from gradgraph.chat.template import MissingTemplateError, table_in
 from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
 _GENERATION = "generation_config.json"
@@ -121,13 +120,7 @@ def stop_tokens(base: ModelFolder, encoder: Encoder) -> frozenset[int]:
     of the tokenizer.
     """
     found = _numbers(base.described.get("eos_token_id"))
-    file = base.path / _GENERATION
-    if file.is_file():
-        try:
-            described = json_of(regular_bytes(file))
-        except UnreadableError as error:
-            raise DataError(f"'{shown(file)}' cannot be read ({error}); take it from where the model is") from None
-        found |= _numbers(described.get("eos_token_id") if isinstance(described, Mapping) else None)
+    found |= _numbers(table_in(base.path, _GENERATION).get("eos_token_id"))
     return found or _numbers(encoder.end)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.inside import bytes_inside, is_inside
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 
 FILE, CONFIG, MAP = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
@@ -86,11 +87,11 @@ class ChatTemplate:
             MissingTemplateError: there is none.
             DataError: it cannot be read.
         """
-        config = _config(Path(folder))
+        config = table_in(Path(folder), CONFIG)
         tokens = special_tokens(Path(folder))
         own = Path(folder) / FILE if file is None else Path(file)
-        if file is not None or own.is_file():
-            return cls(_text(own), tokens, f"the chat template '{shown(own)}'", now)
+        if file is not None or is_inside(folder, FILE):
+            return cls(_text(own, file is None), tokens, f"the chat template '{shown(own)}'", now)
         source = config.get("chat_template")
         if isinstance(source, list):  # several, by name
             named = {str(t.get("name")): t.get("template") for t in source if isinstance(t, Mapping)}
@@ -339,7 +340,7 @@ def _without_marks(marked: str) -> tuple[str, list[Span]]:
 def special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens that a folder names, such as ``{"eos_token": "</s>"}``; empty where it names none."""
     found = dict[str, str]()
-    for source in (_config(folder), _json(folder / MAP)):
+    for source in (table_in(folder, CONFIG), table_in(folder, MAP)):
         for name in TOKENS:
             value = source.get(name)
             value = value.get("content") if isinstance(value, Mapping) else value
@@ -348,24 +349,27 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
-    return _json(folder / CONFIG)
+def table_in(folder: Path, name: str) -> Mapping[str, Any]:
+    """A file of JSON of a folder; empty where there is none.
 
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """A file of JSON; empty where there is none."""
-    if not path.is_file():
-        return {}
+    Raises:
+        DataError: it cannot be read, or leads out of the folder.
+    """
     try:
-        value = json_of(regular_bytes(path))
+        content = bytes_inside(folder, name)
+        value = None if content is None else json_of(content)
     except UnreadableError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error}); take it from where the model comes from") from None
+        raise DataError(
+            f"'{shown(folder / name)}' cannot be read ({error}); take it from where the model comes from"
+        ) from None
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, inside: bool) -> str:
+    """The content of a template: of a folder, or of the file that a user gave."""
     try:
-        return regular_bytes(path, LARGEST).decode("utf-8")
+        content = bytes_inside(path.parent, path.name, LARGEST) if inside else None
+        return (regular_bytes(path, LARGEST) if content is None else content).decode("utf-8")
     except UnreadableError as error:
         raise DataError(f"the chat template '{shown(path)}' cannot be read ({error}); check the path") from None
     except UnicodeDecodeError:

@@ -15,6 +15,7 @@ import numpy as np
 from gradgraph.chat.chat_rows import VARIABLES, Rows
 from gradgraph.chat.template import ChatTemplate, Rendered, special_tokens
 from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.inside import is_inside
 from gradgraph.runtime.data.batch import Array
 from gradgraph.text.tokenizer import NAME, Tokenizer
 
@@ -64,12 +65,12 @@ class Encoder:
         self, folder: str | os.PathLike[str], template: str | Path | None = None, now: datetime | None = None
     ) -> None:
         folder = Path(folder)
-        if not (folder / NAME).is_file():
+        if not is_inside(folder, NAME):
             raise DataError(
                 f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from, or where "
                 "that has none either, let AutoTokenizer of transformers save_pretrained there"
             )
-        self.folder, self.tokenizer = folder, Tokenizer(folder / NAME)
+        self.folder, self.tokenizer = folder, Tokenizer(folder / NAME, inside=True)
         self._asked, self._now = template, now
         end = special_tokens(folder).get("eos_token")
         self.end = None if end is None else self.tokenizer.number_of(end)

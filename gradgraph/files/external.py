@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import stat
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.held_files import CAN_HOLD, HeldFile, HeldTensor
 from gradgraph.files.mapped import READ, pieces
 from gradgraph.files.protos import proto_tensors
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+from gradgraph.files.untrusted.inside import path_inside
+from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, open_regular
 from gradgraph.graph.checks import check_tensor
 
 PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
@@ -102,10 +102,7 @@ class DataFiles:
     """
 
     def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None, remedy: str = "") -> None:
-        self.base, self._remedy = Path(base_dir), remedy
-        self.roots = [Path(os.path.realpath(base_dir))]
-        if model is not None and model.is_symlink():
-            self.roots.append(Path(os.path.realpath(model)).parent)
+        self.base, self._model, self._remedy = Path(base_dir), model, remedy
         self._sizes: dict[str, tuple[Path, int]] = {}
 
     def check(self, tensor: onnx.TensorProto) -> Path:
@@ -127,25 +124,13 @@ class DataFiles:
         return self._sizes[location]
 
     def _checked(self, location: str, what: str) -> tuple[Path, int]:
-        parts = location.replace("\\", "/").split("/")
-        if not location or "\0" in location:
-            raise ModelError(f"{what} name no file; the model is damaged")
-        if parts[0] == "" or ":" in parts[0] or ".." in parts:
-            raise ModelError(f"{what} lie outside the model's folder; only relative paths within it are read")
-        path = self.base / location
         try:
-            real = path.resolve(strict=True)
-            status = real.stat()
-        except (OSError, RuntimeError):
+            real = path_inside(self.base, location, self._model)
+            return real, real.stat().st_size
+        except MissingFileError:
             raise ModelError(f"{what} are missing; {self._remedy or 'put that file beside the model'}") from None
-        inside = any(real.is_relative_to(root) for root in self.roots[:1]) or real.parent in self.roots[1:]
-        if not inside:
-            raise ModelError(f"{what} are a symlink out of the model's folder; copy the file itself beside the model")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{what} are not a regular file; copy the data beside the model")
-        if status.st_nlink > 1:
-            raise ModelError(f"{what} are a hard link to a file elsewhere; copy the file itself beside the model")
-        return real, status.st_size
+        except (UnreadableError, OSError) as error:
+            raise ModelError(f"{what} cannot be read ({error}); put the data beside the model") from None
 
 
 def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.inside import bytes_inside
+from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.step.data_names import NO_NAMES, DataNames
 
 log = logging.getLogger("gradgraph")
@@ -33,7 +34,7 @@ def names_beside(source: object) -> DataNames:
     folder = Path(source).parent
     for place in (folder, *([folder.parent] if folder.name == "onnx" else [])):
         try:
-            config = json_of(regular_bytes(place / CONFIG, LARGEST))
+            config = json_of(bytes_inside(place, CONFIG, LARGEST) or b"")
         except (OSError, ValueError, UnreadableError):  # no file, or that of another program
             continue
         labels = config.get(LABELS) if isinstance(config, dict) else None

@@ -18,7 +18,8 @@ import onnx_ir as ir
 from gradgraph.augment.augmentation import INTERPOLATIONS
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.documents import Fields, json_of
-from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
+from gradgraph.files.untrusted.inside import bytes_inside
+from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.step.data_names import DataNames
 
 log = logging.getLogger("gradgraph")
@@ -73,11 +74,12 @@ def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]
     for place in (folder, folder.parent) if folder.name == "onnx" else (folder,):  # as repositories of the hub have it
         for name in FILES:
             try:
-                yield f"'{shown(place / name)}'", regular_bytes(place / name, LARGEST)
-            except MissingFileError:
-                continue
+                content = bytes_inside(place, name, LARGEST)
             except UnreadableError as error:
                 log.warning("'%s' cannot be read (%s)", shown(place / name), error)
+                continue
+            if content is not None:
+                yield f"'{shown(place / name)}'", content
 
 
 def _read(document: Any) -> dict[str, Any] | None:

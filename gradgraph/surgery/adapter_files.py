@@ -30,6 +30,7 @@ from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
+from gradgraph.files.untrusted.inside import path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 from gradgraph.graph.shapes import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
@@ -306,9 +307,11 @@ def load_adapter(
     work = opened(model, out)
     before = adapters_of(work)
     arrays = _take_whole_weights(work, settings, arrays)
+    of_peft = settings.peft_type == PREFIX_TYPE
+    if not of_peft:
+        _check_whole(kind, arrays, folder)
     if _is_low_rank(kind):
         settings, arrays = _by_meaning(work, kind, settings, arrays)
-    of_peft = settings.peft_type == PREFIX_TYPE
     modules = {"*"} if of_peft else {_module(kind, key) for key in arrays}
     layers = adaptable(work, sorted(modules), kind, name, before)
     if of_peft:
@@ -364,6 +367,27 @@ def _take_whole_weights(work: ir.Model, settings: Settings, arrays: dict[str, Ar
         else:
             raise DataError(f"'{shown(key)}' was trained whole, and the model has no weight of its name and sizes")
     return {k: a for k, a in arrays.items() if k not in whole}
+
+
+def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
+    """Raise DataError where an adapter lacks a tensor: a factor without the other, or no adapter at all."""
+    if not arrays:
+        raise DataError(
+            f"the adapter in '{shown(folder)}' has no tensor of an adapter in {WEIGHTS}; get the file again"
+        )
+    modules: dict[str, set[str]] = {}
+    for key in arrays:
+        module = _module(kind, key)
+        modules.setdefault(module, set()).add(key.removeprefix(f"{_PREFIX}{module}."))
+    parts, of_embeddings = KINDS[kind].parts, KINDS[kind].of_embeddings
+    for module, has in modules.items():
+        whole = of_embeddings if has & (set(of_embeddings) - set(parts)) else parts
+        missing = [part for part in whole if part not in has]
+        if missing:
+            raise DataError(
+                f"the adapter in '{shown(folder)}' has {listed(sorted(has))} of '{shown(module)}', and not "
+                f"{listed(missing)}; get {WEIGHTS} again from where the adapter comes from"
+            )
 
 
 def _by_meaning(
@@ -543,9 +567,9 @@ def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
     path = FilePath(os.fspath(folder))
     file = CONFIG
     try:
-        settings = _settings(Fields(json_of(regular_bytes(path / CONFIG, LARGEST)), "it"))
+        settings = _settings(Fields(json_of(regular_bytes(path_inside(path, CONFIG), LARGEST)), "it"))
         file = WEIGHTS
-        arrays, _ = safetensors_in(path / WEIGHTS)
+        arrays, _ = safetensors_in(path_inside(path, WEIGHTS))
     except UnreadableError as error:
         raise DataError(
             f"cannot read an adapter in '{shown(path)}' ({file}: {error}); a folder of PEFT holds {CONFIG} and "

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.inside import path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 from gradgraph.runtime.data.batch import Array
 from gradgraph.step.data_names import DataNames
@@ -53,6 +54,7 @@ class Tokenizer:
 
     Args:
         path: of a ``tokenizer.json``.
+        inside: whether it was found in a folder, which it must not lead out of.
 
     Attributes:
         content: the bytes of the file.
@@ -64,9 +66,10 @@ class Tokenizer:
         DataError: it cannot be read, or is no tokenizer; the package ``tokenizers`` is not installed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], inside: bool = False) -> None:
         try:
-            self.content = regular_bytes(path, LARGEST)
+            file = Path(path)
+            self.content = regular_bytes(path_inside(file.parent, file.name) if inside else file, LARGEST)
         except UnreadableError as error:
             raise DataError(f"the tokenizer '{shown(path)}' cannot be read ({error}); check the path") from None
         try:
@@ -216,7 +219,7 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
         return None
     found = [p for p in (path / NAME, place_beside(path), path.absolute().parent / NAME) if p.is_file()]
     for file in found:
-        with_digest = Tokenizer(file)
+        with_digest = Tokenizer(file, inside=True)
         if with_digest.digest == digest:
             return with_digest
     raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from gradgraph.arguments import PATH, checked
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
+from gradgraph.files.untrusted.inside import check_relative
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.image_form import Augment, Layout
 from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
@@ -103,10 +104,10 @@ def _classes(table: Fields) -> tuple[list[str], dict[int, int]]:
 
 
 def _relative(name: str) -> str:
-    parts = PurePath(name.replace("\\", "/")).parts
-    if not name or "\0" in name or ".." in parts or PurePath(name).is_absolute() or (parts and ":" in parts[0]):
-        raise UnreadableError(f"the picture '{shown(name)}' lies outside of its folder")
-    return name
+    try:
+        return check_relative(name)
+    except UnreadableError as error:
+        raise UnreadableError(f"the picture '{shown(name)}': {error}") from None
 
 
 def _found(picture: Fields, objects: Sequence[Fields], numbers: dict[int, int]) -> Found:

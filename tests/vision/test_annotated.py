@@ -240,7 +240,7 @@ def _no_list(table: dict[str, Any]) -> None:
 REFUSED = {
     "category": (_no_category, r"is of the category 7, which is not there"),
     "image": (_no_image, r"is of the image 7, which is not there"),
-    "outside": (_outside, r"lies outside of its folder"),
+    "outside": (_outside, r"leads out of the folder"),
     "box": (_bad_box, r"is no list of left, top, width and height"),
     "size": (_other_size, r"has 96 × 48 pixels, and its annotations say 95 × 48"),
     "runs": (_bad_runs, r"have 3 pixels, and its size 4608"),
