@@ -15,10 +15,10 @@ from gradgraph.arguments import FLAG
 from gradgraph.augment.augmentation import AUGMENTATIONS, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import NEAREST, Placing, at_random, whole
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, opened, stacked
+from gradgraph.runtime.data.image_files import picture_at
+from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, stacked
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -30,7 +30,6 @@ log = logging.getLogger("gradgraph")
 VISIBLE = 0.25  # the share of a box that is left over when it still counts
 BACKGROUND = "background"
 IGNORED = 255  # in masks, as in Pascal VOC
-ROTATED = 0x0112  # the tag of EXIF that says how a camera was held
 
 OPTIONS = {name: kind for name, kind in KINDS.items() if name not in ("shorter", "resample")}
 OPTIONS["letterbox"] = FLAG.or_none()
@@ -260,12 +259,7 @@ class Annotated(Loadable):
     # --- one picture -----------------------------------------------------------------------------------------------
 
     def _picture(self, i: int) -> Any:
-        path = self.files[i]
-        try:
-            with open_regular(path) as file:
-                image = upright(opened(file, str(path)), self.found[i].size, str(path))
-        except (UnreadableError, OSError) as error:
-            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+        image = picture_at(self.files[i], self.found[i].size)
         self._sizes[i] = image.size
         return image
 
@@ -365,24 +359,6 @@ def recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> A
             "which boxes and masks do not follow; return the size that it was given"
         )
     return made
-
-
-def upright(image: Any, stated: tuple[int, int] | None, name: str) -> Any:
-    """The picture as cameras say that it is looked at, unless it has the size that is stated without that.
-
-    Raises:
-        DataError: it has another size than is stated.
-    """
-    from PIL import ImageOps
-
-    if image.getexif().get(ROTATED, 1) != 1 and image.size != stated:
-        image = ImageOps.exif_transpose(image)
-    if stated is not None and image.size != stated:
-        raise DataError(
-            f"'{shown(name)}' has {image.width} × {image.height} pixels, and its annotations say {stated[0]} × "
-            f"{stated[1]}, so that boxes would lie elsewhere; give the picture that was annotated"
-        )
-    return image
 
 
 def _part_of(spec: TensorSpec) -> str | None:

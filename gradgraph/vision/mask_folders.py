@@ -6,17 +6,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gradgraph.arguments import PATH, WHOLE, checked, instance
 from gradgraph.augment.placing import NEAREST
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, opened, stacked
+from gradgraph.runtime.data.image_files import numbers_at, picture_at
+from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, stacked
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import classes_for
@@ -106,19 +105,13 @@ class MaskFolder(Loadable):
         return images[0], others[0] if others else ""
 
     def _sample(self, form: ImageForm, i: int, seed: Sequence[int] | None, ignored: int) -> tuple[Array, Array]:
-        image, mask = _picture(self.files[i]).convert(MODES[form.channels or 3]), _picture(self.masks[i])
-        if mask.mode not in ("P", "L", "I", "1", "I;16"):
-            raise DataError(
-                f"the mask '{shown(self.masks[i])}' has colours ({mask.mode}), and no class numbers; save it as a "
-                "picture with a palette, or of one channel"
-            )
-        if mask.size != image.size:
-            raise DataError(f"'{shown(self.masks[i])}' has another size than its picture; write it again")
+        mask = numbers_at(self.masks[i])
+        image = picture_at(self.files[i], mask.size).convert(MODES[form.channels or 3])
         rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
         if rng is not None and self.options.recolour is not None:
             image = recoloured(image, self.options.recolour, rng)
         place = self.options.placing(form, image.size, rng)
-        numbers = np.asarray(place.picture(_as_numbers(mask), self.ignore, NEAREST), np.int64)
+        numbers = np.asarray(place.picture(mask, self.ignore, NEAREST), np.int64)
         return laid(place, image, form), np.where(numbers == self.ignore, ignored, numbers)
 
 
@@ -148,21 +141,6 @@ def _for_target(masks: Array, spec: TensorSpec) -> Array:
         )
     is_each: Array = masks[:, None] == np.arange(classes)[:, None, None]
     return is_each
-
-
-def _as_numbers(mask: Any) -> Any:
-    """The class numbers of a mask, as a picture of 32 bits."""
-    from PIL import Image
-
-    return Image.fromarray(np.asarray(mask).astype(np.int32))
-
-
-def _picture(path: Path) -> Any:
-    try:
-        with open_regular(path) as file:
-            return opened(file, str(path))
-    except (UnreadableError, OSError) as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
 
 
 @checked(path=PATH, images=PATH.or_none(), masks=PATH.or_none(), ignore=WHOLE,

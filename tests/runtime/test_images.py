@@ -15,7 +15,7 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
-from gradgraph.runtime.data import image_form, images
+from gradgraph.runtime.data import image_files, images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
 from gradgraph.step.manifest import TensorSpec
 
@@ -262,8 +262,8 @@ def test_threads_are_no_more_than_some_batches_ahead() -> None:
 
 
 def test_large_images_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_form, "LARGE_PIXELS", 100)
-    with image_form._large:
+    monkeypatch.setattr(image_files, "LARGE_PIXELS", 100)
+    with image_files._large:
         loading = threading.Thread(target=lambda: gg.image_folder(photos)[3])
         loading.start()
         loading.join(0.1)

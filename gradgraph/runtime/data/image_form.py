@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,17 +13,13 @@ from gradgraph.arguments import NUMBERS, WHOLE, Kind
 from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import whole
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.step.manifest import TensorSpec
 
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
 # those that say how an image becomes an array
 ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "letterbox")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-MOST_PIXELS = 64_000_000
-LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
-_large = threading.Lock()
 
 Layout = Literal["NCHW", "NHWC"]
 Augment = Any  # an augmentation, its name or call, a function, or a list of these
@@ -141,40 +136,6 @@ class ImageForm:
         return (1, 2) if self.layout == "NHWC" else (2, 3)
 
 
-def opened(content: Any, name: str) -> Any:
-    """The image in an open file (or bytes), decoded.
-
-    Raises:
-        DataError: it cannot be read, or is too large; Pillow is not installed.
-    """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError(
-            "images are read by Pillow, which is not installed",
-            remedy="pip install 'onnx-gradgraph[images]', or give arrays",
-            shell="pip install 'onnx-gradgraph[images]', or give arrays",
-        ) from None
-    try:
-        image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
-        pixels = image.width * image.height
-        if pixels <= MOST_PIXELS:
-            if pixels < LARGE_PIXELS:
-                image.load()
-            else:
-                with _large:
-                    image.load()
-            return image
-    except Exception as error:  # of any class: decoders of many formats
-        first = str(error).split("\n", 1)[0] or type(error).__name__
-        raise DataError(
-            f"'{shown(name)}' is no image that can be read ({shown(first)}); replace or remove it"
-        ) from None
-    raise DataError(
-        f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
-    )
-
-
 SIZE = Kind(
     "a height and a width above zero",
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(WHOLE.fits(v) and v > 0 for v in value),
@@ -272,11 +233,7 @@ def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[s
 
 def thumbnail(path: str, side: int = 96) -> bytes:
     """An image file as a small PNG; raises DataError if it cannot be read."""
-    try:
-        content = regular_bytes(path)
-    except UnreadableError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
-    return _small_png(opened(content, path).convert("RGB"), side)
+    return _small_png(picture_at(path).convert("RGB"), side)
 
 
 def _small_png(image: Any, side: int) -> bytes:

@@ -12,10 +12,10 @@ import numpy as np
 from gradgraph.arguments import PATH, checked
 from gradgraph.augment.augmentation import Augmentations
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of, opened, stacked
+from gradgraph.runtime.data.image_files import picture_at
+from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -111,12 +111,7 @@ class Images(Loadable):
         return self.labelled, {}
 
     def _load(self, form: ImageForm, i: int, seed: Sequence[int]) -> Array:
-        path = self.files[i]
-        try:
-            with open_regular(path) as file:
-                image = opened(file, str(path))
-        except (UnreadableError, OSError) as error:
-            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+        image = picture_at(self.files[i])
         return form(image, self.augmented, number_of(seed, i)) if seed else form(image)
 
 

@@ -24,7 +24,8 @@ from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, form_of, opened, stacked
+from gradgraph.runtime.data.image_files import opened
+from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, as_targets, check_mixing, mixed, number_of
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable

@@ -1,0 +1,144 @@
+"""Decoding of image files: the one place where a file becomes an upright picture of 8 bits, or a mask's numbers."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
+MOST_PIXELS = 64_000_000
+LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
+BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")  # Pillow's modes of 8 bits at most
+NUMBERS = ("P", "L", "1", "I", "I;16", "I;16B", "I;16L")
+ORIENTATION = 0x0112  # the tag of EXIF that says how a camera was held
+UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from orientations to Pillow's numbers of transpositions
+_large = threading.Lock()
+
+
+def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
+    """Decode a picture: upright, in 8 bits.
+
+    Every reader of pictures calls this, so that all of them agree with each other and with their annotations:
+
+    1. The picture is turned and mirrored as its EXIF orientation says, unless its annotations state a size that it
+       has only without that.
+    2. Grey levels of 16 bits are scaled from 0–65535 to 0–255, and floating levels from 0–1; levels of an unknown range
+       are refused.
+
+    Args:
+        content: an open file, or bytes.
+        name: of the file, in messages.
+        stated: the width and height that its annotations state.
+
+    Raises:
+        DataError: it cannot be read, is too large, has another size than is stated, or levels of an unknown range;
+            Pillow is not installed.
+    """
+    image = _decoded(content, name, stated)
+    if image.mode in BYTES:
+        return image
+    return _in_bytes(image, name)
+
+
+def picture_at(path: str | os.PathLike[str], stated: tuple[int, int] | None = None) -> Any:
+    """Decode the picture in a file, as :func:`opened`."""
+    return _at(path, lambda file: opened(file, str(path), stated))
+
+
+def numbers_at(path: str | os.PathLike[str]) -> Any:
+    """Decode a mask, upright, as a picture of whole numbers of 32 bits: places of its palette, or its levels.
+
+    Raises:
+        DataError: it cannot be read, or has colours.
+    """
+    mask = _at(path, lambda file: _decoded(file, str(path)))
+    if mask.mode not in NUMBERS:
+        raise DataError(
+            f"the mask '{shown(path)}' has colours ({mask.mode}), and no class numbers; save it as a picture with a "
+            "palette, or of one channel"
+        )
+    from PIL import Image
+
+    return Image.fromarray(np.asarray(mask).astype(np.int32))
+
+
+def _at(path: str | os.PathLike[str], read: Any) -> Any:
+    try:
+        with open_regular(path) as file:
+            return read(file)
+    except (UnreadableError, OSError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+
+
+def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
+    """The upright picture, with the levels of its file."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "images are read by Pillow, which is not installed",
+            remedy="pip install 'onnx-gradgraph[images]', or give arrays",
+            shell="pip install 'onnx-gradgraph[images]', or give arrays",
+        ) from None
+    try:
+        image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+        pixels = image.width * image.height
+        if pixels <= MOST_PIXELS:
+            if pixels < LARGE_PIXELS:
+                image.load()
+            else:
+                with _large:
+                    image.load()
+    except Exception as error:  # of any class: decoders of many formats
+        first = str(error).split("\n", 1)[0] or type(error).__name__
+        raise DataError(
+            f"'{shown(name)}' is no image that can be read ({shown(first)}); replace or remove it"
+        ) from None
+    if pixels > MOST_PIXELS:
+        raise DataError(
+            f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
+        )
+    if (turn := UPRIGHT.get(_orientation(image))) is not None:
+        upright = image.transpose(turn)
+        if stated is None or image.size != stated or upright.size == stated:
+            upright.format, image = image.format, upright
+    if stated is not None and image.size != stated:
+        raise DataError(
+            f"'{shown(name)}' has {image.width} × {image.height} pixels, and its annotations say {stated[0]} × "
+            f"{stated[1]}, so that boxes would lie elsewhere; give the picture that was annotated"
+        )
+    return image
+
+
+def _orientation(image: Any) -> Any:
+    """The orientation in the EXIF of a picture; 1 where it has none, or a damaged one."""
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of any class: a parser of what anybody wrote
+        return 1
+
+
+def _in_bytes(image: Any, name: str) -> Any:
+    """A grey picture of more than 8 bits, in 8; raises DataError where nobody says what white is."""
+    from PIL import Image
+
+    levels = np.asarray(image)
+    # Pillow reads 16 bits of PNG and PPM as whole numbers of 32
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        white = 65535.0
+    elif image.mode == "F" and (levels >= 0).all() and (levels <= 1).all():
+        white = 1.0
+    else:
+        between = f"levels from {levels.min():g} to {levels.max():g}" if image.mode in ("I", "F") else "channels"
+        raise DataError(
+            f"'{shown(name)}' has {between} of Pillow's mode {image.mode}, whose range is not known; save it as grey "
+            "or RGB of 8 or 16 bits, or give arrays"
+        )
+    return Image.fromarray(np.rint(levels * (255.0 / white)).astype(np.uint8))
