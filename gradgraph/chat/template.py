@@ -1,8 +1,9 @@
 """Chat templates: a conversation as one text, and which parts of it the assistant says.
 
 A model's folder brings its template, in Jinja (``chat_template.jinja``, or ``chat_template`` of
-``tokenizer_config.json``). Anybody may have written it, so that it runs in Jinja's sandbox, with the filters and
-functions that Hugging Face's ``apply_chat_template`` gives it, and gives the same text.
+``tokenizer_config.json``). Anybody may have written it, so that it runs in a process of its own
+(``files.untrusted.jinja_worker``), with the filters and functions that Hugging Face's ``apply_chat_template`` gives it,
+and gives the same text.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.inside import bytes_inside, is_inside
-from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+from gradgraph.files.untrusted.jinja_worker import BEGIN as _BEGIN
+from gradgraph.files.untrusted.jinja_worker import END as _END
+from gradgraph.files.untrusted.jinja_worker import TemplateError, is_installed, of_this_process
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
 FILE, CONFIG, MAP = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 LARGEST = 1 << 20  # bytes of a template
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_BEGIN, _END = "\ufdd0", "\ufdd1"  # around what the assistant says: no characters of Unicode, so in no text
+_GREEDY = ("time", "memory", "long", "end", "recursion")
 _PROBE = "a part of a text"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -72,7 +76,18 @@ class ChatTemplate:
         now: datetime | None = None,
     ) -> None:
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
-        self._template = _compiled(source, where, now)
+        self._now = now
+        if not is_installed():
+            install = "pip install 'onnx-gradgraph[llm]'"
+            raise DataError(
+                "chat templates are read by the package jinja2, which is not installed", remedy=install, shell=install
+            )
+        try:
+            of_this_process().check(source, now)
+        except TemplateError as fault:
+            if fault.kind in _GREEDY:
+                raise self._refused(fault) from None
+            raise DataError(f"{where} is no Jinja template ({fault}); give another one") from None
 
     @classmethod
     def of(
@@ -130,7 +145,8 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the messages, or fails.
         """
-        return _without_marks(self._rendered(messages, tools, add_generation_prompt, more))[0]
+        (text,) = self._rendered([(messages, add_generation_prompt)], tools, more)
+        return _without_marks(text)[0]
 
     def with_answers(
         self,
@@ -153,11 +169,18 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the messages; or the text up to an answer is no beginning of the whole.
         """
-        text, marked = _without_marks(self._rendered(messages, tools, False, more))
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [i for i in said if i >= given and messages[i].get("weight") != 0]
+        parts = (
+            []
+            if self.marks_answers
+            else [p for i in learnt for p in ((messages[:i], True), (messages[: i + 1], False))]
+        )
+        whole, *texts = self._rendered([(messages, False), *parts], tools, more)
+        text, marked = _without_marks(whole)
         if not self.marks_answers:
-            return Rendered(text, tuple(self._span(messages, i, text, tools, more) for i in learnt))
+            pairs = zip(learnt, texts[::2], texts[1::2], strict=True)
+            return Rendered(text, tuple(self._span(i, before, behind, text) for i, before, behind in pairs))
         if len(learnt) < len(said):
             if len(marked) != len(said):
                 raise DataError(
@@ -177,15 +200,19 @@ class ChatTemplate:
         """Whether it takes texts out of lists of parts; others would write such a list as Python does."""
         parts = [{"type": "text", "text": _PROBE}]
         try:
-            text = str(self._template.render(messages=[{"role": "user", "content": parts}], **self.tokens))
-        except Exception:  # of any class: it is a program that somebody wrote
+            (text,) = self._run([{"messages": [{"role": "user", "content": parts}], **self.tokens}])
+        except TemplateError as fault:
+            if fault.kind in _GREEDY:
+                raise self._refused(fault) from None
             return False
         return _PROBE in text and repr(_PROBE) not in text
 
-    def _span(self, messages: Sequence[Message], i: int, text: str, tools: Any, more: Mapping[str, Any]) -> Span:
-        """Where the answer that is message ``i`` stands in the text of all messages."""
-        before = self._rendered(messages[:i], tools, True, more)
-        behind = text if i + 1 == len(messages) else self._rendered(messages[: i + 1], tools, False, more)
+    def _span(self, i: int, before: str, behind: str, text: str) -> Span:
+        """Where the answer that is message ``i`` stands in the text of all messages.
+
+        Args:
+            before, behind: the texts up to the answer, and up to its end.
+        """
         if not text.startswith(behind):  # some end every text with a token that says so
             behind = behind.removesuffix(self.tokens.get("eos_token") or "")
         if not (behind.startswith(before) and text.startswith(behind)):
@@ -199,99 +226,45 @@ class ChatTemplate:
             )
         return len(before), len(behind)
 
-    def _rendered(self, messages: Sequence[Message], tools: Any, prompt: bool, more: Mapping[str, Any]) -> str:
-        """The text that the template writes, with marks around what it calls generation."""
-        import jinja2
+    def _rendered(
+        self, parts: Sequence[tuple[Sequence[Message], bool]], tools: Any, more: Mapping[str, Any]
+    ) -> list[str]:
+        """The texts that the template writes, with marks around what it calls generation.
 
+        Args:
+            parts: messages, and whether they end where the assistant is to speak; the first are the longest.
+        """
+        whole = self._taken(parts[0][0])
+        variables = {**self.tokens, "documents": None, **_plain(more), "tools": _plain(tools)}
+        try:
+            return self._run([{**variables, "messages": whole[: len(messages)], "add_generation_prompt": prompt}
+                              for messages, prompt in parts])  # fmt: skip
+        except TemplateError as fault:
+            raise self._refused(fault) from None
+
+    def _taken(self, messages: Sequence[Message]) -> list[Any]:
+        """Messages as the template is given them."""
         plain = [_with_reasoning(_plain(message)) for message in messages]
         if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
             plain = [{**message, "content": _joined(message.get("content"))} for message in plain]
         written = json.dumps(plain, ensure_ascii=False)
         if _BEGIN in written or _END in written:
             raise DataError("the messages hold U+FDD0 or U+FDD1, which are no characters; remove them")
-        variables = {**self.tokens, "documents": None, **_plain(more)}
-        try:
-            return str(
-                self._template.render(messages=plain, tools=_plain(tools), add_generation_prompt=prompt, **variables)
-            )
-        except RecursionError:
-            raise DataError(f"{self.where} calls itself without end; give another one") from None
-        except jinja2.exceptions.SecurityError as error:
-            raise DataError(
-                f"{self.where} does what Jinja's sandbox forbids ({reason_of(error)}); give another one"
-            ) from None
-        except Exception as error:  # of any class: it is a program that somebody wrote
-            raise DataError(
-                f"{self.where} refuses the messages ({reason_of(error)}); write them as it expects"
-            ) from None
+        return plain
+
+    def _run(self, variables: Sequence[Mapping[str, Any]]) -> list[str]:
+        return of_this_process().render(self.source, self._now, variables)
+
+    def _refused(self, fault: TemplateError) -> DataError:
+        """The error for a template that gives no text."""
+        if fault.kind == "security":
+            return DataError(f"{self.where} does what Jinja's sandbox forbids ({fault}); give another one")
+        if fault.kind in _GREEDY:
+            return DataError(f"{self.where} is ended: {fault}; give another one")
+        return DataError(f"{self.where} refuses the messages ({fault}); write them as it expects")
 
 
-# --- what a template may use -------------------------------------------------------------------------------------
-
-
-def _compiled(source: str, where: str, now: datetime | None) -> Any:
-    try:
-        import jinja2
-        from jinja2 import nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        install = "pip install 'onnx-gradgraph[llm]'"
-        raise DataError(
-            "chat templates are read by the package jinja2, which is not installed", remedy=install, shell=install
-        ) from None
-
-    class Generation(Extension):  # type: ignore[misc]
-        """``{% generation %}`` … ``{% endgeneration %}``, with marks around what stands between."""
-
-        tags = {"generation"}  # noqa: RUF012 - as the class of jinja2 has it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-        def _marked(self, caller: Callable[[], str]) -> str:
-            return f"{_BEGIN}{caller()}{_END}"
-
-    def refuse(message: str) -> NoReturn:
-        raise jinja2.exceptions.TemplateError(message)
-
-    class Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
-        """Without names that begin with an underscore, by which a template could reach Python."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            given = dict(*args[1:], **kwargs)
-            for name in given:
-                _check_name(name)
-            jinja2.utils.Namespace.__init__(args[0], given)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            _check_name(name)
-            super().__setitem__(name, value)
-
-    def _check_name(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
-
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = _to_json
-    made.globals |= {
-        "raise_exception": refuse,
-        "strftime_now": lambda form: (now or datetime.now()).strftime(form),
-        "namespace": Namespace,
-        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
-    }
-    try:
-        return made.from_string(source)
-    except jinja2.exceptions.TemplateError as error:
-        raise DataError(f"{where} is no Jinja template ({reason_of(error)}); give another one") from None
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
-             sort_keys: bool = False) -> str:  # fmt: skip
-    """As Hugging Face has it: Jinja's own writes < and > as numbers."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+# --- what a template is given -------------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from gradgraph.chat import ChatTemplate
 from gradgraph.errors import DataError
+from gradgraph.files.untrusted import jinja_worker
 
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
 
@@ -117,3 +120,74 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     assert ChatTemplate.of(tmp_path).render([]) == "</s>4"
     (tmp_path / "own.jinja").write_text("5{{ eos_token }}")
     assert ChatTemplate.of(tmp_path, tmp_path / "own.jinja").render([]) == "5</s>"
+
+
+GREEDY = {
+    "a string times a number": ("{{ 'x' * 1500000000 }}", "memory"),
+    "a number times a string": ("{{ 2000000000 * messages[0].content }}", "memory"),
+    "a list times a number": ("{{ ['x'] * 1000000000 }}", "memory"),
+    "doubled again and again": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        "memory",
+    ),
+    "a wide field": ("{{ '%01500000000d' % 1 }}", "memory"),
+    "a wide format": ("{{ '{:>1500000000}'.format('x') }}", "memory"),
+    "centred": ("{{ messages[0].content.center(1500000000) }}", "memory"),
+    "a deep indent": ("{{ messages[0].content | indent(1500000000) }}{{ 'a\n' | indent(1500000000, true) }}", "memory"),
+    "an indented JSON": ("{{ messages | tojson(indent=1500000000) }}", "memory"),
+    "loops in loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "more than 10 s",
+    ),
+    "a power": ("{{ 9 ** 9 ** 9 % 7 }}{{ (messages | length + 8) ** 999999999 }}", "power of too many digits"),
+    "a long text": ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "million characters"),
+    "macros in macros": ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "calls itself without end"),
+    "brackets in brackets": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "calls itself without end"),
+    "blocks in blocks": ("{% if true %}" * 5000 + "{% endif %}" * 5000, "calls itself without end"),
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_template_takes_neither_all_memory_nor_all_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, words = GREEDY[name]
+    quick = jinja_worker.Templates(seconds=3)
+    monkeypatch.setattr(jinja_worker, "_ONE", quick)
+    began = time.monotonic()
+    try:
+        with pytest.raises(DataError) as caught:
+            ChatTemplate(source).with_answers(CASES["one turn"]["messages"])
+        late = words == "memory" and "more than 10 s" in str(caught.value)  # on a busy machine, or not on Linux
+        assert words in str(caught.value) or late
+        assert time.monotonic() - began < 60
+        assert ChatTemplate("{{ messages[0].role }}").render(CASES["one turn"]["messages"]) == "user"
+    finally:
+        quick.close()
+
+
+def test_one_process_renders_all_and_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = jinja_worker.Templates()
+    monkeypatch.setattr(jinja_worker, "_ONE", own)
+    first, second = (
+        ChatTemplate("1{{ messages[0].role }}"),
+        ChatTemplate("2{{ eos_token }}", {"eos_token": "é\u2028😀"}),
+    )
+    texts = [t.render([{"role": "user", "content": "x"}]) for t in (first, second, first)]
+    assert texts == ["1user", "2é\u2028😀", "1user"]
+    process = own._process
+    assert process is not None and own._running() is process
+    process.kill()
+    process.wait()
+    with pytest.raises(DataError, match="ends the process"):
+        first.render([{"role": "user", "content": "x"}])
+    assert first.render([{"role": "user", "content": "x"}]) == "1user" and own._process is not process
+    own.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_a_forked_process_has_a_renderer_of_its_own() -> None:
+    made = ChatTemplate("{{ messages[0].role }}")
+    child = os.fork()
+    if not child:
+        os._exit(0 if made.render([{"role": "tool", "content": "x"}]) == "tool" else 1)
+    assert made.render([{"role": "user", "content": "x"}]) == "user"
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,158 @@
+"""Runs templates of Jinja in a process of its own, which ``jinja_worker`` starts, bounds and ends.
+
+It is run as a script, and imports nothing but the standard library and jinja2. A request is a line of JSON, and so are
+its answers: ``{"text": …}`` each, or ``{"fault": …, "reason": …}``. Templates run in Jinja's sandbox, with the filters
+and functions that Hugging Face's ``apply_chat_template`` gives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+BEGIN, END = "\ufdd0", "\ufdd1"  # around {% generation %}: no characters of Unicode, so in no text
+MEMORY = 500 << 20  # bytes that a template may take beside what it is given
+_READY = "ready"
+_DIGITS = 128  # of a power, in binary
+
+
+def environment(now: datetime | None) -> Any:
+    """The sandbox: what a template may use."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):  # type: ignore[misc]
+        """``{% generation %}`` … ``{% endgeneration %}``, with marks around what stands between."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the class of jinja2 has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Callable[[], str]) -> str:
+            return f"{BEGIN}{caller()}{END}"
+
+    def refuse(message: str) -> NoReturn:
+        raise jinja2.exceptions.TemplateError(message)
+
+    class Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
+        """Without names that begin with an underscore, by which a template could reach Python."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            given = dict(*args[1:], **kwargs)
+            for name in given:
+                _check_name(name)
+            jinja2.utils.Namespace.__init__(args[0], given)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check_name(name)
+            super().__setitem__(name, value)
+
+    def _check_name(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
+
+    class Sandbox(ImmutableSandboxedEnvironment):  # type: ignore[misc]
+        """Without powers of more digits than a text needs, as it is without ranges of more than 100,000 numbers."""
+
+        intercepted_binops = frozenset({"**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _DIGITS:
+                raise jinja2.exceptions.SecurityError("a power of too many digits")
+            return super().call_binop(context, operator, left, right)
+
+    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: (now or datetime.now()).strftime(form),
+        "namespace": Namespace,
+        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+    }
+    return made
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+             sort_keys: bool = False) -> str:  # fmt: skip
+    """As Hugging Face has it: Jinja's own writes < and > as numbers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """The texts of a request, up to the first that there is none of."""
+    if "source" in request:
+        yield _answer(request, templates, {})
+        return
+    for variables in request["variables"]:
+        found = _answer(request, templates, variables)
+        yield found
+        if "fault" in found:
+            return
+
+
+def _answer(request: dict[str, Any], templates: dict[str, Any], variables: dict[str, Any]) -> dict[str, str]:
+    """One text, or why there is none."""
+    import jinja2
+
+    try:
+        if "source" in request:
+            made = environment(None if request["now"] is None else datetime.fromisoformat(request["now"]))
+            templates[request["key"]] = made.from_string(request["source"])
+            return {"text": ""}
+        text = str(templates[request["key"]].render(**variables))
+        return {"text": text} if len(text) <= request["most"] else {"fault": "long", "reason": ""}
+    except MemoryError:
+        return {"fault": "memory", "reason": ""}
+    except RecursionError:
+        return {"fault": "recursion", "reason": ""}
+    except jinja2.exceptions.SecurityError as error:
+        return _fault("security", error)
+    except Exception as error:  # of any class: it is a program that somebody wrote
+        return _fault("source" if "source" in request else "other", error)
+
+
+def _fault(fault: str, error: Exception) -> dict[str, str]:
+    return {"fault": fault, "reason": (str(error).split("\n", 1)[0] or type(error).__name__)[:2000]}
+
+
+def _bound(seconds: float, given: int) -> None:
+    """Let the system end what takes too much of its memory and time, where it has such bounds."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        with contextlib.suppress(OSError, ValueError):  # whoever started this process may be gone, too
+            most = int(spent.ru_utime + spent.ru_stime + 2 * seconds) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - imports of pathlib take a while
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY + 16 * given, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def main(seconds: float) -> None:
+    """Answer requests, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    importlib.import_module("jinja2.sandbox")  # which takes a while, and is no template's time
+    templates: dict[str, Any] = {}
+    print(_READY, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        _bound(seconds * (1 + len(request.get("variables", ()))), len(line))
+        for found in answers(request, templates):
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
