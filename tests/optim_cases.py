@@ -65,7 +65,8 @@ def muon_by_hand(t: int, g: np.ndarray, w: np.ndarray, memory: dict[str, Any]) -
     for _ in range(5):
         a = x @ x.T
         x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
-    return w - 0.02 * (max(1, w.shape[0] / w.shape[1]) ** 0.5 * x + 0.1 * w)
+    inputs, outputs = w.shape  # of a MatMul
+    return w - 0.02 * (max(1, outputs / inputs) ** 0.5 * x + 0.1 * w)
 
 
 def schedule_free_adamw_by_hand(t: int, g: np.ndarray, y: np.ndarray, memory: dict[str, Any]) -> np.ndarray:

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("name", [name for name, case in OPTIMIZERS.items() if case.torch_class])
 def test_losses_are_those_of_torch(name: str) -> None:
     case = OPTIMIZERS[name]
-    weights = {n: torch.tensor(w, requires_grad=True) for n, w in WEIGHTS.items()}
+    # a MatMul has (inputs, outputs), where nn.Linear has (outputs, inputs)
+    weights = {n: torch.tensor(np.ascontiguousarray(w.T), requires_grad=True) for n, w in WEIGHTS.items()}
     trained = [w for w in weights.values() if w.dim() == 2 or not case.only_matrices]
     theirs = getattr(torch.optim, case.torch_class)(trained, **case.arguments, **case.torch_arguments)
     expected = []
@@ -21,8 +22,8 @@ def test_losses_are_those_of_torch(name: str) -> None:
 
         def loss(batch: dict[str, np.ndarray] = batch) -> torch.Tensor:
             theirs.zero_grad()
-            h = torch.tanh(torch.tensor(batch["x"]) @ weights["w1"] + weights["b1"])
-            found = torch.nn.functional.mse_loss(h @ weights["w2"] + weights["b2"], torch.tensor(batch["target"]))
+            h = torch.tanh(torch.tensor(batch["x"]) @ weights["w1"].T + weights["b1"])
+            found = torch.nn.functional.mse_loss(h @ weights["w2"].T + weights["b2"], torch.tensor(batch["target"]))
             found.backward()
             return found
 

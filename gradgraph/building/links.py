@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var
+from gradgraph.graph.weight_layouts import carry_layout
 from gradgraph.optim.transform import Vars
 
 
@@ -64,6 +65,7 @@ class MasterWeights(Link):
                 if narrow[i]:
                     start[i] = state.start.cast(weights.start[i], ir.DataType.FLOAT)
                     old[i] = state.new(f"{p.name}.master", ir.DataType.FLOAT, start[i].shape or ())
+                    carry_layout(p, old[i].value)
             new = update(replace(weights, start=start, old=old), gradients)
             rows = zip(old, new, start, narrow, strict=True)
             state.slots += [Slot(was.value, now, first) for was, now, first, is_narrow in rows if is_narrow]

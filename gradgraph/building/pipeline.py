@@ -41,6 +41,7 @@ from gradgraph.building.train_model import write_training
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
 from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.weight_layouts import record_layouts
 from gradgraph.machine.collector import paused_collection
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.passes.autocast import METADATA_KEY, as_precision
@@ -176,6 +177,7 @@ def weights(draft: Draft) -> Draft:
     """Choose the weights that each part trains, and warn of what that leaves out."""
     found = dict[Finding, None]()
     for part in draft.parts:
+        record_layouts(part.model.graph)
         own = part.options
         part.objective = part.objective_for(part.model.graph)
         part.read = part.objective.read(part.model.graph)

@@ -11,7 +11,8 @@ from gradgraph.building.links import Link, Update, Weights
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.shapes import known_sizes, shape_of
-from gradgraph.optim.pruning import Pruning, axis_of_inputs
+from gradgraph.graph.weight_layouts import layout_of
+from gradgraph.optim.pruning import Pruning
 from gradgraph.optim.transform import Vars
 
 
@@ -26,7 +27,7 @@ class PruningMasks(Link):
         self._begin = {i: state.start.full(state.start.const(np.array(s, np.int64)), 1, ir.DataType.UINT8)
                        for i, s in shapes.items()}  # fmt: skip
         self._now = dict(self._masks)
-        self._axes = [axis_of_inputs(params[i]) for i in self._members]
+        self._axes = [layout_of(params[i]).inputs for i in self._members]
 
     def gradients(self, gradients: Vars) -> Vars:
         """Zeros where weights are pruned."""

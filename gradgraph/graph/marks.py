@@ -7,7 +7,7 @@ of a Cast which stands there for mixed precision only, and without which the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -57,17 +57,6 @@ def precision_role(op_type: str, metadata: Mapping[str, str]) -> str:
 def is_for_precision(node: ir.Node) -> bool:
     """Is it a Cast of mixed precision?"""
     return bool(precision_role(node.op_type, node.metadata_props)) and node.domain == ""
-
-
-def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that read ``value``, and as which input; in place of a Cast of mixed precision those behind it."""
-    waiting = [value]
-    while waiting:
-        for use in waiting.pop().uses():
-            if is_for_precision(use.node):
-                waiting.append(use.node.outputs[0])
-            else:
-                yield use.node, use.idx
 
 
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, checked
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import readers
+from gradgraph.graph.weight_layouts import layout_of
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 from gradgraph.step.manifest import LEARNING_RATE
@@ -52,12 +52,12 @@ def global_norm(op: Builder, grads: Vars) -> Var:
 @checked(clipping=FINITE, eps=FINITE)
 def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
     """``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` of each output unit by itself: adaptive gradient clipping (Brock et
-    al., arXiv 2102.06171). A vector is one unit; elsewhere units lie along the first axis, or along the last one of the
-    right factor of a MatMul.
+    al., arXiv 2102.06171). A vector is one unit; elsewhere the layer that reads the weight says which axes count units
+    (``graph.weight_layouts``), and without one it is the first.
     """
 
     def clipped(op: Builder, g: Var, p: Var) -> Var:
-        axes = _axes_of_a_unit(p)
+        axes = layout_of(p.value).summed(p.rank)
         limit = clipping * op.Max(_norms(op, p, axes), eps)
         return g * op.Min(limit / op.Max(_norms(op, g, axes), 1e-6), 1.0)
 
@@ -67,18 +67,6 @@ def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
         return op.cast(clipped(op, *(op.cast(x, ir.DataType.FLOAT) for x in (g, p))), g.dtype)
 
     return stateless("clip_by_unit_norm", each, clipping=clipping, eps=eps)
-
-
-def _axes_of_a_unit(p: Var) -> list[int]:
-    """The axes of ``p`` over which the norm of one output unit is taken."""
-    reads = [(node, i) for node, i in readers(p.value) if node.graph is not None]  # not the backward pass
-    by_column = p.rank == 2 and any(
-        i == 1 and (n.op_type == "MatMul" or (n.op_type == "Gemm" and not n.attributes.get_int("transB", 0)))
-        for n, i in reads
-    )
-    if p.rank <= 1:
-        return list(range(p.rank))
-    return [0] if by_column else list(range(1, p.rank))
 
 
 def _norms(op: Builder, x: Var, axes: list[int]) -> Var:

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import known_sizes
+from gradgraph.graph.weight_layouts import layout_of
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import RATE, below_one, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise, zeros
@@ -20,8 +22,8 @@ from gradgraph.optim.weight_groups import Grouping, recipe
 TRIPLE = Kind("three numbers", lambda v: isinstance(v, tuple | list) and len(v) == 3 and all(map(NUMBER.fits, v)))
 Triple = tuple[float, float, float]
 ADJUSTMENTS = {
-    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "original": lambda outputs, inputs: math.sqrt(max(1.0, outputs / inputs)),
+    "match_rms_adamw": lambda outputs, inputs: 0.2 * math.sqrt(max(outputs, inputs)),
 }
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def _orthogonal_momentum(
         m = slots["momentum_buffer"] + (1.0 - momentum) * (g - slots["momentum_buffer"])
         ahead = g + momentum * (m - g) if nesterov else m
         wide = op.cast(ahead, ir.DataType.FLOAT) if ahead.dtype == ir.DataType.FLOAT16 else ahead
-        factor = ADJUSTMENTS[adjustment](*(p.shape or ()))
+        factor = ADJUSTMENTS[adjustment](*layout_of(p.value).matrix(known_sizes(p.shape)))
         step = _orthogonal(op, wide, coefficients, steps, eps)
         return op.cast(step * factor if factor != 1.0 else step, g.dtype), {"momentum_buffer": m}
 

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from gradgraph.arguments import matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import readers
 from gradgraph.graph.shapes import known_sizes
+from gradgraph.graph.weight_layouts import layout_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Pruning:
         return fitting
 
     def _fits(self, weight: ir.Value, named: bool) -> bool:
-        axis = axis_of_inputs(weight)
+        axis = layout_of(weight).inputs
         size = weight.shape[axis] if axis is not None and weight.shape is not None else 0
         fits = isinstance(size, int) and size > 0 and size % self.group == 0
         if named and not fits:
@@ -84,7 +84,7 @@ class Pruning:
         """The masks of what remains: 1 for numbers that are kept. What was pruned stays pruned.
 
         Args:
-            axes: of the weights, as ``axis_of_inputs`` finds them.
+            axes: over which layers sum the products of the weights.
         """
         sizes = [op.Where(op.cast(m, ir.DataType.BOOL), op.cast(op.Abs(w), ir.DataType.FLOAT), -1.0)
                  for w, m in zip(weights, masks, strict=True)]  # fmt: skip
@@ -121,18 +121,6 @@ class Pruning:
         ones = op.full(op.Shape(places), 1, ir.DataType.UINT8)
         mask = op.Reshape(op.ScatterElements(zeros, places, ones, axis=1), turned)
         return op.Transpose(mask, perm=[order.index(a) for a in range(rank)])
-
-
-def axis_of_inputs(weight: ir.Value) -> int | None:
-    """The axis over which a layer sums its products; None of what no layer multiplies."""
-    for node, place in readers(weight):
-        if node.graph is None or place != 1:
-            continue
-        if node.op_type == "Conv":
-            return 1
-        if node.op_type in ("MatMul", "Gemm") and weight.shape is not None and len(weight.shape) == 2:
-            return int(node.attributes.get_int("transB", 0) == 1)
-    return None
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, Makers, as_names, bound, described, matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Var
-from gradgraph.graph.marks import readers
+from gradgraph.graph.weight_layouts import layout_of, record_layouts
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Group, Optimizer
 from gradgraph.rivals import entries
@@ -219,8 +219,7 @@ def is_norm_or_bias(value: ir.Value) -> bool:
     dims = [d for d in value.shape or () if isinstance(d, int)]
     if len(dims) <= 1:
         return True
-    read_by = {node.op_type for node, _ in readers(value)}
-    return math.prod(dims) == max(dims) and read_by <= {"Add", "Mul"}
+    return math.prod(dims) == max(dims) and layout_of(value).operators <= {"Add", "Mul"}
 
 
 def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
@@ -230,9 +229,8 @@ def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
     layer 0, what is read after the last is the top, and what lies between goes with the layer before it. Elsewhere
     each module is a layer (``fc1.…``), and where names have no modules, each matrix with the vectors after it.
     """
-    position = {node: i for i, node in enumerate(graph)}
-    first = {p: min((position.get(node, 0) for node, _ in readers(p)), default=0) for p in params}
-    ordered = sorted(params, key=lambda p: first[p])
+    record_layouts(graph)
+    ordered = sorted(params, key=lambda p: layout_of(p).place)
     numbered = [re.match(r"(?:[^./]+[./])*?\d+(?=[./])", p.name or "") for p in ordered]  # encoder.layer.3
     keys = [found[0] if found else "" for found in numbered]
     if not any(keys):

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import all_sizes, known_sizes, shape_of
+from gradgraph.graph.weight_layouts import layout_at
 from gradgraph.passes.normal.edit import next_free
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.matmul_nbits import Packing
@@ -95,8 +96,9 @@ class Layer:
 
     @property
     def axis(self) -> int:
-        """The axis of ``shape`` that counts the outputs."""
-        return 0 if self.kind == "Conv" or self.node.attributes.get_int("transB", 0) != 0 else 1
+        """The axis of ``shape`` that counts the outputs; of an embedding, its columns."""
+        layout = None if self.kind in ("Gather", "MatMulNBits") else layout_at(self.node, self.place, len(self.shape))
+        return 1 if layout is None else layout.outputs[-1]
 
     @property
     def turned(self) -> bool:
@@ -190,20 +192,6 @@ def layer_at(node: ir.Node, name: str = "") -> Layer | None:
     layer = Layer(node, name)
     known = node.op_type in LINEAR and node.domain in DOMAINS and len(node.inputs) > layer.place
     return layer if known and stored(node.inputs[layer.place]) is not None else None
-
-
-def outputs_first(work: ir.Model, weight: ir.Value) -> bool | None:
-    """Do the layers that read a stored matrix have their outputs (an embedding its rows) along its first axis?
-
-    None where no layer reads it, or where they differ.
-    """
-    found = set()
-    for layer in filter(None, map(layer_at, work.graph)):
-        start, chain = rewritten(layer.weight)
-        if start is weight and layer.kind != "MatMulNBits":
-            turns = sum(node.op_type == "Transpose" for node in chain)
-            found.add((layer.axis == 0 or layer.kind == "Gather") is (turns % 2 == 0))
-    return found.pop() if len(found) == 1 else None
 
 
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:

@@ -15,8 +15,9 @@ from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checke
 from gradgraph.errors import DataError, GradgraphError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.weight_layouts import layouts
 from gradgraph.runtime.saved.partial import read_values
-from gradgraph.surgery.linear_layers import Layer, outputs_first
+from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
@@ -115,8 +116,9 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
     if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
         raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
                          f"{list(b.shape.numpy())}, so they cannot be one")  # fmt: skip
-    sides = [outputs_first(work, value) for value in (old, new)]
-    if a.shape != b.shape or (a.shape.rank() == 2 and a.shape[0] == a.shape[1] and set(sides) == {True, False}):
+    sides = [{layout.outputs for layout in layouts(value)} for value in (old, new)]
+    is_turned = sides[0] != sides[1] and all(len(side) == 1 for side in sides)
+    if a.shape != b.shape or (a.shape.rank() == 2 and a.shape[0] == a.shape[1] and is_turned):
         turn = ir.Node("", "Transpose", [new], [ir.AttrInt64s("perm", [1, 0])], name=f"{to}/Transpose")
         turn.outputs[0].name, turn.outputs[0].type = f"{to}.transposed", new.type
         work.graph.insert_before(work.graph[0], turn)
