@@ -1,4 +1,4 @@
-"""Layouts of weights: operators say them, they are found before a backward pass, and whatever asks gets the same answer.
+"""Layouts of weights: operators say them, they are found before a backward pass, and all who ask get one answer.
 
 The same network with its matrices lying another way must train to the same weights, whatever optimizer trains it and
 whatever is around that.
@@ -61,7 +61,7 @@ AROUND: dict[str, tuple[Wrap, dict[str, Any]]] = {
     "sam": (lambda o: optim.sam(o, 0.01), {}),
     "adaptive sam": (lambda o: optim.sam(o, 0.01, adaptive=True), {}),
     "lookahead": (lambda o: optim.lookahead(o, 2), {}),
-    "ema": (lambda o: o if "schedule_free" in o.name else optim.ema(o, 0.9), {}),
+    "ema": (lambda o: o if any(t.averages for t in o.transforms) else optim.ema(o, 0.9), {}),
     "sam and accumulation": (optim.sam, {"accumulate": True}),
     "accumulation": (lambda o: o, {"accumulate": True}),
     "recomputation": (lambda o: o, {"recompute": "sqrt"}),
@@ -70,7 +70,7 @@ AROUND: dict[str, tuple[Wrap, dict[str, Any]]] = {
     "sam and pruning": (lambda o: optim.magnitude_pruning(optim.sam(o), "2:4"), {}),
     "separate": (lambda o: o, {"separate": True}),
     "bfloat16": (lambda o: o, {"precision": "bfloat16"}),
-    "frozen": (lambda o: o, {"freeze": "second_w"}),
+    "frozen": (lambda o: o, {"freeze": "third_w"}),
     "norm of gradients": (lambda o: o, {"grad_norm": True}),
 }
 NAMES = ("sgd", "adamw", "muon", "adafactor", "lamb", "lars", "lion", "schedule_free_adamw", "schedule_free_sgd")
