@@ -16,7 +16,6 @@ LONG = ("error", "drop", "cut")
 DESIRABLE = "desirable"  # the target of a loss that reads one answer a row
 NEXT_TOKEN = "cross_entropy"
 FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
-TARGETS = ("*attn*", "*mlp*")
 BYTES = Kind("a number of bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
 _TEXTS = Kind("a text, or a list of texts", NAMES.fits)
 
@@ -29,9 +28,9 @@ class Recipe:
                                whole(1).or_none(), typed=int)  # fmt: skip
     alpha: float | None = option(None, "Adapters count alpha/rank times; twice the rank by default.",
                                   number(0, above=True).or_none(), typed=float)  # fmt: skip
-    target: str | Sequence[str] = option(TARGETS,
-                                         "Layers that get adapters, by name or glob; repeatable. By default those of "
-                                         "attention and MLP, or where they have other names all in the blocks.",
+    target: str | Sequence[str] = option((),
+                                         "Layers that get adapters, by name or glob; repeatable. By default all linear "
+                                         "layers but the head and the routers of experts.",
                                          NAMES)  # fmt: skip
     kind: str = option("lora", "Kind of the adapters.", TEXT, names="surgery.adapter_kinds.adapter_table:KINDS")
     dropout: float = option(0.0, "Dropout before the adapters, in training.", number(0, 1))

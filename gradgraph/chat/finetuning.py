@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,10 +20,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import losses, metrics, optim, surgery
-from gradgraph.arguments import PATH, described, matching
+from gradgraph.arguments import PATH, described
 from gradgraph.building.pipeline import build
+from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import MERGE_NONE, STOPS_ONLY, TARGETS, Recipe
+from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, measured
 from gradgraph.chat.memory_plan import planned
@@ -47,13 +47,10 @@ from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
-from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.language_models import KEPT_APART, mixing
-from gradgraph.surgery.linear_layers import linear_layers
 
 log = logging.getLogger("gradgraph.chat")
 
-_IN_A_BLOCK = re.compile(r"\.\d+\.")  # such as h.0.
 BEGAN = "began"  # the time, in what is kept of a run
 TRAINING = "training"  # the folder of what a run needs to go on
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
@@ -183,6 +180,7 @@ def finetune(
         log.info("%s", plan)
         chosen = plan.recipe
     chosen = chosen.settled
+    log.info("%s", reached(decoder, chosen))
     adapted, model = models.adapted(chosen), models.learner(chosen)
     samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
@@ -285,26 +283,6 @@ class _Models:
         assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # as the decoder is
         self._adapted, self._rank = adapted, recipe.rank
         self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
-
-
-def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
-    """Layers that get adapters: the target; of the default, where names are others, all in blocks.
-
-    (OPT has no ``mlp``, GPT-NeoX and BLOOM call their attention otherwise.)
-    """
-    layers = [layer for layer in linear_layers(decoder, "*")[0] if layer.kind not in ("Gather", "Conv")]
-    names = [name for layer in layers for name in layer.names]
-    if recipe.target != TARGETS or all(matching(pattern, names) for pattern in TARGETS):
-        return list(recipe.target)
-    return [layer.name for layer in layers if _IN_A_BLOCK.search(layer.name)] or list(recipe.target)
-
-
-def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
-    """The weights of the largest layer whose adapter is merged; 0 where none is."""
-    if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
-        return 0
-    layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
-    return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)
 
 
 def prepare(

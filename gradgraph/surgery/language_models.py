@@ -4,7 +4,8 @@ What onnxruntime-genai's model builder and optimum write has inputs for one toke
 of the past, a mask, positions. In training a whole text comes at once, with nothing before it. So:
 
 0. of two decoders in one file (:func:`fix_inputs`), it is the one without a past;
-1. inputs of the past hold no tokens: an attention or a Concat that reads one does without;
+1. inputs of the past hold no tokens: an attention or a Concat that reads keys or values does without; other states,
+   of a convolution or a recurrence, are zeros, with which every text begins;
 2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
    other token look, and the loss does not (:func:`next_tokens`);
 3. a mask that is kept hides what it says, wherever that stands: GroupQueryAttention, which reads of a mask how many
@@ -36,11 +37,21 @@ IGNORED = -100  # the label that no loss counts
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
 USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a past, or without
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
-_PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "MultiHeadAttention"): (6, 7),
-           ("", "Attention"): (4, 5)}  # where an attention reads the past; it may be left out  # fmt: skip
+_PLACES = {
+    ("com.microsoft", "GroupQueryAttention"): (3, 4),
+    ("com.microsoft", "MultiHeadAttention"): (6, 7),
+    ("", "Attention"): (4, 5),
+    **{(domain, "CausalConvWithState"): (3,) for domain in ("", "com.microsoft")},
+    **{(domain, "LinearAttention"): (3,) for domain in ("", "com.microsoft")},
+}  # where an operator reads the past; it may be left out
+_FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorScatter", "Where"})
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
-# what a bias of GroupQueryAttention does not keep apart: other attentions, and a choice by how long a row is
-_APART = frozenset({"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If", "CausalConvWithState"})
+# what a bias of GroupQueryAttention does not keep apart: other attentions, convolutions and recurrences along a row, and
+# a choice by how long it is
+_APART = frozenset(
+    {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If"}
+    | {"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan"}
+)
 KEPT_APART = "several texts in one row are kept apart by the attention bias of GroupQueryAttention"
 _HIDDEN = -1e30  # finite: a row of padding alone sees something, and nobody reads it
 
@@ -70,8 +81,8 @@ def language_model(
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no past, mask or positions to be rid of, or keeps another state than keys and values;
-            or with ``packed`` it has another attention than GroupQueryAttention.
+        BuildError: the model has no past, mask or positions to be rid of, or a past that is no floating tensor of known
+            sizes; or with ``packed`` it has another attention than GroupQueryAttention.
         UnknownNameError: there is no input or output of a name.
         OutputError: ``out`` cannot be written.
     """
@@ -136,15 +147,22 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [name for name in names if name in found]
 
 
+def score_outputs(graph: ir.Graph) -> list[ir.Value]:
+    """Return the outputs that neither continue the past nor stand beside scores as hidden states."""
+    names = [v.name for v in graph.outputs if v.name]
+    going_on = set(_like(_PRESENT, names))
+    chosen = [n for n in names if n not in going_on] or names
+    if "logits" in chosen:
+        chosen = [n for n in chosen if not n.startswith("hidden_states")]
+    return [v for v in graph.outputs if v.name in chosen]
+
+
 def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
     names = [v.name for v in graph.outputs if v.name]
-    if asked is not None:
-        chosen = _matched(as_names(asked), graph.outputs, "output")
+    if asked is None:
+        chosen = [v.name for v in score_outputs(graph) if v.name]
     else:
-        going_on = set(_like(_PRESENT, names))
-        chosen = [n for n in names if n not in going_on] or names
-        if "logits" in chosen:
-            chosen = [n for n in chosen if not n.startswith("hidden_states")]
+        chosen = _matched(as_names(asked), graph.outputs, "output")
     if set(chosen) <= set(_like(_PRESENT, names)):
         raise BuildError(f"the model has no outputs but those that continue the past: {listed(chosen)}")
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
@@ -165,10 +183,10 @@ def _check(past: Sequence[ir.Value]) -> None:
                 f"the past '{shown(value.name)}' holds what the decoder has computed of its encoder's states; give "
                 "the decoder without a past (decoder_model.onnx), or the merged one"
             )
-        if len(shape_of(value) or ()) != 4 or not (value.dtype and value.dtype.is_floating_point()):
+        if not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
-                f"the input '{shown(value.name)}' is a state, but no keys or values of [batch, heads, length, size] "
-                "that could be empty; such a model cannot be trained from its tokens alone"
+                f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, and only floating "
+                "states are known to begin at zero; give the model without a past"
             )
 
 
@@ -276,25 +294,53 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
         usual: how long a key or value is in all attentions that say it.
     """
     size = usual
+    grows = len(shape_of(past) or ()) == 4  # keys or values [batch, heads, length, size], behind which others are put
     for use in list(past.uses()):
         node, place = use
         if place in _PLACES.get((node.domain, node.op_type), ()):
             size = _size_of_heads(node) or size
             node.replace_input_with(place, None)
-        elif node.op_type == "Concat" and not node.domain and len(node.inputs) == 2:
+        elif grows and node.op_type == "Concat" and not node.domain and len(node.inputs) == 2:
             other = node.inputs[1 - place]
             assert other is not None
             size = _known(other, 3) or size
             _instead_of(node.outputs[0], other)
     if not past.uses():
         return
-    heads, size = _known(past, 1), _known(past, 3) or size
-    if heads is None or size is None:
-        raise BuildError(f"the input '{shown(past.name)}' does not say its number of heads and their size")
     op = editor.op
-    shape = op.Concat(op.Slice(op.shape(Var(op, tokens)), [0], [1], [0]), [heads, 0, size], axis=0)
+    batch = op.Slice(op.shape(Var(op, tokens)), [0], [1], [0])
+    empty = grows and _known(past, 2) is None
+    sizes = [0, _known(past, 1), 0, _known(past, 3) or size] if empty else _state(past, tokens)
+    if None in sizes:
+        raise BuildError(
+            f"the sizes of the past '{shown(past.name)}' are unknown; export the model with fixed sizes of its states"
+        )
+    at = _batch_axis(past, tokens)
+    shape = op.Concat(*(batch if i == at else [s] for i, s in enumerate(sizes)), axis=0)
     zero = ir.tensor(np.zeros(1, (past.dtype or ir.DataType.FLOAT).numpy()))
     _replace(editor, past, op.ConstantOfShape(shape, value=zero))
+
+
+def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
+    """Return the axis that has the size of the tokens' first, or else 0."""
+    batch = (shape_of(tokens) or (None,))[0]
+    shape = list(shape_of(past) or ())
+    return shape.index(batch) if isinstance(batch, str) and batch in shape else 0
+
+
+def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
+    """Return the sizes of a state that is no growing past; that of the batch is any number.
+
+    Raises:
+        BuildError: it is a buffer of fixed length, of which a mask says how much is filled.
+    """
+    if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
+        raise BuildError(
+            f"the input '{shown(past.name)}' is a buffer of fixed length that tokens are written into; give the model "
+            "without a past, or one whose past grows"
+        )
+    at = _batch_axis(past, tokens)
+    return [0 if i == at else _known(past, i) for i in range(len(shape_of(past) or ()))]
 
 
 def _size_of_heads(node: ir.Node) -> int | None:

@@ -16,7 +16,8 @@ import onnx_ir
 import pytest
 
 import gradgraph as gg
-from gradgraph.chat import Recipe, finetuning, memory_plan
+from gradgraph.chat import Recipe, memory_plan
+from gradgraph.chat.adapted_layers import largest_merged
 from gradgraph.chat.chat_recipe import RANK
 from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, planned
 from gradgraph.errors import DataError
@@ -228,8 +229,8 @@ def test_a_trainer_goes_on_after_its_sessions_are_closed() -> None:
 
 def test_the_largest_layer_that_is_merged_counts(quickly: None) -> None:
     step, decoder = built(RANK, True, False), load_model(small_folder.MODEL)
-    assert finetuning.largest_merged(decoder, Recipe(target="*attn*")) == 32 * 64, "queries, keys and values together"
-    assert finetuning.largest_merged(decoder, Recipe(target="*attn*", merge="none")) == 0
+    assert largest_merged(decoder, Recipe(target="*attn*")) == 32 * 64, "queries, keys and values together"
+    assert largest_merged(decoder, Recipe(target="*attn*", merge="none")) == 0
     usual, much = memory_plan.predicted(step, 1, LONG), 10**7
     assert memory_plan.predicted(step, 1, LONG, merges=1) == usual
     assert memory_plan.predicted(step, 1, LONG, merges=much) >= PROCESS + MERGING * much > usual

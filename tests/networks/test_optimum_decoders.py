@@ -22,7 +22,7 @@ from surgery.family_tables import named  # noqa: E402
 import gradgraph as gg  # noqa: E402
 from benchmarks import torchvision_operators  # noqa: E402
 from gradgraph import surgery  # noqa: E402
-from gradgraph.chat.finetuning import adapted_layers  # noqa: E402
+from gradgraph.chat.adapted_layers import adapted_layers  # noqa: E402
 from gradgraph.chat.model_folder import ModelFolder  # noqa: E402
 from gradgraph.errors import BuildError  # noqa: E402
 

@@ -235,9 +235,9 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
     [
         (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs of a past, a mask or positions"),
         (
-            lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.FLOAT, ["b", 4, 3])})),
+            lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.INT64, ["b", 4, 3])})),
             BuildError,
-            "'past_conv.0' is a state, but no keys or values",
+            "'past_conv.0' is a state of INT64, and only floating states are known to begin at zero",
         ),
         (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "take one of its branches first"),
         (lambda: surgery.fix_inputs(tiny(IN), {"use_cache": 1}), UnknownNameError, "no input 'use_cache'"),

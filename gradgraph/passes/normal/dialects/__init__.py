@@ -2,6 +2,7 @@
 
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,
+    contrib_recurrent,
     flex_attention,
     mixture_of_experts,
     ml_models,

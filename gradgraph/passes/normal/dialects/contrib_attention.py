@@ -280,9 +280,64 @@ def rotary_embedding(
     if positions.rank == 1:
         positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
-    axis = 2 if x.rank == 3 else 1
-    cos, sin = (op.Unsqueeze(op.Gather(table, positions), [axis]) for table in (cos, sin))
-    y = rotate(op, split, cos, sin, rotary_embedding_dim, bool(interleaved))
+    angles = op.Gather(cos, positions), op.Gather(sin, positions)
+    return _turned(op, x, split, angles, rotary_embedding_dim, interleaved)
+
+
+@fused("MRotaryEmbedding")
+def multimodal_rotary_embedding(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    positions: Var,
+    cos: Var,
+    sin: Var,
+    *,
+    mrope_section: Sequence[int],
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    interleaved: int = 0,
+    mrope_layout: int = 0,
+    is_packed_batching: int = 0,
+    scale: float = 1.0,
+) -> Any:
+    """Rotary positions [3, batch, length] of time, height and width: each column of the tables belongs to one of them.
+
+    What is turned is multiplied by ``scale``, which onnxruntime's RotaryEmbedding ignores.
+    """
+    owner = _owners(mrope_section, interleaved=bool(mrope_layout))
+    split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
+    angles = [_of_owners(op, op.Gather(table, positions), owner) for table in (cos, sin)]
+    angles = angles if scale == 1.0 else [angle * scale for angle in angles]
+    return _turned(op, x, split, angles, rotary_embedding_dim, interleaved)
+
+
+def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
+    """Return, for each column of the tables, which of the three positions turns it.
+
+    Sections follow one another, or height and width take every third column from 1 and from 2 on.
+    """
+    if not interleaved:
+        return [which for which, count in enumerate(sections) for _ in range(count)]
+    owner = [0] * sum(sections)
+    for which in (1, 2):
+        owner[which : sections[which] * 3 : 3] = [which] * len(range(which, min(sections[which] * 3, len(owner)), 3))
+    return owner
+
+
+def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
+    """Pick column i of angles [3, batch, length, columns] from the position that owns it."""
+    picked = [op.Squeeze(part, [0]) for part in op.Split(angles, axis=0, num_outputs=3, outputs=3)]
+    result = picked[0]
+    for which in (1, 2):
+        result = op.Where(op.const([o == which for o in owner]), picked[which], result)
+    return result
+
+
+def _turned(op: Builder, x: Var, split: Var, angles: Sequence[Var], size: int, interleaved: int) -> Var:
+    """Turn the heads of x, which are ``split`` off, by angles (cosine, sine) [batch, length, columns]."""
+    cos, sin = (op.Unsqueeze(angle, [2 if x.rank == 3 else 1]) for angle in angles)
+    y = rotate(op, split, cos, sin, size, bool(interleaved))
     return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
 
 

@@ -26,25 +26,28 @@ def causal_conv_with_state(
     past: Var | None = None,
     *,
     activation: str = "none",
+    dilation: int = 1,
 ) -> Any:
-    """A depthwise convolution over x with k − 1 earlier positions (zeros, or ``past``) in front of it."""
+    """A depthwise convolution over x [batch, channels, length], preceded by (k − 1) · dilation earlier positions: those
+    of ``past``, or zeros. com.microsoft's operator of this name has the dilation.
+    """
     channels = next((d for d in (weight.dim(0), x.dim(1)) if isinstance(d, int)), None)
     if channels is None:
         raise ModelError(f"{describe(node)} has an unknown number of channels; export the model with fixed weights")
-    before = op.dim(weight, 2) - 1
+    before = (op.dim(weight, 2) - 1) * dilation
     y_input, pads = x if past is None else op.Concat(past, x, axis=2), None
     known = weight.dim(2)
     if past is None and isinstance(known, int):
-        pads = [known - 1, 0]
+        pads = [(known - 1) * dilation, 0]
     elif past is None:
         y_input = _padded(op, x, before)
-    y = op.Conv(y_input, weight, bias, group=channels, pads=pads)
+    y = op.Conv(y_input, weight, bias, group=channels, pads=pads, dilations=[dilation])
     if activation in ("silu", "swish"):
         y = y * op.Sigmoid(y)
     if len(node.outputs) < 2 or not is_wanted(node.outputs[1]):
         return y, None
     whole = _padded(op, x, before) if past is None else y_input
-    return y, op.Slice(whole, op.dim(x, 2), [2**62], [2])  # the last k - 1 of all positions
+    return y, op.Slice(whole, op.dim(x, 2), [2**62], [2])  # the last (k - 1) * dilation of all positions
 
 
 def _padded(op: Builder, x: Var, before: Var) -> Var:
@@ -71,11 +74,10 @@ def linear_attention(
     """S ← exp(g) S; S ← S + k ⊗ v, or k ⊗ β(v − Sᵀk) with "delta"; o = scale · Sᵀq. A Scan over time, in float32.
 
     Axes: batch b, time, heads h (each serving g heads of the query), keys d, values m; the state is [b, h, d, m].
+    With more heads of keys than of queries, as com.microsoft's operator of this name allows, a query serves several.
     """
     wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
-    size = query.dim(2)
-    groups = [kv_num_heads, q_num_heads // kv_num_heads, size // q_num_heads if isinstance(size, int) else -1]
-    q = op.Reshape(wide[0], [0, 0, *groups])
+    q = _queries(op, wide[0], q_num_heads, kv_num_heads)
     k, v = (op.Unsqueeze(in_heads(op, x, kv_num_heads), [axis]) for x, axis in ((wide[1], 4), (wide[2], 3)))
     inputs = {"q": q * (scale or _default_scale(op, q)), "k": k, "v": v}  # q [b,t,h,g,d]  k [..d,1]  v [..1,m]
     if decay is not None:
@@ -90,9 +92,19 @@ def linear_attention(
         state = op.full(shape, 0.0, ir.DataType.FLOAT)
     last, outputs = _scan(op, state, inputs, _step(op, list(inputs)))
     size = value.dim(2)
-    hidden = size // kv_num_heads * q_num_heads if isinstance(size, int) else -1
+    hidden = size // kv_num_heads * max(q_num_heads, kv_num_heads) if isinstance(size, int) else -1
     y = op.cast(op.Reshape(outputs, [0, 0, hidden]), query.dtype)  # [b, t, h, g, m] has the heads in order
     return y, op.cast(last, query.dtype if past is None else past.dtype)
+
+
+def _queries(op: Builder, query: Var, heads: int, kv_heads: int) -> Var:
+    """Turn [b, t, heads · d] into [b, t, h, g, d], one group of g queries for each of h heads of keys."""
+    width = query.dim(2)
+    size = width // heads if isinstance(width, int) else -1
+    if kv_heads <= heads:
+        return op.Reshape(query, [0, 0, kv_heads, heads // kv_heads, size])
+    repeated = op.Tile(op.Reshape(query, [0, 0, heads, 1, size]), [1, 1, 1, kv_heads // heads, 1])
+    return op.Reshape(repeated, [0, 0, kv_heads, 1, size])
 
 
 def _default_scale(op: Builder, q: Var) -> Any:
