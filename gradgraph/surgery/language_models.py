@@ -46,8 +46,8 @@ _PLACES = {
 }  # where an operator reads the past; it may be left out
 _FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorScatter", "Where"})
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
-# what a bias of GroupQueryAttention does not keep apart: other attentions, convolutions and recurrences along a row, and
-# a choice by how long it is
+# what a bias of GroupQueryAttention does not keep apart: other attentions, convolutions and recurrences along a row,
+# and a choice by how long it is
 _APART = frozenset(
     {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If"}
     | {"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan"}
