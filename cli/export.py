@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 @click.option(
     "--quantize",
     type=click.Choice(["int8"]),
-    help="Integers in place of floats: of weights alone, or with --calibration of all that has integer kernels.",
+    help="Integers in place of floats: of weights alone, or with --calibration of all that has integer kernels "
+    "(weights then from -64 to 64, which no processor saturates).",
 )
 @click.option(
     "--calibration",

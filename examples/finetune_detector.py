@@ -119,7 +119,7 @@ def shipped(path: Path, epochs: int, count: int) -> onnx.ModelProto:
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # it advises to prepare the model first
     quantize_static(path / "float.onnx", path / "int8.onnx", Sample(), quant_format=QuantFormat.QDQ, per_channel=True,
-                    activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
+                    reduce_range=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
     logging.root.setLevel(level)
     return onnx.load(path / "int8.onnx")
 

@@ -16,6 +16,7 @@ from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.passes.normal.weights.folded import Copy, find_copies
 from gradgraph.passes.normal.weights.frozen_norms import find_frozen_norms
+from gradgraph.passes.normal.weights.saturating import find_saturating
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.passes.normal.weights.verdicts import (
     OURS,
@@ -217,6 +218,19 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
             f"has {count} attention{'' if count == 1 else 's'} and no Dropout",
             "an export in evaluation mode leaves out what the network had",
             "if it had some, export it in training mode, or with gradgraph.frontend.from_torch",
+            "warning",
+        )
+
+
+def review_integers(graph: ir.Graph) -> Iterator[Finding]:
+    """Warn of int8 weights of a model to be served that saturate on some processors."""
+    names = [v.name or "" for v in find_saturating(graph)]
+    if names:
+        yield Finding(
+            f"the int8 {'weight' if len(names) == 1 else 'weights'} {listed(names, _NAMED)}",
+            "can saturate in onnxruntime on x86 processors without VNNI",
+            "outputs there differ from those in training",
+            "quantise the float model again with gg.quantize, or with onnxruntime's reduce_range=True, which take 7 bits",
             "warning",
         )
 

@@ -17,7 +17,7 @@ from gradgraph import optim
 from gradgraph.arguments import as_names
 from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.review import log_findings, review
+from gradgraph.autodiff.review import log_findings, review, review_integers
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import write_for, write_init_for
 from gradgraph.building.draft import Draft
@@ -187,7 +187,8 @@ def weights(draft: Draft) -> Draft:
         found |= dict.fromkeys(review(part.model.graph, part.read, part.trained, by_default))
     every = draft.parts[0].model.graph.initializers
     draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]
-    draft.findings = [*found, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
+    served = review_integers(draft.model.graph)
+    draft.findings = [*found, *served, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
     log_findings(draft.findings)
     draft.taken = [*draft.taken, *taken(draft)]
     for line in draft.taken:

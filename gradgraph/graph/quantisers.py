@@ -25,6 +25,22 @@ INTEGER_RANGES = {  # the least and the largest number of the types that Quantiz
     ir.DataType.UINT16: (0, 65535),
 }
 
+# x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
+# within these bounds are exact on any processor, whatever the data are: 2 · 255 · 64 = 32,640 is less than 2¹⁵.
+SEVEN_BITS = (-64, 64)
+
+
+def limits_of(integers: ir.TensorProtocol) -> tuple[int, int]:
+    """Return the least and the largest number that a stored weight may take: int8 within 7 bits stays within them."""
+    numbers = integers.numpy()
+    if integers.dtype == ir.DataType.INT8 and numbers.size and within(SEVEN_BITS, (numbers.min(), numbers.max())):
+        return SEVEN_BITS
+    return INTEGER_RANGES[integers.dtype]
+
+
+def within(limits: tuple[int, int], bounds: tuple[int, int]) -> bool:
+    return limits[0] <= bounds[0] and bounds[1] <= limits[1]
+
 
 @dataclass(frozen=True)
 class Quantiser:

@@ -1,7 +1,7 @@
 """Pass for an inference model: weights that are rounded to integers are stored as integers.
 
-1. a QuantizeLinear of stored numbers, with a scale that is stored or computed from stored numbers → its result as an
-   initializer;
+1. a QuantizeLinear of stored numbers, with a scale that is stored or computed from stored numbers, and the Clip behind
+   it, if there is one → its result as an initializer;
 2. a Cast to whole numbers of 32 bits that a DequantizeLinear reads, a bias → its result as an initializer;
 3. a scale that either reads and that is computed from stored numbers → an initializer.
 
@@ -108,8 +108,9 @@ def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> Non
     known = _computable(graph, set(stored))
     new: Tensors = {}
     values = _Values(model, stored, made_by, weights or Inside())
+    clips = {n.input[0]: n for n in graph.node if n.op_type == "Clip" and len(n.input) == 3 and {*n.input} <= known}
     for node in graph.node:
-        for name, computed in _stored_for(node, values, known):
+        for name, computed in _stored_for(node, values, known, clips.get(next(iter(node.output), ""))):
             if name not in new:
                 new[name] = stored[name] = computed()
     graph.initializer.extend(new.values())
@@ -118,8 +119,10 @@ def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> Non
     _keep(graph, nodes, names)
 
 
-def _stored_for(node: onnx.NodeProto, values: _Values, known: set[str]) -> Iterator[Stored]:
-    """Yield the tensors that are stored for ``node`` instead of being computed, by name."""
+def _stored_for(
+    node: onnx.NodeProto, values: _Values, known: set[str], clip: onnx.NodeProto | None
+) -> Iterator[Stored]:
+    """Yield the tensors that are stored for ``node``, which ``clip`` may read, instead of being computed, by name."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
     maker = _maker(values.made_by, node.input[1])
@@ -128,28 +131,33 @@ def _stored_for(node: onnx.NodeProto, values: _Values, known: set[str]) -> Itera
     if node.op_type == "QuantizeLinear" and set(filter(None, node.input)) <= known:
         kind = _integer_type(values.stored, values.made_by, node)
         if kind in INTEGER_RANGES:
-            yield node.output[0], functools.partial(_integers, node, kind, values)
+            yield (clip or node).output[0], functools.partial(_integers, node, kind, values, clip)
     maker = _maker(values.made_by, node.input[0])
     if node.op_type == "DequantizeLinear" and maker is not None and maker.op_type == "Cast" and node.input[0] in known:
         yield node.input[0], functools.partial(values.as_tensor, node.input[0])
 
 
-def _integers(node: onnx.NodeProto, kind: ir.DataType, values: _Values) -> onnx.TensorProto:
-    """The result of a QuantizeLinear of stored numbers."""
+def _integers(
+    node: onnx.NodeProto, kind: ir.DataType, values: _Values, clip: onnx.NodeProto | None
+) -> onnx.TensorProto:
+    """The result of a QuantizeLinear of stored numbers, or of the Clip behind it."""
     source, scale, *point = node.input
     axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
-    limits = INTEGER_RANGES[kind]
+    limits, name = INTEGER_RANGES[kind], (clip or node).output[0]
+    if clip is not None:
+        low, high = values([*clip.input[1:]])
+        limits = int(low), int(high)
     held = np.dtype(f"{'' if limits[0] else 'u'}int{max(8, kind.bitwidth)}")
 
     def rounded() -> ir.TensorProtocol:
         x, scales, points = values([source, scale, *point, ""][:3])
         whole = Quantiser(scales, points if points.size else None, limits, axis, block).quantised(x, held)
-        return ir.tensor(whole, dtype=kind, name=node.output[0])
+        return ir.tensor(whole, dtype=kind, name=name)
 
     sizes = values.sizes(source)
     if sizes is None:
         return ir.to_proto(rounded())
-    return values.weights.kept(ir.LazyTensor(rounded, kind, ir.Shape(sizes), name=node.output[0]))
+    return values.weights.kept(ir.LazyTensor(rounded, kind, ir.Shape(sizes), name=name))
 
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:

@@ -188,7 +188,8 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
             tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name].astype(dtype, copy=False), tensor.name))
     add_infer_metadata(given)  # or it infers shapes once more, from these weights
     data: dict[str, Any] = {name: TensorData(lowest=low, highest=high) for name, (low, high) in ranges.items()}
-    quantiser = QDQQuantizer(given, True, False, QuantType.QInt8, QuantType.QInt8,
+    reduce_range = True  # SEVEN_BITS
+    quantiser = QDQQuantizer(given, True, reduce_range, QuantType.QInt8, QuantType.QInt8,
                              TensorsData(CalibrationMethod.MinMax, data), [], [], list(_operators()), {})  # fmt: skip
     quantiser.quantize_model()
     quantiser.model.topological_sort()

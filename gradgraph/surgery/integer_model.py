@@ -44,6 +44,7 @@ __all__ = ["Quantized", "quantize"]
 Batch = Mapping[str, np.ndarray[Any, Any]]
 
 _FOLDER = "gradgraph.integers"  # Model.meta key: what keeps the file that the result lies in
+_SEVEN_BITS = "weights int8 from -64 to 64, so that no processor saturates"
 _COUNT = Kind("a positive whole number", lambda value: WHOLE.fits(value) and value > 0)
 
 
@@ -67,7 +68,7 @@ class Quantized:
     outputs: Mapping[str, Compared]
 
     def __str__(self) -> str:
-        what = "weights and data are int8" if self.samples else "weights are int8"
+        what = f"data are int8, {_SEVEN_BITS}" if self.samples else "weights are int8"
         where = f"on {self.samples:,} samples" if self.samples else "on data that were drawn"
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.outputs.items())
         held = f"; {where}, against the float model: {said}" if said else "; no data that were drawn fit the model"
@@ -87,7 +88,8 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
 
     Returns:
         The model with pairs of QuantizeLinear and DequantizeLinear, int8 with one scale for each output channel of a
-        weight, and how far its outputs are from those of ``model``.
+        weight, and how far its outputs are from those of ``model``. Weights that multiply integers are from -64 to 64:
+        onnxruntime saturates larger ones on x86 processors without VNNI.
 
     Raises:
         DataError: the data do not fit the model.

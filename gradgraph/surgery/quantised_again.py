@@ -2,8 +2,9 @@
 
 Integers that a DequantizeLinear reads become the float numbers that they stood for, under a QuantizeLinear with the
 file's scale and zero point (whole, by channel, in blocks), whose result has the name of the integers. Biases of 32 bits
-are rounded to multiples of their scale, likewise. So an exported model has the pairs that it came with. The pairs on
-data stay as they are. Products of integers are written as such pairs before (``gradgraph.surgery.integer_products``).
+are rounded to multiples of their scale, likewise. So an exported model has the pairs that it came with; int8 weights
+within 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within them. The pairs on data stay as they are.
+Products of integers are written as such pairs before (``gradgraph.surgery.integer_products``).
 
 With learned ranges each scale is trained from where it stands; that of a bias is the product of the two scales that its
 layer multiplies, as integer kernels take it to be.
@@ -17,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.graph.quantisers import limits_of
 from gradgraph.passes.normal.edit import attributes
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.linear_layers import DOMAINS, INTEGER
@@ -117,7 +119,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
             node.resize_inputs(3)
             node.replace_input_with(2, zero)
         given = {k: int(v) for k, v in attributes(node).items() if k in ("axis", "block_size")}
-        rounded = write.node("QuantizeLinear", weight, scale, zero, domain=node.domain, **given)
+        rounded = write.integers(weight, scale, zero, limits_of(kind), domain=node.domain, **given)
     write.place()
     return rounded
 

@@ -4,7 +4,8 @@ Before each chosen layer stand a QuantizeLinear and a DequantizeLinear. In train
 which gradients pass straight (Bengio et al. 2013, arXiv:1308.3432), within the range of the integers; evaluation and
 export keep the pair, and an exported model stores its weights as integers.
 
-- A weight has one scale for each output channel, ``max |W| / 127``, which follows the weight as it moves; symmetric.
+- A weight has one scale for each output channel, ``max |W|`` over the largest integer, which follows the weight as it
+  moves; symmetric. With 8-bit data, int8 weights have 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``).
 - Data have one scale and one zero point, found by running the model on a sample of data, and fixed from then on.
 - With learned ranges both scales are trained from where they begin, by the gradient of LSQ (Esser et al. 2020,
   arXiv:1902.08153); zero points stay.
@@ -23,7 +24,7 @@ from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
 from gradgraph.files.model_metadata import write_quantisation
 from gradgraph.files.models import Source
-from gradgraph.graph.quantisers import INTEGER_RANGES
+from gradgraph.graph.quantisers import INTEGER_RANGES, SEVEN_BITS
 from gradgraph.graph.shapes import OPSET, known_sizes, recorded_shape
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
@@ -85,7 +86,8 @@ def qat(
             stored integers, too), by weight, module or node. By default all, and of a quantised model those that are
             quantised: a new head stays float unless it is named.
         weights: ``"int8"`` or ``"int4"``, symmetric, one scale for each output channel; int4 writes the model at opset
-            21. Of layers that are quantised already, the file says it.
+            21. Of layers that are quantised already, the file says it. With activations of 8 bits, int8 weights are
+            from -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
         activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for what goes into the layers; None leaves that float.
         ranges: ``"observed"``: a weight's scale follows its largest number, that of data is found on the sample, and
             both are as in the file if the model is quantised. ``"learned"``: they begin so and are trained (LSQ).
@@ -137,7 +139,7 @@ def qat(
     found = _ranges(work, set(new), data) if new and data is not None else {}
     seen: dict[ir.Value, ir.Value] = {}
     for layer in layers:
-        _round_weight(work, layer, weights, ranges == "learned")
+        _round_weight(work, layer, weights, _weight_limits(layer, weights, activations), ranges == "learned")
         if activations is not None and (x := layer.data) in found:
             if x not in seen:
                 seen[x] = _rounded(work, layer, found[x], activations, ranges == "learned")
@@ -164,10 +166,19 @@ def _comes_rounded(x: ir.Value) -> bool:
 # --- weights --------------------------------------------------------------------------------------------------
 
 
-def _round_weight(work: ir.Model, layer: Layer, kind: str, learned: bool) -> None:
+def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple[int, int]:
+    """The least and the largest integer of a layer's weight."""
+    data = layer.data.producer() if _comes_rounded(layer.data) else None
+    before = data.inputs[0] if data is not None else None
+    kind = before.dtype if before is not None else ACTIVATIONS[activations] if activations is not None else None
+    meets_bytes = kind in (ir.DataType.UINT8, ir.DataType.INT8)
+    return SEVEN_BITS if weights == "int8" and meets_bytes else INTEGER_RANGES[WEIGHTS[weights]]
+
+
+def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, int], learned: bool) -> None:
     """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned one that begins as this."""
     weight, axis = layer.weight, layer.axis
-    _, largest = INTEGER_RANGES[WEIGHTS[kind]]
+    _, largest = limits
     others = [a for a in range(len(layer.shape)) if a != axis]
     write = Writer(work, layer.node, layer.name)
     if learned:
@@ -177,7 +188,7 @@ def _round_weight(work: ir.Model, layer: Layer, kind: str, learned: bool) -> Non
         bounded = write.node("Max", write.largest(weight, others), write.constant(SMALLEST * largest))
         scale = write.node("Div", bounded, write.constant(largest))
     zero = write.constant(np.zeros(layer.sizes[1]), WEIGHTS[kind])
-    integers, rounded = write.pair(weight, scale, zero, axis=axis)
+    integers, rounded = write.pair(weight, scale, zero, limits, axis=axis)
     scale.name = free_name(work, f"{layer.name}.weight_scale")  # these two are what an exported model stores
     integers.name = free_name(work, f"{layer.name}.weight_quantized")
     layer.node.replace_input_with(1, rounded)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.files.model_metadata import learned_ranges, write_quantisation
+from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operated import add_weight
 
@@ -37,9 +38,19 @@ class Writer(NodeWriter):
         scale.type, scale.shape = begin.type, begin.shape
         return scale
 
-    def pair(self, x: ir.Value, scale: ir.Value, zero: ir.Value, **axis: int) -> tuple[ir.Value, ir.Value]:
-        """The integers and the rounded numbers."""
-        integers = self.node("QuantizeLinear", x, scale, zero, domain="", **axis)
+    def integers(self, x: ir.Value, scale: ir.Value, zero: ir.Value, limits: tuple[int, int] | None = None,
+                 domain: str = "", **axis: int) -> ir.Value:  # fmt: skip
+        """Write a QuantizeLinear, and a Clip of its result to ``limits`` that are narrower than its type's."""
+        whole = self.node("QuantizeLinear", x, scale, zero, domain=domain, **axis)
+        kind = zero.dtype
+        if limits is None or kind is None or limits == INTEGER_RANGES[kind]:
+            return whole
+        return self.node("Clip", whole, *(self.constant(np.array(limit), kind) for limit in limits))
+
+    def pair(self, x: ir.Value, scale: ir.Value, zero: ir.Value, limits: tuple[int, int] | None = None,
+             **axis: int) -> tuple[ir.Value, ir.Value]:  # fmt: skip
+        """Write ``integers`` and a DequantizeLinear; return the results of both."""
+        integers = self.integers(x, scale, zero, limits, "", **axis)
         return integers, self.node("DequantizeLinear", integers, scale, zero, domain="", **axis)
 
     def place(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser
+from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser, limits_of
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
@@ -200,7 +202,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     stored, points = numbers_of(node.inputs[0]), numbers_of([*node.inputs, None][2])
     if stored is None or stored.dtype not in INTEGER_RANGES:
         raise BuildError(f"'{shown(node.name)}' has computed numbers or a type of its own; merge it as floats")
-    before = quantiser_of(node)
+    before = replace(quantiser_of(node), limits=limits_of(stored))
     fitted = before.refitted(weight, before.middle)
     _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()))
     _store(work, node, 1, fitted.scales.reshape(before.scales.shape))

@@ -36,7 +36,7 @@ def want_arithmetic(wanted: bool) -> None:
 def write_fake_quantization(model: ir.Model) -> bool:
     """Replace each DequantizeLinear that undoes a QuantizeLinear: same scale, zero point, axis and blocks.
 
-    1. whole numbers of 4, 8 and 16 bits; a pair by way of float8 stays;
+    1. whole numbers of 4, 8 and 16 bits, and those between the bounds of a Clip; a pair by way of float8 stays;
     2. one scale for all, one for each slice of an axis, or one for each block;
     3. in a marked model, multiples of a scale as whole numbers of 32 bits: biases.
     """
@@ -46,11 +46,14 @@ def write_fake_quantization(model: ir.Model) -> bool:
     learned = _computed_from([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
     editor, changed = Editor(model), False
     for node in calls_of(model, "DequantizeLinear"):
-        before = node.inputs[0].producer() if node.inputs[0] else None
+        clip = made_by(node.inputs[0], "Clip")
+        whole = node.inputs[0] if clip is None else clip.inputs[0]
+        before = None if whole is None else whole.producer()
         x: ir.Value | None = None
         limits: tuple[int, int] | None = None
         if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
-            x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
+            bounds = _bounds(before.outputs[0].dtype or ir.DataType.UINT8, clip)
+            x, limits = (None, None) if bounds is None else (before.inputs[0], bounds)
         elif straight and before is not None:
             x = _rounded_bias(node, before)
         if x is None or node.inputs[1] is None:
@@ -63,6 +66,14 @@ def write_fake_quantization(model: ir.Model) -> bool:
         editor.replace(node, _arithmetic(editor.op, number, scale, zero, limits, straight, **_blocks(node)))
         changed = True
     return changed
+
+
+def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
+    """The least and the largest number of a type behind a Clip; None where that has no stored bounds."""
+    if clip is None:
+        return INTEGER_RANGES[kind]
+    low, high = (None if v is None else constant_of(v) for v in [*clip.inputs, None, None][1:3])
+    return None if low is None or high is None else (int(low), int(high))
 
 
 def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
