@@ -230,7 +230,7 @@ def review_integers(graph: ir.Graph) -> Iterator[Finding]:
             f"the int8 {'weight' if len(names) == 1 else 'weights'} {listed(names, _NAMED)}",
             "can saturate in onnxruntime on x86 processors without VNNI",
             "outputs there differ from those in training",
-            "quantise the float model again with gg.quantize, or with onnxruntime's reduce_range=True, which take 7 bits",
+            "quantise the float model again with gg.quantize, or onnxruntime's reduce_range=True, which take 7 bits",
             "warning",
         )
 
