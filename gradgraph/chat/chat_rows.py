@@ -97,9 +97,10 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
         raise DataError(f"{where} has no rows; give at least one")
     renamed = [_renamed(row, columns or {}, i, place) for i, row in enumerate(raw)]
     kind = _kind_of(renamed[0], where, kinds)
-    unread = [name for name in renamed[0] if name not in (*KINDS[kind].needs, *KINDS[kind].may)]
+    said = dict.fromkeys(name for row in renamed for name, value in row.items() if value is not None)
+    unread = [name for name in said if name not in (*KINDS[kind].needs, *KINDS[kind].may)]
     if unread:
-        log.info("of the columns of %s, these are not read: %s", where, listed(unread))
+        log.warning("of the columns of %s, these are not read: %s", where, listed(map(shown, unread), 12))
     faults = ((i, fault) for i, row in enumerate(renamed) if (fault := _fault(kind, row)))
     first = next(faults, None)
     if first is not None:
@@ -242,7 +243,11 @@ def _messages(value: Any) -> Any:
     """Messages with ``role`` and ``content``, also where they are called ``from`` and ``value``."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and "from" in m and "value" in m for m in value):
         return value
-    return [{"role": _SHAREGPT.get(str(m["from"]), m["from"]), "content": m["value"]} for m in value]
+    return [
+        {"role": _SHAREGPT.get(str(m["from"]), m["from"]), "content": m["value"],
+         **{key: item for key, item in m.items() if key not in ("from", "value")}}
+        for m in value
+    ]  # fmt: skip
 
 
 def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -326,7 +326,7 @@ def prepare(
                "learnt_tokens": sum(t.counted for t in texts[0])}  # fmt: skip
     goods = [sample.good for each in tokens for sample in each] if recipe.prefers else []
     longest = max(train.longest, held.longest)
-    return Prepared(train, held if len(held) else None, longest, figures, _digest([*texts[0], *texts[1]], goods))
+    return Prepared(train, held if len(held) else None, longest, figures, _digest(texts, goods))
 
 
 def _kinds(recipe: Recipe) -> tuple[str, ...]:
@@ -525,9 +525,12 @@ def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datet
     write_atomically(file, json.dumps(now, indent=1).encode())
 
 
-def _digest(samples: Iterable[Tokens], goods: Sequence[bool] = ()) -> str:
-    found = hashlib.sha256(np.array(goods, bool).tobytes())
-    for tokens in samples:
+def _digest(parts: Sequence[Sequence[Tokens]], goods: Sequence[bool]) -> str:
+    """The digest of all tokens, and of which are held out."""
+    found = hashlib.sha256(
+        np.array(goods, bool).tobytes() + np.array([len(part) for part in parts], np.int64).tobytes()
+    )
+    for tokens in (one for part in parts for one in part):
         found.update(np.int64(len(tokens)).tobytes() + tokens.ids.astype(np.int64).tobytes() + tokens.learnt.tobytes())
     return found.hexdigest()
 

@@ -32,7 +32,7 @@ TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GREEDY = ("time", "memory", "long", "end", "recursion")
 _PROBE = "a part of a text"
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -290,7 +290,7 @@ def _joined(content: Any) -> Any:
 
 def _with_reasoning(message: Any) -> Any:
     """A message whose reasoning has every name that templates read it by, as Hugging Face gives it."""
-    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 

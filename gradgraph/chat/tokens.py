@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from gradgraph.chat.chat_rows import VARIABLES, Rows
-from gradgraph.chat.template import ChatTemplate, Rendered, special_tokens
-from gradgraph.errors import DataError, shown
+from gradgraph.chat.template import REASONING, ChatTemplate, Rendered, special_tokens
+from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.inside import is_inside
 from gradgraph.runtime.data.batch import Array
 from gradgraph.text.tokenizer import NAME, Tokenizer
 
+log = logging.getLogger("gradgraph.chat")
+
 NO_TEMPLATE = "none"
+TOOLS = "tools"
+TRIED = 16  # rows with a key in which a template is seen to use it, or not
 LEARNT = ("messages", "prompt", "text")  # kinds of rows that tell the next token
 
 
@@ -72,6 +77,7 @@ class Encoder:
             )
         self.folder, self.tokenizer = folder, Tokenizer(folder / NAME, inside=True)
         self._asked, self._now = template, now
+        self._said = set[str]()  # keys that have been looked for in texts
         end = special_tokens(folder).get("eos_token")
         self.end = None if end is None else self.tokenizer.number_of(end)
 
@@ -99,6 +105,7 @@ class Encoder:
             )
         template = self.template_for(rows.kind)
         texts = [self._text_of(rows, i, template) for i in range(len(rows))]
+        self._say_unused(rows, template)
         found = list(self.of(texts, plain=template is None))
         for i, tokens in enumerate(found):
             if not tokens.counted:
@@ -112,7 +119,7 @@ class Encoder:
             plain: add the tokens that the model expects around a text; a template has written them.
         """
         for text, (ids, spans) in zip(texts, self.tokenizer.spans([t.text for t in texts], plain), strict=True):
-            learnt = [any(max(a, begin) < min(b, end) for begin, end in text.answers) for a, b in spans]
+            learnt = _within(spans, text.answers)
             if plain and self.end is not None:
                 if ids and ids[-1] == self.end:
                     learnt[-1] = True
@@ -129,6 +136,20 @@ class Encoder:
         except DataError as error:
             raise error.at(rows.place(i)) from None
 
+    def _say_unused(self, rows: Rows, template: ChatTemplate | None) -> None:
+        """Warn, once, of keys of rows and their messages that are in no text."""
+        having: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
+            for key in _keys_of(row):
+                having.setdefault(key, []).append(i)
+        unused = [key for key, found in having.items() if key not in self._said
+                  and (template is None or not any(_uses(template, rows[i], key) for i in found[:TRIED]))]  # fmt: skip
+        self._said.update(having)
+        if unused and template is not None:
+            log.warning("%s does not use %s of %s; they are not learnt", template.where, listed(unused, 12), rows.where)
+        elif unused:
+            log.warning("without a chat template, %s of %s are not used", listed(unused, 12), rows.where)
+
     def pieces(self, tokens: Tokens) -> list[tuple[str, bool]]:
         """The text of tokens in pieces, and whether each is learnt: for people to look at."""
         ends = [0, *(np.flatnonzero(np.diff(tokens.learnt)) + 1).tolist(), len(tokens)]
@@ -136,6 +157,16 @@ class Encoder:
             (self.tokenizer.decode(tokens.ids[a:b].tolist()), bool(tokens.learnt[a]))
             for a, b in itertools.pairwise(ends)
         ]
+
+
+def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether each token is one of an answer: all from the first that has a character of it to the last."""
+    found = [False] * len(spans)
+    for begin, end in answers:
+        own = [i for i, (a, b) in enumerate(spans) if max(a, begin) < min(b, end) or begin <= a == b < end]
+        if own:
+            found[own[0] : own[-1] + 1] = [True] * (own[-1] + 1 - own[0])
+    return found
 
 
 def _plain_text(rows: Rows, i: int) -> Rendered:
@@ -159,6 +190,35 @@ def _by_template(row: Mapping[str, Any], template: ChatTemplate) -> Rendered:
         return template.with_answers(row["messages"], **more)
     prompt = _as_messages(row["prompt"], "user")
     return template.with_answers([*prompt, *_as_messages(row["completion"], "assistant")], given=len(prompt), **more)
+
+
+def _messages_of(row: Mapping[str, Any]) -> list[Any]:
+    if "messages" in row:
+        return list(row["messages"])
+    if "completion" not in row:
+        return []
+    return [*_as_messages(row["prompt"], "user"), *_as_messages(row["completion"], "assistant")]
+
+
+def _keys_of(row: Mapping[str, Any]) -> set[str]:
+    """The keys of a row, and of its messages, that a template may read or not."""
+    own = [name for name in (TOOLS, *(row.get(VARIABLES) or {})) if name != TOOLS or row.get(TOOLS)]
+    said = [key for m in _messages_of(row) if isinstance(m, Mapping) for key in m if m[key] not in (None, [], "")]
+    return {*own, *said} - {"role", "content", "weight"}
+
+
+def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
+    """Whether a text is another one without the key."""
+    texts = []
+    gone = REASONING if key in REASONING else (key,)
+    for names in ((), gone):
+        more = {TOOLS: row.get(TOOLS), **(row.get(VARIABLES) or {})}
+        messages = [{k: v for k, v in m.items() if k not in names} for m in _messages_of(row)]
+        try:
+            texts.append(template.render(messages, **{k: v for k, v in more.items() if k not in names}))
+        except DataError:  # it wants what is not there
+            return True
+    return texts[0] != texts[1]
 
 
 def _as_messages(value: Any, role: str) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.inside import path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 from gradgraph.runtime.data.batch import Array
@@ -134,22 +137,37 @@ class Tokenizer:
     def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """The tokens of each whole text, and the characters [first, behind the last) that each is made of.
 
+        Every character of a token counts, spaces too, even where the tokenizer trims them; of a special token that
+        swallows what is beside it, its own alone.
+
         Args:
-            special: whether to add the tokens that the model expects around a text, which are made of no characters;
-                not where the text has them already.
+            special: whether to add the tokens that the model expects around a text, which are made of no characters
+                (−1, −1); not where the text has them already.
 
         Raises:
             DataError: the tokenizer fails.
         """
         try:
-            self._runner.no_truncation()
+            self._untrimmed.no_truncation()
+            added = {number: token.content for number, token in self._runner.get_added_tokens_decoder().items()}
             for first in range(0, len(texts), CHUNK):
-                for one in self._runner.encode_batch(list(texts[first : first + CHUNK]), add_special_tokens=special):
-                    yield _once(one.ids, one.offsets) if special else (one.ids, one.offsets)
+                part = list(texts[first : first + CHUNK])
+                for text, one in zip(part, self._untrimmed.encode_batch(part, add_special_tokens=special), strict=True):
+                    spans = [_own(text, added.get(n), *span) for n, span in zip(one.ids, one.offsets, strict=True)]
+                    spans = [_NOWHERE if put else s for s, put in zip(spans, one.special_tokens_mask, strict=True)]
+                    yield _once(one.ids, spans) if special else (one.ids, spans)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             raise DataError(f"the tokenizer failed ({reason_of(error)}); give texts that it takes") from None
+
+    @functools.cached_property
+    def _untrimmed(self) -> Any:
+        """The same tokenizer; of one that leaves spaces out of the characters of tokens, one that does not."""
+        whole = json_of(self.content, largest=LARGEST)
+        if not isinstance(whole, dict) or not _let_spaces_be(whole.get("post_processor")):
+            return self._runner
+        return type(self._runner).from_buffer(json.dumps(whole).encode())
 
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
         try:
@@ -175,10 +193,32 @@ class Tokenizer:
 _NONE = np.zeros(0, np.int32)
 
 
+_NOWHERE = (-1, -1)
+
+
+def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
+    """The characters of a token; of a special one, without those beside it that it swallows (lstrip, rstrip)."""
+    at = -1 if special is None else text.find(special, first, last)
+    return (first, last) if at < 0 or not special else (at, at + len(special))
+
+
+def _let_spaces_be(processor: Any) -> bool:
+    """Let a post-processor, or those in it, trim no spaces; whether one of them did."""
+    if isinstance(processor, list):
+        trimmed = [_let_spaces_be(each) for each in processor]  # all of them, and not up to the first
+        return any(trimmed)
+    if not isinstance(processor, dict):
+        return False
+    trims = processor.get("trim_offsets") is True
+    if trims:
+        processor["trim_offsets"] = False
+    return _let_spaces_be(processor.get("processors")) or trims
+
+
 def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
     """The same tokens without the first and the last that a tokenizer adds, where the text has those itself."""
-    first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == (0, 0) != spans[1]
-    last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == (0, 0) != spans[-2]
+    first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == _NOWHERE != spans[1]
+    last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == _NOWHERE != spans[-2]
     kept = slice(int(first), len(ids) - int(last))
     return ids[kept], spans[kept]
 

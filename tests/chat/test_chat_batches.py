@@ -59,6 +59,38 @@ def test_answers_are_learnt(
     assert encoder.pieces(tokens) == pieces
 
 
+READS_ALL = (
+    "{% for m in messages %}{{ m.name }}{{ m.images | length }}{{ m.reasoning_content }}{{ m.content }}"
+    "{% if m.role == 'assistant' %}{% generation %}x{% endgeneration %}{% endif %}{% endfor %}{{ tools }}{{ speed }}"
+)
+WITH_KEYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("name", {"name": "Ann"}, {}),
+    ("images", {"images": ["a.png"]}, {}),
+    ("reasoning_content", {"reasoning_content": "so"}, {}),
+    ("thinking", {"thinking": "so"}, {}),
+    ("tools", {}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("speed", {}, {"chat_template_kwargs": {"speed": 2}}),
+]
+
+
+@pytest.mark.parametrize("kind", ["messages", "prompt"])
+@pytest.mark.parametrize("key, message, row", WITH_KEYS, ids=[key for key, _, _ in WITH_KEYS])
+def test_no_key_is_left_out_unheard(
+    key: str, message: Any, row: Any, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = [{**m, **message} for m in TALK]
+    said = {"messages": talk} if kind == "messages" else {"prompt": talk[:3], "completion": talk[3:]}
+    rows = read([{**said, **row}])
+    Encoder(small_folder.write(tmp_path))(rows)
+    assert f"does not use '{key}' of the data" in caplog.text
+    caplog.clear()
+    Encoder(small_folder.write(tmp_path, READS_ALL))(rows)
+    assert not caplog.text
+    if kind == "prompt" and row:
+        Encoder(small_folder.write(tmp_path), "none")(read([{"prompt": "Hi", "completion": "Ho", **row}]))
+        assert f"without a chat template, '{key}' of the data" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["Hi", "<s>Hi", "Hi</s>", "<s>Hi</s>"])
 def test_what_a_tokenizer_adds_stands_once(text: str, tmp_path: Path) -> None:
     from tokenizers import processors

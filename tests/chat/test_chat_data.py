@@ -82,17 +82,23 @@ def test_other_names_and_other_spellings() -> None:
     assert found.kind == "prompt" and found[0] == {"prompt": "1", "completion": "2", "id": 3}
     shared = [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}]
     assert read(shared)[0]["messages"] == CHAT
+    shared[0]["conversations"][1]["weight"] = 0
+    assert read(shared)[0]["messages"][1] == {**ANSWER, "weight": 0}
 
 
 def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> None:
     """As UltraFeedback has them: a prompt that both answers begin with, and messages beside preferences."""
-    caplog.set_level("INFO", "gradgraph.chat")
     row = {"prompt": "Hi", "chosen": CHAT, "rejected": [USER, {**ANSWER, "content": "No"}], "messages": CHAT, "id": 1}
     assert "prompt" not in read([row])[0] and read([row]).kind == "preference"
     assert "these are not read: 'messages', 'id'" in caplog.text
     assert read([row], kinds=("messages",)).kind == "messages"
     with pytest.raises(DataError, match="give texts in it and in 'prompt'"):
         read([{**row, "prompt": "Ho"}])
+
+
+def test_a_column_of_later_rows_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    read([{"text": "one", "id": None}, {"text": "two", "images": ["a.png"], "id": None}])
+    assert "these are not read: 'images'" in caplog.text and "id" not in caplog.text.split("not read")[1]
 
 
 def test_splits_are_named() -> None:

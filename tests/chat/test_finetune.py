@@ -16,6 +16,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.chat import Recipe, tuned_folder
+from gradgraph.chat.finetuning import prepare
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.chat.tuned_folder import Told, of_data, perplexity_of
@@ -171,6 +172,12 @@ def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> No
         np.testing.assert_array_equal(parts.trainer.state_dict()[name], array, err_msg=name)
     assert (tmp_path / "parts/model.onnx").read_bytes() == (tmp_path / "whole/model.onnx").read_bytes()
     assert parts.history["loss"] == whole.history["loss"]
+
+
+def test_rows_that_are_held_out_instead_of_learnt_are_other_data(base: Path) -> None:
+    data, folder = small_folder.chats(12), ModelFolder.of(base)
+    parts = [prepare(folder, data[:n], Recipe(), validation=data[n:]) for n in (8, 7, 9, 8)]
+    assert len({p.digest for p in parts}) == 3 and parts[0].digest == parts[3].digest
 
 
 class Later(datetime):
