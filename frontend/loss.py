@@ -40,6 +40,7 @@ class Spec(NamedTuple):
         axes: for each of its axes that axis of the first output which it is as long as; None for a length of its own.
         most: no number is negative or above it; a name stands for a size.
         counted_by: the name of the target that says how many of the numbers in a row count.
+        padded: ``ignore_index`` fills up rows with fewer objects than others, and a batch may hold none.
     """
 
     dtype: ir.DataType
@@ -49,6 +50,7 @@ class Spec(NamedTuple):
     ignore_index: int | None = None
     most: int | str | None = None
     counted_by: str | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def _targets(spare: int) -> tuple[Target, ...]:
                 f"{list(shape)}; name the outputs in the order that the loss reads"
             )
         classes = shape[2] - spare if isinstance(shape[2], int) else None
-        return Spec(ir.DataType.INT64, (shape[0], "objects"), (0, None), classes, -1)
+        return Spec(ir.DataType.INT64, (shape[0], "objects"), (0, None), classes, -1, padded=True)
 
     def boxes(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,)

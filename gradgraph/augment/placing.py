@@ -30,6 +30,12 @@ class Placing:
     size: tuple[int, int]
     mirrored: bool = False
 
+    @property
+    def covered(self) -> tuple[int, int, int, int]:
+        """Left, top, right, bottom of what the picture covers of the other one."""
+        left, top, right, bottom = self.field
+        return (self.size[0] - right, top, self.size[0] - left, bottom) if self.mirrored else self.field
+
     def picture(self, image: Any, fill: Any = GREY, how: int = BILINEAR) -> Any:
         """The other picture, of Pillow."""
         from PIL import Image
@@ -62,9 +68,15 @@ class Placing:
         return placed
 
     def boxes(self, xyxy: Array) -> Array:
-        """Boxes ``[n, 4]``, left, top, right, bottom, in pixels of the other picture."""
+        """Boxes ``[n, 4]``, left, top, right, bottom, in pixels of the other picture, with what it cuts off them."""
         corners = self.points(xyxy.reshape(-1, 2, 2))
         return np.concatenate([corners.min(1), corners.max(1)], 1)
+
+    def clipped(self, xyxy: Array) -> Array:
+        """Boxes in pixels of the other picture without what lies outside of the window."""
+        low, high = np.array(self.covered[:2] * 2), np.array(self.covered[2:] * 2)
+        inside: Array = np.clip(xyxy, low, high)
+        return inside
 
 
 def whole(source: tuple[int, int], size: tuple[int, int], letterbox: bool) -> Placing:

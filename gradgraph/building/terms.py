@@ -174,6 +174,7 @@ def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, 
             s.ignore_index,
             s.most,
             renamed.get(s.counted_by or ""),
+            s.padded,
         )
         for name, s in zip(names, specs, strict=True)
     )

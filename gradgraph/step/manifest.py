@@ -64,12 +64,14 @@ class TargetSpec(TensorSpec):
         classes: labels lie in [0, classes), or equal ``ignore_index``.
         most: numbers lie in [0, most]; a name stands for the size of a dimension in this batch.
         counted_by: the target that says how many of the numbers in a row count; others may be anything.
+        padded: ``ignore_index`` fills up rows with fewer objects than others, and a batch may hold none.
     """
 
     classes: int | None = None
     ignore_index: int | None = None
     most: Dim = None
     counted_by: str | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class Manifest(StepSpec):
         for name in _OF_A_STEP if self.steps else ():
             del data[name]
         for target in data["targets"]:
-            for name in [n for n in ("most", "counted_by") if target[n] is None]:
+            for name in [n for n in ("most", "counted_by", "padded") if target[n] is None or target[n] is False]:
                 del target[name]
         for spec in (data, *data["steps"].values()):
             for measure in spec.get("measures", ()):
@@ -481,7 +483,8 @@ def _spec(kind: type, data: Any) -> Any:
     if isinstance(spec, TargetSpec):
         numbers = all(n is None or type(n) is int for n in (spec.classes, spec.ignore_index))
         bound = spec.most is None or type(spec.most) is int or isinstance(spec.most, str)
-        if not numbers or not bound or not isinstance(spec.counted_by, str | None):
+        padded = isinstance(spec.padded, bool)
+        if not numbers or not bound or not padded or not isinstance(spec.counted_by, str | None):
             raise ValueError(f"the target {spec.name!r} is ill-typed")
     return spec
 

@@ -127,10 +127,9 @@ class Found:
     size: tuple[int, int] | None = None
     in_shares: bool = False
 
-    def in_pixels(self, size: tuple[int, int]) -> Array:
-        """The boxes in pixels of a picture of this (width, height), inside it."""
-        scale = np.array([*size, *size], np.float64)
-        return np.clip(self.boxes * scale if self.in_shares else self.boxes, 0, scale)
+    def in_pixels(self, points: Array, size: tuple[int, int]) -> Array:
+        """Boxes or corners ``[n, 2 or 4]`` of these objects in pixels of a picture of this (width, height)."""
+        return points * np.resize(size, points.shape[1]) if self.in_shares else points
 
 
 class Annotated(Loadable):
@@ -189,9 +188,9 @@ class Annotated(Loadable):
         return found
 
     def truths(self) -> list[Truth]:
-        """The objects of each picture, boxes in its pixels."""
+        """The objects of each picture, boxes in its pixels, as the annotations have them."""
         found = enumerate(self.found)
-        return [Truth(f.labels, f.in_pixels(self.size_of(i)), f.crowd) for i, f in found]
+        return [Truth(f.labels, f.in_pixels(f.boxes, self.size_of(i)), f.crowd) for i, f in found]
 
     # --- for a step ----------------------------------------------------------------------------------------------
 
@@ -274,8 +273,9 @@ class Annotated(Loadable):
         place = self.options.placing(form, image.size, rng)
         width, height = place.size
         found = self.found[i]
-        boxes = place.boxes(before := found.in_pixels(image.size))
-        inside = np.clip(boxes, 0, [width, height] * 2)
+        before = np.clip(found.in_pixels(found.boxes, image.size), 0, [*image.size] * 2)
+        boxes = place.boxes(before)
+        inside = place.clipped(boxes)
         kept = ~found.crowd & (_areas(before) > 0) & (_areas(inside) >= VISIBLE * _areas(boxes)) & (_areas(inside) > 0)
         made: dict[str, Array] = {}
         for name, part in parts.items():
@@ -302,17 +302,17 @@ class Annotated(Loadable):
         from PIL import Image
 
         made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)
+        left, top, right, bottom = place.covered
         for k, mask in enumerate(made):
             outline = found.outlines[k] if found.outlines else None
             if isinstance(outline, Runs):
                 if outline.size != source[::-1]:
                     raise DataError(f"a mask of {self.where} has another size than its picture; write it again")
                 mask[:] = np.asarray(place.picture(Image.fromarray(outline.mask().astype(np.uint8)), 0, NEAREST)) > 0
-            elif outline:
-                mask[:] = np.asarray(drawn([place.points(corners) for corners in outline], place.size)) > 0
-            else:
-                left, top, right, bottom = np.round(boxes[k]).astype(int)
-                mask[top:bottom, left:right] = True
+                continue
+            polygons = [place.points(found.in_pixels(corners, source)) for corners in outline or ()]
+            pixels = drawn(polygons or [boxes[k][[0, 1, 2, 1, 2, 3, 0, 3]].reshape(4, 2)], place.size)
+            mask[top:bottom, left:right] = pixels[top:bottom, left:right]
         return made
 
 

@@ -16,6 +16,7 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import Augment, Layout
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
+from gradgraph.vision.outlines import Polygons, Runs
 
 TABLES = ("data.yaml", "dataset.yaml", "data.yml")
 CLASSES = ("classes.txt", "obj.names")
@@ -41,8 +42,8 @@ def yolo(
         train, val = (gg.vision.yolo("shapes/data.yaml", split) for split in ("train", "val"))
 
     The text file of ``images/a.jpg`` is ``labels/a.txt``: in each line a class number and centre x, centre y, width and
-    height in shares of the picture, or the corners of a polygon. A picture without one has no objects. What a step gets
-    is as for :func:`gradgraph.vision.coco`.
+    height in shares of the picture, or the corners of a polygon, for masks. A picture without one has no objects. What
+    a step gets is as for :func:`gradgraph.vision.coco`.
 
     Args:
         path: ``data.yaml`` with ``names`` and the folders of splits, its folder, or a folder with ``images``,
@@ -155,6 +156,7 @@ def _found(picture: Path, classes: int) -> Found:
     file = _text_of(picture)
     labels: list[int] = []
     boxes: list[Array] = []
+    outlines: list[Polygons | Runs | None] = []
     for number, line in enumerate(_lines(file) if is_there(file) else [], 1):
         if not line.strip():
             continue
@@ -170,9 +172,9 @@ def _found(picture: Path, classes: int) -> Found:
             raise _odd(file, number, "holds pixels, it seems; boxes are in shares of the picture, from 0 to 1")
         labels.append(int(values[0]))
         boxes.append(_box(values[1:]))
-    return Found(
-        np.array(labels, np.int64), np.array(boxes).reshape(-1, 4), np.zeros(len(labels), bool), in_shares=True
-    )
+        outlines.append(None if len(values) == 5 else [values[1:].reshape(-1, 2)])
+    crowd = np.zeros(len(labels), bool)
+    return Found(np.array(labels, np.int64), np.array(boxes).reshape(-1, 4), crowd, outlines, in_shares=True)
 
 
 def _box(values: Array) -> Array:

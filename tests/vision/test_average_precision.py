@@ -24,7 +24,7 @@ def drawn(seed: int, crowds: bool = True) -> tuple[list[Detections], list[Truth]
     found, truths = [], []
     for _ in range(6):
         count = int(rng.integers(0, 6))
-        corner, side = rng.uniform(0, 60, (count, 2)), rng.uniform(10, 40, (count, 2))
+        corner, side = rng.uniform(-20, 60, (count, 2)), rng.uniform(10, 40, (count, 2))  # outside of the picture, too
         boxes = np.concatenate([corner, corner + side], 1)
         labels = rng.integers(0, CLASSES, count)
         truths.append(Truth(labels, boxes, rng.random(count) < (0.2 if crowds else 0)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,20 @@ def test_a_segmenter_learns_from_outlines(shapes: Path) -> None:
 
 
 # --- from the shell --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_pictures_without_objects_train(name: str, tmp_path: Path) -> None:
+    """Batches of them alone teach that nothing is there; what is measured is that of the same pictures in one batch."""
+    path = drawn_shapes.coco(tmp_path, 8, (48, 48), most=2)
+    table = json.loads(path.read_text())
+    table["annotations"] = [a for a in table["annotations"] if a["image_id"] >= 104]
+    path.write_text(json.dumps(table))
+    trainer, data = gg.Trainer(built(name)), gg.vision.coco(path)
+    trainer.fit(data, epochs=1, batch_size=2, shuffle=False, progress=False)
+    assert np.isfinite(trainer.evaluate(data, batch_size=4)["loss"])
+    empty = gg.vision.coco(path)
+    empty.files, empty.found = empty.files[:4], empty.found[:4]
+    assert np.isfinite(trainer.evaluate(empty, batch_size=4)["loss"])
+    assert all(len(truth.labels) == 0 for truth in empty.truths())
+    assert math.isnan(gg.vision.evaluate(trainer, empty)["ap"])

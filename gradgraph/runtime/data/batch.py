@@ -79,7 +79,7 @@ class BatchChecker:
         self._bounded = sorted(bounded, key=lambda s: s.counted_by is not None)  # counts before what they count
         # of those whose number of classes is not known
         self._open = {s.name for s in targets if s.ignore_index is not None and s.classes is None}
-        self._ignorable = [s for s in targets if s.ignore_index is not None]
+        self._ignorable = [s for s in targets if s.ignore_index is not None and not s.padded]
         # an ignored label within the range may be all that a batch holds, and only a full check sees that
         looked_at = finite or self._bounded or self._open
         self._quick = not looked_at and not any(s.ignore_index in range(s.classes or 0) for s in labels)
@@ -478,7 +478,8 @@ def _check_labels(spec: TargetSpec, labels: Array, some_count: bool) -> None:
     if not labels.size:
         return
     first = labels.item(0)
-    if some_count and spec.ignore_index is not None and first == spec.ignore_index and (labels == first).all():
+    counts = some_count and not spec.padded and spec.ignore_index is not None
+    if counts and first == spec.ignore_index and (labels == first).all():
         raise DataError(
             f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
             "leave this batch out"
