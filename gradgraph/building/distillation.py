@@ -31,8 +31,9 @@ def imitated(
     terms: Sequence[Term],
     factors: Sequence[TargetSpec],
     checked: Collection[str],
-) -> tuple[Tensor, Tensor]:
-    """The two sums that the teacher's loss of a batch is the quotient of: weighted divergences and their weights.
+) -> list[tuple[Tensor, Tensor, float]]:
+    """The quotients that the teacher's loss of a batch adds up: weighted divergences and the sum of their weights, the
+    same of hidden states, and the factor of each.
 
     Args:
         terms: of the other loss.
@@ -53,13 +54,14 @@ def imitated(
     labels = [values[spec.name] for spec in ignoring]
     counted = [op.Not(op.Equal(x, spec.ignore_index)) for x, spec in zip(labels, ignoring, strict=True)]
     above, below = _mean_parts(reductions.sum(p * gap, axis) * (t * t), [*given, *counted], checked)
+    quotients = [(above, below, 1.0)]
     for mine, its in others:
         gap = cast(mine, "float32") - cast(its, "float32")
         found = [c for x, c in zip(labels, counted, strict=True) if _has_axes_of(mine, x)]
         _check_lies_over(given, mine)
         squares, count = _mean_parts(gap * gap, [*given, *found], checked)
-        above = above + below * (squares / count * imitation.match_weight)
-    return above, below
+        quotients.append((squares, count, imitation.match_weight))
+    return quotients
 
 
 def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str]) -> tuple[Tensor, Tensor]:

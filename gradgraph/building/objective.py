@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -11,8 +11,10 @@ import onnx_ir as ir
 from gradgraph.autodiff.append import builder_for
 from gradgraph.building.distillation import check_imitation, imitated
 from gradgraph.building.logits import logits_behind, reading
+from gradgraph.building.loss_columns import added_up, column_of, parts_of
 from gradgraph.building.loss_function import TracedLoss
-from gradgraph.building.measured import Measure, Written, measured, renamed
+from gradgraph.building.loss_quotients import Quotient, quotients
+from gradgraph.building.measured import Measure, Written, renamed
 from gradgraph.building.metric_columns import MetricColumns, default_metrics, wanted
 from gradgraph.building.outputs import make_outputs, output_of, value_names
 from gradgraph.building.same_sizes import named_sizes
@@ -29,7 +31,6 @@ from gradgraph.building.terms import (
 from gradgraph.errors import BuildError, Finding, shown
 from gradgraph.files.model_metadata import Imitation, imitation_in
 from gradgraph.frontend.pointwise import cast
-from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes, shape_of
@@ -133,13 +134,10 @@ class Objective:
             own = self.function.names if self.function else {}
             fed = {**inputs, **{s.name: s.name for s in self.targets}, **own}
             measures, read = self.metrics.write_sums(builder, graph, self.terms, fed)
-        if written is not None:
-            written = written._replace(measures=[*written.measures, *measures])
-        if self.imitation is None:
-            assert written is not None
-            return written, read
-        taught = self._taught(self.imitation, builder, graph, written, checked)
-        return (taught if written else taught._replace(measures=[*taught.measures, *measures])), read
+        if self.imitation is not None:
+            written = self._taught(self.imitation, builder, graph, written, checked)
+        assert written is not None
+        return self._added_up(builder, graph, written._replace(measures=[*written.measures, *measures])), read
 
     def _one_number(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> Written:
         (term,) = self.terms
@@ -156,13 +154,7 @@ class Objective:
         tensors = term.tensors(builder, graph, checked, {})
         with tracing(Trace({}, builder=builder)):
             loss = renamed(builder, term.loss(*tensors).traced, "loss")
-        numbers = self.metrics.write_numbers(builder, term, tensors)
-
-        def weight() -> Var:
-            with tracing(Trace({}, builder=builder)):
-                return builder.cast(term.count(tensors).traced, ir.DataType.FLOAT)
-
-        return Written(loss, numbers, weight=weight, adds_up=term.adds_up)
+        return Written(loss, self.metrics.write_numbers(builder, term, tensors))
 
     def _sums(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> Written:
         fed: dict[str, Var] = {}
@@ -173,32 +165,48 @@ class Objective:
         for spec in self.targets:
             builder.reserve(spec.name)
         with tracing(Trace({}, builder=builder)):
-            parts = [
-                term.parts(given, [wrap(builder.wrap(factors[f])) for f in term.factors], checked)
+            values = [
+                term.value(given, [wrap(builder.wrap(factors[f])) for f in term.factors], checked)
                 for term, given in zip(self.terms, tensors, strict=True)
             ]
             total = None
-            for term, (value, _, _) in zip(self.terms, parts, strict=True):
+            for term, value in zip(self.terms, values, strict=True):
                 part = value if term.weight == 1.0 else value * term.weight
                 total = part if total is None else total + part
             assert total is not None
             loss = renamed(builder, op.Identity(total).traced, "loss")
-            rows = [stack([cast(above, "float32"), cast(below, "float32")]) for _, above, below in parts]
-            named = [(t.column, row) for t, row in zip(self.terms, rows, strict=True) if t.column != "loss"]
-            measures = [measured(builder, column, row, (2,), "ratio", {}) for column, row in named]
-            weights = {"weights": [term.weight for term in self.terms]}
-            measures.append(measured(builder, "loss", stack(rows), (len(rows), 2), "weighted_ratios", weights))
+            columns = [
+                parts_of(builder, graph, value.traced, term.samples(given).traced)
+                for term, given, value in zip(self.terms, tensors, values, strict=True)
+            ]
+            named = [(t.column, found) for t, found in zip(self.terms, columns, strict=True) if t.column != "loss"]
+            measures = [column_of(builder, name, [(found, 1.0)]) for name, found in named]
+            weights = [term.weight for term in self.terms]
+            measures.append(column_of(builder, "loss", list(zip(columns, weights, strict=True))))
+        return Written(loss, (), measures)
 
-        def weight() -> Var:
-            """Count the samples if there are several losses."""
-            if any(term.adds_up for term in self.terms):
-                raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")
-            if len(parts) == 1:
-                return builder.cast(parts[0][2].traced, ir.DataType.FLOAT)
-            first = builder.wrap(output_of(graph, self.terms[0].outputs[0]))
-            return builder.cast(builder.Squeeze(builder.dim(first, 0)), ir.DataType.FLOAT)
+    def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
+        """Say what the loss divides by, and add its column, and those that a function names, where that is no count."""
+        terms = [term for term in self.terms if term.loss is not OWN]
+        losses = written.metrics[:1] if self.imitation else written.metrics if self.function else ()
+        if losses:  # that are reported beside it
+            known = {measure.name for measure, _ in written.measures}
+            found = {v: quotients(builder, graph, v) or () for v in losses if v.name not in known}
+            sums = [v for v, parts in found.items() if any(q.varies and not q.counts_elements for q in parts)]
+            columns = [column_of(builder, v.name or "", [(found[v], 1.0)]) for v in sums]
+            written = written._replace(measures=[*columns, *written.measures])
 
-        return Written(loss, (), measures, weight, all(term.adds_up for term in self.terms))
+        def samples() -> Var:
+            given = [output_of(graph, name) for name in terms[0].outputs]
+            fed = {v.name: v for v in graph.inputs}
+            read = [*given, *(fed[t.name] for t in terms[0].targets)]
+            with tracing(Trace({}, builder=builder)):
+                return terms[0].samples([wrap(builder.wrap(v)) for v in read]).traced
+
+        first = terms[0].loss if terms else None
+        counts_labels = self.plain and first is not None and first.labels and first.arguments.get("weight") is None
+        counts_samples = all(spec.ignore_index is None for spec in self.targets)
+        return added_up(builder, graph, written, samples if terms else None, counts_labels, counts_samples)
 
     def _taught(
         self,
@@ -214,19 +222,24 @@ class Objective:
         builder.scope = "distillation"
         factors = [spec for spec in self.targets if spec.name in (SAMPLE_WEIGHT, MASK)]
         with tracing(Trace({}, builder=builder)):
-            above, below = imitated(imitation, builder, graph, self.terms, factors, checked)
-            total = above / below * imitation.alpha
+            parts = imitated(imitation, builder, graph, self.terms, factors, checked)
+            value = None
+            for above, below, factor in parts:
+                part = above / below if factor == 1.0 else above / below * factor
+                value = part if value is None else value + part
+            assert value is not None
+            total = value * imitation.alpha
             if written is not None:
                 hard = cast(wrap(builder.wrap(written.loss)), total.dtype)
                 total = hard * (1 - imitation.alpha) + total
                 written.loss.name = builder.fresh("student_loss")
                 builder.release("loss")
             loss = renamed(builder, op.Identity(total).traced, "loss")
-            rows = stack([cast(above, "float32"), cast(below, "float32")])
-            column = measured(builder, "distillation_loss", rows, (2,), "ratio", {})
+        terms = [([Quotient(above.traced, below.traced)], factor) for above, below, factor in parts]
+        column = column_of(builder, "distillation_loss", terms)
         if written is None:
             return Written(loss, (), [column])
-        measures = [(m, v) for m, v in written.measures if m.name != "loss"]
+        measures = [(replace(m, name="student_loss") if m.name == "loss" else m, v) for m, v in written.measures]
         return written._replace(loss=loss, metrics=[written.loss, *written.metrics], measures=[*measures, column])
 
 

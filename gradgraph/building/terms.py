@@ -73,17 +73,14 @@ class Term:
                 fed[given.name] = same_sizes(builder.wrap(value), predictions[0], spec.axes, checked)
         return [wrap(x) for x in (*predictions, *(fed[given.name] for given in self.targets))]
 
-    def parts(
-        self, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
+    def value(self, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]) -> Tensor:
+        """The loss of a batch: one number."""
         loss = self.loss
         is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # float16 ends at 65,504 samples
         each = (loss.each if factors else loss)(*tensors)
         each = cast(each, ir.DataType.FLOAT) if is_half else each
         if not factors:
-            below = self.count(tensors)
-            return each, each * cast(below, each.dtype), below
+            return each
         share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
         for factor in factors:
             weight = aligned(factor, each, checked)
@@ -91,13 +88,11 @@ class Term:
             share = weight if share is None else cast(share, weight.dtype) * weight
         assert share is not None
         above, below = reductions.sum(each), reductions.sum(op.Expand(share, op.Shape(each)))
-        return above if self.adds_up else above / where(below == 0.0, 1.0, below), above, below
+        return above if self.adds_up else above / where(below == 0.0, 1.0, below)
 
-    def count(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The number that the loss of a batch is a mean over: the shares of its labels, or its samples."""
-        if self.loss.shares is not None and self.loss.arguments.get("reduction") == "mean":
-            return reductions.sum(self.loss.shares(*tensors, **self.loss.arguments))
-        first = tensors[0]
+    def samples(self, tensors: Sequence[Tensor]) -> Tensor:
+        """How many samples a batch has: as many as there are targets, or what it reads has rows."""
+        first = tensors[len(self.outputs)] if self.targets else tensors[0]
         return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
 
 

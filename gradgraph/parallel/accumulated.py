@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from gradgraph.files.protos import reads
+from gradgraph.graph.prune import needed
 from gradgraph.step.folder import copied
-from gradgraph.step.manifest import UPDATE
+from gradgraph.step.manifest import LEARNING_RATE, UPDATE
 from gradgraph.step.step import Step
 
 WEIGHT, SUM = "accumulated_weight", ".accumulated"  # what the state calls the sums that a checkpoint holds
@@ -47,3 +49,20 @@ def always_due(step: Step) -> Step:
     manifest = replace(step.manifest, separate=replace(spec, apply=replace(spec.apply, hyperparameters=fed)))
     halves = {**step.separate, "apply": apply}
     return replace(step, train=step.trains[""], manifest=manifest, separate=halves)
+
+
+def rate_alone(apply: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The part of apply.onnx that computes a scheduled learning rate from the counter of updates, for batches after
+    which none is due; None if no schedule is written into it.
+    """
+    rate = next((o for o in apply.graph.output if o.name == LEARNING_RATE), None)
+    if rate is None:
+        return None
+    nodes, names = needed(apply.graph.node, [LEARNING_RATE], lambda node: node.output, reads)
+    part = onnx.ModelProto(ir_version=apply.ir_version, opset_import=apply.opset_import, functions=apply.functions)
+    part.graph.name = LEARNING_RATE
+    part.graph.node.extend(nodes)
+    part.graph.output.append(rate)
+    part.graph.input.extend(v for v in apply.graph.input if v.name in names)
+    part.graph.initializer.extend(t for t in apply.graph.initializer if t.name in names)
+    return part

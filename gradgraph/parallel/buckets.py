@@ -258,7 +258,10 @@ class Buckets:
         """
         rows, counted = totals
         if not self.adds_up and not counted:
-            raise DataError("no label of this batch counts on any rank, so the loss would be 0/0; leave this batch out")
+            raise DataError(
+                "no label of this batch counts on any rank, so the loss would be a mean over nothing; leave this "
+                "batch out"
+            )
         whole, terms = self.waiting[0] + weight, self.waiting[1] + counted
         divisor = whole if alone is None else alone
         for part in self.parts:

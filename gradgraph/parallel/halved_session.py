@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.parallel.accumulated import rate_alone
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.joint_norms import JointNorms, Message
 from gradgraph.parallel.segments import SegmentedGradient
@@ -18,7 +19,7 @@ from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.step.finishes import finished
-from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
+from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
@@ -83,6 +84,7 @@ class HalvedSession(BoundSession):
         super().__init__(*given)
         self._shards, self._host = shards, host
         self._due: ort.OrtValue | None = None
+        self._rate: ort.InferenceSession | None = None  # of a schedule, where no update is due
         self._keeps = True  # the state, where the loss is no number
         self._gradient, self._buckets, self._team = gradient, buckets, team
         self._columns = list(columns)
@@ -119,6 +121,8 @@ class HalvedSession(BoundSession):
         made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards, {**draws, **fed})
         made._due = ports.constants[UPDATE] if team.keeps_gradients else None
         made._keeps = opened.checks_loss
+        if team.keeps_gradients and LEARNING_RATE in reports and (alone := rate_alone(apply)) is not None:
+            made._rate, _ = opened.half(alone, {}, {})
         return made
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
@@ -138,6 +142,9 @@ class HalvedSession(BoundSession):
         self._team.reduce(lambda: buckets.put_results(gradient.numbers, sums, self._columns), due)
         if due:
             self._update(second, options)
+        elif self._rate is not None:
+            counters = state.seen([i.name for i in self._rate.get_inputs()])
+            self.numbers[LEARNING_RATE] = float(self._rate.run([LEARNING_RATE], counters)[0])
         self.numbers.update(buckets.get_results(self._columns, sums))
         self._is_undone = not due and self._keeps and not math.isfinite(self.numbers["loss"])
         if self._is_undone:

@@ -128,7 +128,7 @@ def test_without_labels() -> None:
 def test_metrics_beside_a_teacher_alone() -> None:
     made = gg.distill(student(), teacher(), alpha=1.0)
     step = gg.build(made, None, metrics={"mean": lambda out, batch: out["output"].mean()})
-    assert [m.name for m in step.manifest.measures] == ["distillation_loss", "mean"]
+    assert [m.name for m in step.manifest.measures] == ["loss", "distillation_loss", "mean"]
     scores = gg.Trainer(step, device="cpu").evaluate({"x": X})
     assert np.isfinite(scores["mean"])
     with pytest.raises(BuildError, match="write it as a function"):

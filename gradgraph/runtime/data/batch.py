@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -68,7 +69,7 @@ class BatchChecker:
         self, specs: Iterable[TensorSpec], finite: bool = False, known: Callable[[], DataNames] = lambda: NO_NAMES
     ) -> None:
         self.known = known
-        self.alone = True  # whether its batches are whole: in one that is shared, all labels of a share may be ignored
+        self.some_count = True  # refuse a batch of which all labels are ignored
         self.specs = {s.name: s for s in specs}
         self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
         self._finite = finite
@@ -143,6 +144,15 @@ class BatchChecker:
         rows = rows_of(checked)
         labels = [(on_host(checked[s.name]), s.ignore_index) for s in self._ignorable]
         return rows, sum(int(np.count_nonzero(a != ignored)) for a, ignored in labels) if labels else rows
+
+    @contextlib.contextmanager
+    def any_may_be_ignored(self) -> Iterator[None]:
+        """Accept batches of which all labels are ignored meanwhile: they add nothing to what others come to."""
+        before, self.some_count = self.some_count, False
+        try:
+            yield
+        finally:
+            self.some_count = before
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
         """:meth:`counts` of every batch of ``rows`` rows of ``columns``, if no such batch need be checked: the first
@@ -296,7 +306,7 @@ class BatchChecker:
         """Check that labels are in range, and floats finite if that was asked for."""
         if isinstance(spec, TargetSpec) and array.dtype.kind in "iu":
             if spec.classes is not None:
-                _check_labels(spec, array, self.alone)
+                _check_labels(spec, array, self.some_count)
             elif spec.name in self._open:
                 _check_bound(spec, array, None, array != spec.ignore_index)
         if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -481,8 +491,8 @@ def _check_labels(spec: TargetSpec, labels: Array, some_count: bool) -> None:
     counts = some_count and not spec.padded and spec.ignore_index is not None
     if counts and first == spec.ignore_index and (labels == first).all():
         raise DataError(
-            f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
-            "leave this batch out"
+            f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be a mean over "
+            "nothing; leave this batch out"
         )
     check_range(spec, labels)
 

@@ -100,7 +100,7 @@ class Evaluator:
         self._definition.check_uncut()
         bound, loss, index = self._opened.evaluation(averaged), column(step, "loss"), -1
         unread = self._checker.specs.keys() - bound.inputs
-        with released(bound, self._checker):
+        with self._checker.any_may_be_ignored(), released(bound, self._checker):
             for i, batch in enumerate(source.batches(0)):
                 feeds = {name: on_host(feed) for name, feed in _checked(self._checker, batch, i).items()}
                 for row in range(rows_of(feeds)):
@@ -121,12 +121,18 @@ class Evaluator:
         bound, totals = self._opened.evaluation(averaged), dict[str, Array]()
         rows: dict[str, list[Array]] = {}
         unread = self._checker.specs.keys() - bound.inputs  # evaluation may need less than training
-        with released(bound, self._checker), contextlib.nullcontext() if stop else self._executor.computing(source):
+        seen, alike = 0, self._checker.any_may_be_ignored()
+        with (
+            alike,
+            released(bound, self._checker),
+            contextlib.nullcontext() if stop else self._executor.computing(source),
+        ):
             for i, batch in enumerate(shares(source, self._checker, 0, 0, team.rank, team.ranks)):
                 if (stop and stop()) or i == limit:
                     break
                 feeds = _checked(self._checker, batch, i)
-                if team.ranks > 1 and (type(batch) is Spare or not self._executor.counts(feeds)[1]):
+                seen += 1
+                if type(batch) is Spare:
                     continue
                 bound.run(without(unread, feeds) if unread else feeds)
                 for step, mean in means.items():
@@ -139,7 +145,10 @@ class Evaluator:
             means, totals, rows = pooled(team.gathered((means, totals, rows)))
         totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
-            raise DataError("there is nothing to evaluate; the data hold no batch")
+            if not seen:
+                raise DataError("there is nothing to evaluate; the data hold no batch")
+            if "loss" not in totals and self._manifest.parts.keys() == {""}:
+                raise DataError("there is nothing to evaluate; every label is ignored")
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:

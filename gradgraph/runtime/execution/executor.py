@@ -81,7 +81,7 @@ class Executor:
         self.opened, self.progress = opened, progress
         self.definition, self.manifest, self.team = opened.definition, opened.manifest, opened.team
         self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.names)
-        self.checker.alone = self.team.ranks == 1
+        self.checker.some_count = self._some_count(*self.manifest.parts)
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
         opened.checks_loss = check_loss
@@ -350,8 +350,17 @@ class Executor:
             specs = [s for s in self.checker.specs.values() if s.name in names]
             whole = names == self.checker.specs.keys()
             own = BatchChecker(specs, self._check_inputs, lambda: self.names)
+            own.some_count = self._some_count(*steps)
             self._checkers[steps] = self.checker if whole else own
         return self._checkers[steps]
+
+    def _some_count(self, *steps: str) -> bool:
+        """Whether some label of each batch of these steps must count: of one that is shared, other ranks have more, and
+        of a loss that is a sum, or of several, nothing is divided by their number alone.
+        """
+        losses = [self.manifest.parts[step].loss for step in steps]
+        sums = any(loss.get("arguments", {}).get("reduction") == "sum" for loss in losses)
+        return self.team.ranks == 1 and not sums and all(loss.get("name") != "several" for loss in losses)
 
     def scaling(self) -> dict[str, float]:
         """The loss scale and the number of skipped steps, of a step that has them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ class WeightedMeans:
         self.weight += add_weighted(self.sums, values, count)
 
     def result(self) -> dict[str, float]:
-        return {name: total / self.weight for name, total in self.sums.items()}
+        """The means; NaN where nothing has counted."""
+        return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
 
 
 def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
     """Add means over ``count`` samples to ``sums``, in place; returns ``count``."""
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value * count
+    for name, value in values.items():  # not times 0: of a batch in which nothing counts, a mean may be NaN
+        sums[name] = sums.get(name, 0.0) + (value * count if count else 0.0)
     return count
 
 
@@ -38,7 +40,8 @@ def pooled(found: Sequence[Totals]) -> Totals:
     for own, sums, arrays in found:
         for step, mean in own.items():
             whole = means.setdefault(step, WeightedMeans())
-            whole.weight += add_weighted(whole.sums, mean.sums, 1) * mean.weight
+            add_weighted(whole.sums, mean.sums, 1)
+            whole.weight += mean.weight
         for name, value in sums.items():
             totals[name] = totals[name] + value if name in totals else value
         for name, few in arrays.items():

@@ -174,7 +174,7 @@ class Fit:
     def _columns(self) -> Iterator[str]:
         """The columns of the history that are losses and metrics."""
         m = self.executor.manifest
-        yield from ("loss", *m.metrics, *(measure.name for measure in m.trained_measures if measure.name != "loss"))
+        yield from dict.fromkeys(["loss", *m.metrics, *(measure.name for measure in m.trained_measures)])
 
     def __call__(self, resume: bool) -> History:
         with contextlib.ExitStack() as stack:

@@ -113,8 +113,8 @@ class SeveralFit(Fit):
     def _columns(self) -> Iterator[str]:
         manifest = self.executor.manifest
         for name in self.pattern.names:
-            yield from (column(name, c) for c in manifest.steps[name].results(name))
-            yield from (m.name for m in manifest.steps[name].trained_measures if m.name != column(name, "loss"))
+            results = [column(name, c) for c in manifest.steps[name].results(name)]
+            yield from dict.fromkeys([*results, *(m.name for m in manifest.steps[name].trained_measures)])
 
 
 def rates_of(

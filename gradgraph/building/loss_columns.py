@@ -1,0 +1,78 @@
+"""Columns of losses that are exact over all samples, and what gradients of several batches are weighed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.building.loss_quotients import Quotient, joint_divisor, quotients
+from gradgraph.building.measured import Measure, Written, measured
+from gradgraph.errors import BuildError
+from gradgraph.frontend.pointwise import cast
+from gradgraph.frontend.shaping import stack
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, op, tracing, wrap
+from gradgraph.graph.builder import Builder, Var
+
+
+def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
+    """The quotients that a loss adds up; of another form, it is taken for a mean over the samples of a batch."""
+    found = quotients(builder, graph, value.value)
+    if found is not None:
+        return found
+    wide, count = builder.cast(value, ir.DataType.FLOAT), builder.cast(samples, ir.DataType.FLOAT)
+    return [Quotient(wide * count, count)]
+
+
+def column_of(builder: Builder, name: str, terms: Sequence[tuple[Sequence[Quotient], float]]) -> Measure:
+    """The column of a weighted sum of losses, each of which adds up quotients."""
+    with tracing(Trace({}, builder=builder)):
+        rows = [stack([_number(q.above), _number(q.below or builder.const(0.0))]) for part, _ in terms for q in part]
+        weights = [weight for part, weight in terms for _ in part]
+        if len(rows) == 1 and name != "loss" and terms[0][0][0].below is not None:
+            return measured(builder, name, rows[0], (2,), "ratio", {})
+        return measured(builder, name, stack(rows), (len(rows), 2), "weighted_ratios", {"weights": weights})
+
+
+def _number(x: Var) -> Tensor:
+    return op.Reshape(cast(wrap(x), ir.DataType.FLOAT), [])
+
+
+def added_up(
+    builder: Builder,
+    graph: ir.Graph,
+    written: Written,
+    samples: Callable[[], Var] | None,
+    counts_labels: bool,
+    counts_samples: bool,
+) -> Written:
+    """``written`` with what its loss is weighed by, and a column of sums where who feeds a batch cannot weigh it.
+
+    Args:
+        samples: writes the number of samples of a batch; None where only who feeds one knows it.
+        counts_labels: the loss is a mean over the labels that are not ignored, which who feeds a batch counts.
+        counts_samples: who feeds a batch counts its samples.
+    """
+    builder.scope = "loss"
+    parts = quotients(builder, graph, written.loss)
+    if parts is None:
+        return written._replace(weight=samples, weighs_alike=False)
+    varying = [part for part in parts if part.varies]
+    counted = all(part.counts_elements for part in varying)
+    divisor = joint_divisor(varying)
+    is_known = counts_samples if counted else counts_labels and divisor is not None
+    if not is_known and all(m.name != "loss" for m, _ in written.measures):
+        written = written._replace(measures=[column_of(builder, "loss", [(parts, 1.0)]), *written.measures])
+    sums = [part.below is None for part in varying]
+    if varying and all(sums):
+        return written._replace(adds_up=True, weighs_alike=len(varying) == len(parts))
+    if counted:
+        return written._replace(weight=samples)
+    if divisor is not None:
+        return written._replace(weight=lambda: builder.cast(builder.Reshape(divisor, []), ir.DataType.FLOAT))
+    return written._replace(weight=_refusal if any(sums) else samples, weighs_alike=False)
+
+
+def _refusal() -> Var:
+    raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")

@@ -1,0 +1,356 @@
+"""The divisors of a loss, read from its nodes: the one place that says how the losses of batches become that of all.
+
+Most losses are quotients of sums over the batch, or add up several of them: a mean divides by the number of its
+elements, one with class weights by the weights of its labels, a masked one by what the mask counts; a sum is divided by
+nothing. Sums add up from batch to batch, so the loss of all samples is known, however they are cut. A loss of another
+form (a root of a mean, a product of two) has no quotients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import reads
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Dim, constant_of, shape_of
+
+_SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})  # of one number: the same number
+_TINY = 1e-5  # added to a divisor, it keeps it from 0
+
+
+class Quotient(NamedTuple):
+    """A part of a loss: ``above / below``, both scalars that add up over batches.
+
+    Attributes:
+        below: None if it is a sum. Where it is 0, so is ``above``.
+        counts_elements: ``below`` is the number of elements of a mean, which depends on nothing but their shape.
+        varies: it depends on the batch; else ``below`` is 1.
+    """
+
+    above: Var
+    below: Var | None
+    counts_elements: bool = False
+    varies: bool = True
+
+
+class _Pending(NamedTuple):
+    """A value on the way from the loss to its sums."""
+
+    value: ir.Value
+    scaled: Callable[[Var], Var]  # what is done with it on the way
+    below: Var | None = None  # what it is divided by
+    of_mean: bool = False  # that is a mean, too
+
+
+def quotients(op: Builder, graph: ir.Graph, loss: ir.Value) -> list[Quotient] | None:
+    """The quotients that ``loss``, a scalar behind ``graph``, adds up; None if it is no sum of quotients.
+
+    Args:
+        op: writes behind ``graph``; what it has written is part of what is read.
+    """
+    return _Reading(op, graph).of(loss)
+
+
+class _Reading:
+    def __init__(self, op: Builder, graph: ir.Graph) -> None:
+        self._op = op
+        fed = [v for v in graph.inputs if v not in graph.initializers.values()]
+        first = next((shape for v in fed if (shape := shape_of(v))), ())
+        self._batch: Dim = first[0] if first else None
+        self._varying = set(fed)
+        for node in (*graph, *op.nodes):
+            if any(v in self._varying for v in reads(node)):
+                self._varying.update(node.outputs)
+
+    def of(self, loss: ir.Value) -> list[Quotient] | None:
+        found: list[Quotient] = []
+        waiting = [_Pending(loss, lambda x: x)]
+        while waiting:
+            pending = waiting.pop()
+            if (met := self._met(pending)) is not None:
+                found.append(met)
+            elif (behind := self._behind(pending)) is not None:
+                waiting += behind
+            else:
+                return None
+        return found[::-1]
+
+    # --- what ends the way -----------------------------------------------------------------------------------
+
+    def _met(self, pending: _Pending) -> Quotient | None:
+        """The quotient that ends here, if one does."""
+        op, value, node = self._op, pending.value, pending.value.producer()
+        if value not in self._varying and pending.below is None:
+            return Quotient(pending.scaled(op.wrap(value)), op.const(1.0, ir.DataType.FLOAT), varies=False)
+        if node is None or node.domain:
+            return None
+        if node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and pending.below is None:
+            return self._of_labels(pending, node)
+        if node.op_type not in ("ReduceSum", "ReduceMean"):
+            return None
+        x = node.inputs[0]
+        if x is None or not self._has_batch(x) or value not in self._varying:
+            return None
+        is_mean = node.op_type == "ReduceMean"
+        above = op.wrap(value)
+        if is_mean:
+            if pending.below is not None and not pending.of_mean:
+                return None
+            count = self._size(x)
+            scaled = self._wide(pending.scaled(above)) * count
+            return Quotient(scaled, pending.below or count, pending.below is None)
+        if pending.of_mean:
+            return None
+        return Quotient(pending.scaled(above), pending.below)
+
+    def _of_labels(self, pending: _Pending, node: ir.Node) -> Quotient | None:
+        """The quotient of ONNX's own losses of class numbers."""
+        op, (_, labels, *rest) = self._op, node.inputs
+        reduction, ignored = (node.attributes.get(name) for name in ("reduction", "ignore_index"))
+        kind = "mean" if reduction is None else reduction.as_string()
+        value = pending.scaled(op.wrap(pending.value))
+        if kind == "sum":
+            return Quotient(value, None)
+        if kind != "mean" or labels is None:
+            return None
+        weight = next((v for v in rest if v is not None), None)
+        if weight is None and ignored is None:
+            count = self._size(labels)
+            return Quotient(self._wide(value) * count, count, True)
+        label = op.cast(op.wrap(labels), ir.DataType.INT64)
+        counted = op.Not(op.Equal(label, ignored.as_int())) if ignored is not None else op.Equal(label, label)
+        share = op.cast(counted, ir.DataType.FLOAT)
+        if weight is not None:
+            share = share * self._wide(op.Gather(op.wrap(weight), op.Where(counted, label, 0)))
+        below = op.ReduceSum(share, keepdims=0)
+        return Quotient(op.Where(op.Equal(below, 0.0), 0.0, self._wide(value) * below), below)
+
+    def _has_batch(self, x: ir.Value) -> bool:
+        """Whether samples still lie on an axis of ``x``."""
+        shape = shape_of(x)
+        if shape is None or isinstance(self._batch, int):
+            return shape is None or any(d != 1 for d in shape)
+        return any(d is None or (isinstance(d, str) and (self._batch is None or self._batch in d)) for d in shape)
+
+    # --- what leads further ----------------------------------------------------------------------------------
+
+    def _behind(self, pending: _Pending) -> Sequence[_Pending] | None:
+        """Return the values that this one is a linear function of."""
+        node = pending.value.producer()
+        if node is None or node.domain:
+            return None
+        inputs = [v for v in node.inputs if v is not None]
+        kind, scaled = node.op_type, pending.scaled
+        if kind in _SAME:
+            return [pending._replace(value=inputs[0])]
+        if kind in ("Add", "Sum"):
+            return [pending._replace(value=v) for v in inputs]
+        if kind == "Neg":
+            return [pending._replace(value=inputs[0], scaled=lambda x: scaled(-x))]
+        if kind == "Sub":
+            return [
+                pending._replace(value=inputs[0]),
+                pending._replace(value=inputs[1], scaled=lambda x: scaled(-x)),
+            ]
+        if kind == "Mul":
+            return self._product(pending, *inputs)
+        if kind == "Div":
+            return self._divided(pending, *inputs)
+        if kind == "Where":
+            return self._chosen(pending, *inputs)
+        return None
+
+    def _product(self, pending: _Pending, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
+        value, factor = (a, b) if self._is_factor(b) else (b, a)
+        if not self._is_factor(factor):
+            return None
+        scaled = pending.scaled
+        return [pending._replace(value=value, scaled=lambda x: scaled(x * self._alike(factor, x)))]
+
+    def _divided(self, pending: _Pending, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
+        scaled = pending.scaled
+        if self._is_factor(b):
+            return [pending._replace(value=a, scaled=lambda x: scaled(x / self._alike(b, x)))]
+        if pending.below is not None:
+            return None
+        found = self._divisor(b)
+        if found is None:
+            return None
+        below, factors, of_mean = found
+
+        def divided(x: Var) -> Var:
+            for factor in factors:
+                x = x / self._alike(factor, x)
+            return scaled(x)
+
+        return [_Pending(a, divided, below, of_mean)]
+
+    def _chosen(self, pending: _Pending, is_so: ir.Value, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
+        """Look past a choice of NaN for what cannot be computed."""
+        scaled, op = pending.scaled, self._op
+        for first, (value, other) in enumerate([(b, a), (a, b)]):
+            number = constant_of(other)
+            if number is not None and number.size == 1 and math.isnan(number.item()):
+
+                def chosen(x: Var, first: int = first) -> Var:
+                    nan = op.const(np.nan, x.dtype)
+                    return scaled(op.Where(op.wrap(is_so), *((x, nan) if first else (nan, x))))
+
+                return [pending._replace(value=value, scaled=chosen)]
+        return None
+
+    def _is_factor(self, value: ir.Value) -> bool:
+        """Whether this is a number that samples have no part in."""
+        return value not in self._varying or (self._is_size(value) and not self._is_count(value))
+
+    # --- divisors --------------------------------------------------------------------------------------------
+
+    def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
+        """The sum over the batch that a divisor is, the further numbers that it is a product of, and whether it is a
+        mean in place of a sum.
+        """
+        factors: list[ir.Value] = []
+        while True:
+            node = value.producer()
+            if self._is_count(value):
+                return (
+                    self._op.Reshape(self._wide(self._op.wrap(value)), self._op.const([], ir.DataType.INT64)),
+                    factors,
+                    False,
+                )
+            if node is None or node.domain:
+                return None
+            inputs = [v for v in node.inputs if v is not None]
+            if node.op_type in ("ReduceSum", "ReduceMean"):
+                if not self._has_batch(inputs[0]):
+                    return None
+                below, is_mean = self._wide(self._op.wrap(value)), node.op_type == "ReduceMean"
+                return (below * self._size(inputs[0]) if is_mean else below), factors, is_mean
+            if node.op_type in _SAME:
+                value = inputs[0]
+            elif node.op_type == "Where":
+                if (kept := self._kept_from_zero(*inputs)) is None:
+                    return None
+                value = kept
+            elif node.op_type in ("Max", "Clip", "Add"):
+                most = _TINY if node.op_type == "Add" else 1.0
+                varying = [v for v in inputs if not self._is_at_most(v, most)]
+                if len(varying) != 1:
+                    return None
+                value = varying[0]
+            elif node.op_type == "Mul":
+                rest = [v for v in inputs if not self._is_factor(v)]
+                if len(rest) != 1:
+                    return None
+                factors += [v for v in inputs if v is not rest[0]]
+                value = rest[0]
+            else:
+                return None
+
+    def _kept_from_zero(self, is_so: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value | None:
+        """``x`` of ``where(x == 0, 1, x)`` and of ``where(x > 0, x, 1)``."""
+        node = is_so.producer()
+        if node is None or node.op_type not in ("Equal", "Greater", "LessOrEqual"):
+            return None
+        value, one = (a, b) if self._is_at_most(b, 1.0) else (b, a)
+        return value if self._is_at_most(one, 1.0) and node.inputs[0] is value else None
+
+    def _is_at_most(self, value: ir.Value, most: float) -> bool:
+        number = constant_of(value)
+        return number is not None and number.size == 1 and 0.0 < float(number.item()) <= most
+
+    def _is_size(self, value: ir.Value) -> bool:
+        """Whether this is an axis' length, or a number of elements."""
+        return self._size_of(value) is not None
+
+    def _is_count(self, value: ir.Value) -> bool:
+        """Whether it grows with the samples."""
+        found = self._size_of(value)
+        return found is not None and found[1]
+
+    def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
+        """The tensor whose length along an axis, or whose number of elements, this is; whether samples lie there."""
+        node = value.producer()
+        while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
+            value = node.inputs[0] or value
+            before, node = node, value.producer()
+            if before.op_type == "ReduceProd" and node is not None and node.op_type == "Shape":
+                x = node.inputs[0]
+                return None if x is None else (x, self._has_batch(x))
+            if before.op_type == "Gather" and node is not None and node.op_type == "Shape":
+                at = constant_of(before.inputs[1])
+                return None if at is None or at.size != 1 else self._axis(node, int(at.item()))
+        if node is None or node.op_type not in ("Shape", "Size"):
+            return None
+        x = node.inputs[0]
+        if x is None:
+            return None
+        if node.op_type == "Size":
+            return x, self._has_batch(x)
+        start, end = (node.attributes[n].as_int() if n in node.attributes else None for n in ("start", "end"))
+        return self._axis(node, start) if start is not None and end == start + 1 else None
+
+    def _axis(self, node: ir.Node, axis: int) -> tuple[ir.Value, bool] | None:
+        x = node.inputs[0]
+        shape = None if x is None else shape_of(x)
+        if x is None or shape is None or not -len(shape) <= axis < len(shape):
+            return None
+        size = shape[axis]
+        is_batch = axis == 0 if isinstance(self._batch, int) or size is None else self._batch == size
+        return x, is_batch
+
+    # --- what is written -------------------------------------------------------------------------------------
+
+    def _size(self, x: ir.Value) -> Var:
+        return self._op.cast(self._op.Size(self._op.wrap(x)), ir.DataType.FLOAT)
+
+    def _wide(self, x: Var) -> Var:
+        return x if x.dtype == ir.DataType.DOUBLE else self._op.cast(x, ir.DataType.FLOAT)
+
+    def _alike(self, factor: ir.Value, x: Var) -> Var:
+        return self._op.cast(self._op.wrap(factor), x.dtype)
+
+
+def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
+    """The number that all parts are divided by; None if there is no such number.
+
+    Numbers that are computed alike are one, and so are those that count elements, as they grow with the samples.
+    """
+    first = next((part.below for part in parts), None)
+    if first is None or any(part.below is None for part in parts):
+        return None
+    if all(part.counts_elements for part in parts):
+        return first
+    return first if all(p.below is not None and _computed_alike(p.below.value, first.value) for p in parts) else None
+
+
+def _computed_alike(a: ir.Value, b: ir.Value) -> bool:
+    waiting, seen = [(a, b)], set[tuple[ir.Value, ir.Value]]()
+    while waiting:
+        a, b = pair = waiting.pop()
+        if a is b or pair in seen:
+            continue
+        seen.add(pair)
+        first, second = constant_of(a), constant_of(b)
+        if first is not None and second is not None:
+            if not np.array_equal(first, second):
+                return False
+            continue
+        x, y = a.producer(), b.producer()
+        if x is None or y is None or x.op_identifier() != y.op_identifier() or len(x.inputs) != len(y.inputs):
+            return False
+        if x.attributes.keys() != y.attributes.keys() or a.index() != b.index():
+            return False
+        if any(str(x.attributes[n].value) != str(y.attributes[n].value) for n in x.attributes):
+            return False
+        for i, j in zip(x.inputs, y.inputs, strict=True):
+            if (i is None) != (j is None):
+                return False
+            if i is not None and j is not None:
+                waiting.append((i, j))
+    return True
