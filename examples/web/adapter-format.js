@@ -82,7 +82,7 @@ export function decodeAdapterFile(bytes) {
     tensors[new TextDecoder().decode(bytes.subarray(name, name + length))] = {
       dtype,
       dims: Array.from({ length: rank }, (_, axis) => Number(view.getBigInt64(dims + 8 * axis, true))),
-      data: typedBytes(dtype, bytes.slice(data, data + size)),
+      data: typedBytes(dtype, bytes.subarray(data, data + size)),
     };
   }
   return tensors;

@@ -7,7 +7,7 @@ import { GradgraphError } from "./errors.js";
 import { metadataOf } from "./onnx-file.js";
 import { forLayers, forModules } from "./peft-names.js";
 import { decodeTensors, encodeTensors } from "./safetensors.js";
-import { checkedValue } from "./values.js";
+import { checkedValue, copyOf, plainBytes } from "./values.js";
 
 const [CONFIG, WEIGHTS] = ["adapter_config.json", "adapter_model.safetensors"];
 const PREFIX = "base_model.model.";
@@ -121,7 +121,7 @@ function checkOneGroup(adapter, first, second) {
 }
 
 function transposed({ dtype, dims: [rows, columns], data }) {
-  const turn = data.slice();
+  const turn = copyOf(data);
   for (let row = 0; row < rows; row++)
     for (let column = 0; column < columns; column++) turn[column * rows + row] = data[row * columns + column];
   return { dtype, dims: [columns, rows], data: turn };
@@ -199,10 +199,10 @@ function scaled(tensor, factor) {
 
 /** The weights that a file has for `adapters`: name -> {dtype, dims, data}. */
 export function adapterFrom(adapters, specs, given) {
-  if (given instanceof ArrayBuffer) given = new Uint8Array(given);
-  if (!(given instanceof Uint8Array)) return fromPeft(adapters, specs, given);
-  if (!isAdapterFile(given)) throw new Error(`it is no .onnx_adapter; of PEFT give { "${CONFIG}", "${WEIGHTS}" }`);
-  const tensors = decodeAdapterFile(given);
+  const bytes = plainBytes(given);
+  if (!bytes) return fromPeft(adapters, specs, given);
+  if (!isAdapterFile(bytes)) throw new Error(`it is no .onnx_adapter; of PEFT give { "${CONFIG}", "${WEIGHTS}" }`);
+  const tensors = decodeAdapterFile(bytes);
   const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [plain(a, name), name, a, place]));
   checkNames(wanted, tensors);
   return Object.fromEntries(
@@ -220,7 +220,7 @@ function fromPeft(adapters, specs, files) {
   const config = JSON.parse(new TextDecoder().decode(files[CONFIG]));
   checkKind(adapters[0], config);
   const what = "file of safetensors; give that of the adapter";
-  const { tensors: given } = decodeTensors(new Uint8Array(files[WEIGHTS]), what);
+  const { tensors: given } = decodeTensors(files[WEIGHTS], what);
   const { tensors, scales } = byMeaning(adapters, specs, config, given);
   const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [storedNames(a)[place], name, a, place]));
   checkNames(wanted, tensors);

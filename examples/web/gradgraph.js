@@ -14,7 +14,7 @@ import { DivergedError, GradgraphError } from "./errors.js";
 import { finished } from "./measures.js";
 import { inferenceModel, storedTensors } from "./onnx-file.js";
 import { StepFiles, asBytes } from "./step-files.js";
-import { asTensor, checkLabels, checkSizes, checkedValue, copied, discard, isBatch } from "./values.js";
+import { asTensor, checkLabels, checkSizes, checkedValue, copied, copyOf, discard, isBatch } from "./values.js";
 
 export { DivergedError, GradgraphError };
 
@@ -313,7 +313,7 @@ export class Trainer {
   /** Take these weights; averages of them begin there. */
   #give(values) {
     for (const [name, average] of Object.entries(this.manifest.averages ?? {}))
-      if (values[name]) values[average] = { ...values[name], data: values[name].data.slice() };
+      if (values[name]) values[average] = { ...values[name], data: copyOf(values[name].data) };
     this.#replace(this.#tensors(values));
   }
 
@@ -340,7 +340,7 @@ export class Trainer {
   }
 
   #tensors(values) {
-    const made = ([name, { dtype, dims, data }]) => [name, new this.ort.Tensor(dtype, data.slice(), dims)];
+    const made = ([name, { dtype, dims, data }]) => [name, new this.ort.Tensor(dtype, copyOf(data), dims)];
     return Object.fromEntries(Object.entries(values).map(made));
   }
 
@@ -363,8 +363,12 @@ export class Trainer {
       );
     return Object.fromEntries(
       Object.entries({ ...part.hyperparameters, ...given }).map(([name, value]) => {
-        if (!(Math.abs(value) <= 3.4028234e38))
-          throw new GradgraphError(`the hyperparameter '${name}' is ${value}; give a finite number`);
+        const isNumber = typeof value === "number" && Math.abs(value) <= 3.4028234e38;
+        if (!isNumber || (value < 0 && name.endsWith("learning_rate")))
+          throw new GradgraphError(
+            `the hyperparameter '${name}' is ${typeof value === "string" ? `the text '${value}'` : value}; ` +
+              `give a ${name.endsWith("learning_rate") ? "number of 0 or more" : "finite number"}`,
+          );
         return [name, new this.ort.Tensor("float32", Float32Array.of(value), [])];
       }),
     );

@@ -236,7 +236,7 @@ export function storedTensors(model) {
     const [dtype, Typed] = TYPES[Number(first(tensor, TENSOR.dtype))] ?? [];
     if (!raw || !dtype) continue;
     const dims = [...fields(tensor)].filter((f) => f.number === TENSOR.dims).flatMap((f) => numbers(f.value));
-    found[text(first(tensor, TENSOR.name))] = { dtype, dims, data: new Typed(raw.slice().buffer) };
+    found[text(first(tensor, TENSOR.name))] = { dtype, dims, data: new Typed(new Uint8Array(raw).buffer) };
   }
   return found;
 }

@@ -1,7 +1,7 @@
 // Files of tensors by name, as the library safetensors writes them.
 
 import { joined } from "./onnx-file.js";
-import { typedBytes } from "./values.js";
+import { plainBytes, typedBytes } from "./values.js";
 
 const DTYPES = {
   float64: ["F64", 8],
@@ -40,13 +40,14 @@ export function encodeTensors(tensors, metadata) {
 
 /** What such a file holds: {metadata, tensors}; `what` says what it should have been. */
 export function decodeTensors(bytes, what) {
+  bytes = plainBytes(bytes);
   const size = bytes.length < 8 ? Infinity : Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
   if (size > bytes.length - 8) throw new Error(`this is no ${what}`);
   const { __metadata__: metadata, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
   const tensors = {};
   for (const [name, entry] of Object.entries(entries)) {
     const [start, end] = entry.data_offsets;
-    const [dtype, content] = [NAMES[entry.dtype], bytes.slice(8 + size + start, 8 + size + end)];
+    const [dtype, content] = [NAMES[entry.dtype], bytes.subarray(8 + size + start, 8 + size + end)];
     tensors[name] = { dtype, dims: entry.shape, data: typedBytes(dtype, content) };
   }
   return { metadata, tensors };

@@ -2,6 +2,7 @@
 
 import { digestOf } from "./checkpoint.js";
 import { GradgraphError } from "./errors.js";
+import { plainBytes } from "./values.js";
 
 const VERSION = 1; // of the manifest
 
@@ -63,15 +64,17 @@ export function reader(folder) {
 }
 
 export function asBytes(name, content) {
-  if (content instanceof ArrayBuffer) return new Uint8Array(content);
-  if (content instanceof Uint8Array) return content;
+  const bytes = plainBytes(content);
+  if (bytes) return bytes;
   throw new GradgraphError(`the step folder has no ${name}; give its bytes as a Uint8Array`);
 }
 
+const FILES = ["node:fs", "promises"].join("/"); // bundlers look for what is written out, and browsers have none
+
 async function readPath(base, name) {
-  const { readFile } = await import("node:fs/promises");
+  const { readFile } = await import(/* webpackIgnore: true */ /* @vite-ignore */ FILES);
   try {
-    return new Uint8Array(await readFile(base.startsWith("file:") ? new URL(name, base) : base + name));
+    return asBytes(name, await readFile(base.startsWith("file:") ? new URL(name, base) : base + name));
   } catch (error) {
     throw new GradgraphError(
       `cannot read '${base}${name}' (${error.code ?? error.message}); give the folder that gradgraph build wrote`,

@@ -16,13 +16,25 @@ export const ARRAYS = {
   uint8: Uint8Array,
   bool: Uint8Array,
 };
-/** The numbers of a type in these bytes; those that this JavaScript has no array for stay bytes. */
-export function typedBytes(dtype, bytes) {
-  const Typed = dtype === "float16" ? Uint16Array : ARRAYS[dtype];
-  return Typed ? new Typed(bytes.buffer) : bytes;
+/** Bytes that users give, as a view of plain bytes: of a Buffer of Node.js, whose methods do other things, too. */
+export function plainBytes(content) {
+  if (ArrayBuffer.isView(content)) return new Uint8Array(content.buffer, content.byteOffset, content.byteLength);
+  const kind = Object.prototype.toString.call(content);
+  return kind === "[object ArrayBuffer]" || kind === "[object SharedArrayBuffer]" ? new Uint8Array(content) : undefined;
 }
 
-const isTensor = (value) => typeof value?.type === "string" && Array.isArray(value.dims);
+/** The numbers of a type in these bytes, copied; those that this JavaScript has no array for stay bytes. */
+export function typedBytes(dtype, bytes) {
+  const own = new Uint8Array(bytes); // with a buffer of its own, wherever `bytes` lie in theirs
+  const Typed = dtype === "float16" ? Uint16Array : ARRAYS[dtype];
+  return Typed ? new Typed(own.buffer) : own;
+}
+
+/** A copy of numbers; of a Buffer, whose slice is a view, too. */
+export const copyOf = (data) => (Array.isArray(data) ? [...data] : TYPED.slice.call(data));
+const TYPED = Object.getPrototypeOf(Uint8Array.prototype);
+
+const isTensor = (value) => typeof value?.getData === "function";
 export const isBatch = (value) =>
   typeof value === "object" &&
   value !== null &&
@@ -35,7 +47,7 @@ export function discard(tensor) {
 }
 
 export async function copied(tensor) {
-  return { dtype: tensor.type, dims: [...tensor.dims], data: (await tensor.getData()).slice() };
+  return { dtype: tensor.type, dims: [...tensor.dims], data: copyOf(await tensor.getData()) };
 }
 
 export function checkedValue(spec, { dtype, dims, data }) {
@@ -44,13 +56,12 @@ export function checkedValue(spec, { dtype, dims, data }) {
   return { dtype, dims, data };
 }
 
-/** A tensor from a tensor, a typed array, an {data, dims}, a number, or lists in lists. */
+/** A tensor from a tensor, a typed array, an {data, dims} with its type or without, a number, or lists in lists. */
 export function asTensor(ort, spec, value) {
-  if (isTensor(value)) {
-    if (value.type !== spec.dtype)
-      throw new GradgraphError(`'${spec.name}' is ${value.type}; the step takes ${spec.dtype}`);
-    return value;
-  }
+  const type = ArrayBuffer.isView(value) ? undefined : (value?.type ?? value?.dtype);
+  if (typeof type === "string" && type !== spec.dtype)
+    throw new GradgraphError(`'${spec.name}' is ${type}; the step takes ${spec.dtype}`);
+  if (isTensor(value)) return value;
   const { data, dims } = ArrayBuffer.isView(value) || !value?.data ? { data: value } : value;
   const flat = ArrayBuffer.isView(data) ? data : [data].flat(Infinity);
   const sizes = dims ?? (Array.isArray(data) ? nested(spec, data, flat.length) : inferred(spec, flat.length));
@@ -63,14 +74,25 @@ function typed({ name, dtype }, values) {
   if (dtype === "str") return [...values];
   const Typed = ARRAYS[dtype];
   if (values instanceof (Typed ?? Array) && ArrayBuffer.isView(values)) return values;
+  if (!Typed && dtype === "float16" && values instanceof Uint16Array) return values; // as ort.Tensor has it there
   if (!Typed)
     throw new GradgraphError(`'${name}' is ${dtype}, which this JavaScript has no array for; give an ort.Tensor`);
-  try {
-    return dtype.endsWith("int64") ? Typed.from(values, BigInt) : Typed.from(values, Number);
-  } catch {
-    throw new GradgraphError(`'${name}' holds what is no ${dtype}`);
-  }
+  const isWhole = !dtype.startsWith("float");
+  const number = (value) => {
+    const isNumber = typeof value === "number" || typeof value === "bigint" || typeof value === "boolean";
+    if (!isNumber || (isWhole && typeof value === "number" && !Number.isInteger(value)))
+      throw new GradgraphError(`'${name}' holds ${shown(value)}, which is no ${dtype}`);
+    return value;
+  };
+  const made = Typed.from(values, (value) =>
+    dtype.endsWith("int64") ? BigInt(number(value)) : dtype === "bool" ? Number(!!number(value)) : Number(number(value)),
+  );
+  const other = isWhole && dtype !== "bool" ? Array.from(values).findIndex((v, i) => BigInt(v) !== BigInt(made[i])) : -1;
+  if (other >= 0) throw new GradgraphError(`'${name}' holds ${values[other]}, which is no ${dtype}`);
+  return made;
 }
+
+const shown = (value) => (typeof value === "string" ? `the text '${value.slice(0, 40)}'` : String(value));
 
 /** The sizes of lists in lists. */
 function nested(spec, list, count) {

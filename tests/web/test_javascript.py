@@ -311,12 +311,22 @@ ERRORS = {
     "columns": ([{**GOOD, "x": [[1, 2, 3]] * 6}], "'x' is [6,3]; the step takes [batch,4]"),
     "rows": ([{**GOOD, "target": [0, 1]}], "'batch' is 2 in 'target' but 6 in 'x'"),
     "labels": ([{**GOOD, "target": [0, 1, 2, 3, 0, 1]}], "'target' holds 3; labels lie in 0 to 2"),
-    "fraction": ([{**GOOD, "target": [0.5] * 6}], "'target' holds what is no int64"),
+    "fraction": ([{**GOOD, "target": [0.5] * 6}], "'target' holds 0.5, which is no int64"),
+    "text": ([{**GOOD, "x": [["1", 2, 3, 4]] * 6}], "'x' holds the text '1', which is no float32"),
+    "nothing": ([{**GOOD, "x": [[None, 2, 3, 4]] * 6}], "'x' holds null, which is no float32"),
+    "other type": ([{**GOOD, "x": {"type": "int32", "dims": [6, 4], "data": [0] * 24}}],
+                   "'x' is int32; the step takes float32"),
     "ragged": ([{**GOOD, "x": [[1, 2, 3, 4], [1]]}], "'x' has 5 numbers, which do not make a tensor of [2,4]"),
     "uneven": ([{**GOOD, "x": [1, 2, 3]}], "'x' has 3 numbers, which do not make a tensor of [batch,4]"),
     "rate": ([GOOD, {"learning_rat": 1}], "the step takes no 'learning_rat'; its hyperparameters are 'learning_rate'"),
     "no number": ([GOOD, {"learning_rate": "high"}],
-                  "the hyperparameter 'learning_rate' is high; give a finite number"),
+                  "the hyperparameter 'learning_rate' is the text 'high'; give a number of 0 or more"),
+    "a number in words": ([GOOD, {"learning_rate": "0.1"}],
+                          "the hyperparameter 'learning_rate' is the text '0.1'; give a number of 0 or more"),
+    "negative": ([GOOD, {"learning_rate": -1}],
+                 "the hyperparameter 'learning_rate' is -1; give a number of 0 or more"),
+    "a list": ([GOOD, {"learning_rate": [0.1]}],
+               "the hyperparameter 'learning_rate' is 0.1; give a number of 0 or more"),
     "named": (["body", GOOD], "the step folder has no step 'body'; its steps have no names: call step(batch)"),
 }  # fmt: skip
 
@@ -325,6 +335,24 @@ def test_what_does_not_fit_is_said_in_one_sentence(drive: Any) -> None:
     rows = drive(small(), *(["step", *arguments] for arguments, _ in ERRORS.values()), ["step", GOOD])
     assert [row.get("message") for row in rows] == [*(message for _, message in ERRORS.values()), None]
     assert [row["steps"] for row in rows] == [0] * len(ERRORS) + [1]
+
+
+def test_tensors_come_with_their_type_or_without(drive: Any) -> None:
+    x = {"dims": [6, 4], "data": [n for row in GOOD["x"] for n in row]} if isinstance(GOOD["x"], list) else GOOD["x"]
+    ways = [x, {"type": "float32", **x}, {"dtype": "float32", **x}]
+    rows = drive(small(), ["keep"], *(c for way in ways for c in (["goBack"], ["step", {**GOOD, "x": way}])))
+    assert len({row["result"]["loss"] for row in rows[2::2]}) == 1
+
+
+def test_it_names_nothing_that_a_bundler_for_browsers_has_not() -> None:
+    """Bundlers resolve each import that is written out, wherever it stands."""
+    written = re.compile(
+        r"""^(?:import|export|\}).*?["']([^"']+)["'];$|\bimport\(\s*["'`]([^"'`]+)["'`]""", re.MULTILINE
+    )
+    shipped = json.loads((LIBRARY.parent / "package.json").read_text(encoding="utf-8"))["files"]
+    texts = [(LIBRARY.parent / f).read_text(encoding="utf-8") for f in shipped if f.endswith(".js")]
+    named = {static or dynamic for text in texts for static, dynamic in written.findall(text)}
+    assert named and named <= {f"./{f}" for f in shipped}
 
 
 def test_a_loss_that_is_no_number_leaves_the_state(drive: Any) -> None:
