@@ -132,7 +132,7 @@ def test_a_level_that_is_not_here_is_refused(
         assert run(["native", "status"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: the environment variable {VARIABLE} is '{asked}', ") and says in line
-    monkeypatch.setenv(VARIABLE, "avx2")
+    monkeypatch.setenv(VARIABLE, "x86-64-v2")
     hidden = native.here().path
     monkeypatch.delenv(VARIABLE)
     assert native.here().path != hidden

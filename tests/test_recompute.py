@@ -13,6 +13,7 @@ import pytest
 from running import Loop, run
 
 import gradgraph as gg
+from gradgraph.backends.ort_cpu.blocked import cheapest_layout
 from gradgraph.building.pipeline import build
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
 from gradgraph.frontend import Input, export, nn
@@ -208,13 +209,25 @@ def test_of_attentions_only_what_leads_to_their_weights(options: dict[str, Any])
         (lambda: attending(dropout=0.3), TOKEN_BATCH, "attention"),
     ],
 )
-def test_in_a_trainer(make: Callable[[], onnx.ModelProto], batch: dict[str, Any], keep: str) -> None:
-    """The forms of this machine compute copies as they compute the first ones."""
-    gg.frontend.manual_seed(0)  # gradients of biases in front of norms are noise
+def test_in_a_trainer(
+    make: Callable[[], onnx.ModelProto], batch: dict[str, Any], keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forms of this machine compute copies as they compute the first ones, where they are the same forms.
+
+    Which nodes between convolutions stay in blocks of channels depends on the whole graph, and on how long a block is
+    on this processor; so bits are compared without.
+    """
+    gg.frontend.manual_seed(0)
     model = make()
     steps = [build(model, optimizer=SGD, recompute=kept) for kept in (None, keep)]
     rounding = 0.0 if keep == "attention" else 1e-4  # native kernels compute several operators in one pass
-    for kernels, tolerance in ((False, 0.0), (None, rounding)):
+    in_blocks = cheapest_layout._cheapest
+    for kernels, layout, tolerance in (
+        (False, lambda forms: set(), 0.0),
+        (False, in_blocks, rounding),
+        (None, in_blocks, rounding),
+    ):
+        monkeypatch.setattr(cheapest_layout, "_cheapest", layout)
         options = gg.RuntimeOptions(native_kernels=kernels)
         trainers = [gg.Trainer(step, device="cpu", options=options) for step in steps]
         for _ in range(2):
@@ -222,6 +235,8 @@ def test_in_a_trainer(make: Callable[[], onnx.ModelProto], batch: dict[str, Any]
             np.testing.assert_allclose(results[1]["loss"], results[0]["loss"], rtol=tolerance / 10)
         first, second = (trainer.state_dict() for trainer in trainers)
         for name, value in first.items():
+            if tolerance and ".b.bias" in name:  # the norm behind it cancels it, so its gradient is rounding alone
+                continue
             np.testing.assert_allclose(second[name], value, rtol=tolerance, atol=tolerance / 1000, err_msg=name)
 
 
