@@ -240,8 +240,8 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
         data.tokenizer.save(place)
 
 
-def carry_tokenizer(model: Path, out: Path) -> None:
-    """Write the tokenizer that lies beside a step folder beside the model that is made of it, too."""
+def carry_tokenizer(model: Path, out: Path) -> Path | None:
+    """Write the tokenizer that lies beside a step folder beside the model that is made of it, too; give its path."""
     from gradgraph.step.step import Step
     from gradgraph.text import tokenizer_beside
     from gradgraph.text.tokenizer import place_beside
@@ -249,7 +249,8 @@ def carry_tokenizer(model: Path, out: Path) -> None:
     with contextlib.suppress(DataError):
         tokenizer = tokenizer_beside(model, Step.load(model).manifest.data)
         if tokenizer is not None:
-            tokenizer.save(place_beside(out))
+            return tokenizer.save(place_beside(out))
+    return None
 
 
 def _lies_in(path: Path, folder: Path | None) -> bool:

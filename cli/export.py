@@ -15,6 +15,7 @@ from gradgraph.cli.data import carry_tokenizer
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
+from gradgraph.cli.written import written
 from gradgraph.files.path_kinds import step_of
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)
+    tokenizer = None
     if out.suffix in (".onnx", ".ort") and not export.ort:
-        carry_tokenizer(step, out)
+        tokenizer = carry_tokenizer(step, out)
     if as_json:
         output.emit_json({name: value for name, value in facts.items() if name != "checked"})
         return
@@ -103,7 +105,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
         output.say(remark)
     settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
     remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
-    output.say(f"wrote {out}: {kind.words.format(**facts)}{remark}")
+    output.say(f"wrote {written(out, tokenizer)}: {kind.words.format(**facts)}{remark}")
     if checked := facts.get("checked"):
         output.say(checked)
 

@@ -14,6 +14,7 @@ from gradgraph.cli.choices import BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import build_option, one_or_all
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.written import written
 from gradgraph.errors import shown
 
 
@@ -106,7 +107,7 @@ def command(
     for name in names:
         output.emit(shown(name))
     advice = shlex.join(["gradgraph", "check", str(model)])
-    output.say(f"wrote {out}: {count} nodes; check it with: {advice}")
+    output.say(f"wrote {written(out)}: {count} nodes; check it with: {advice}")
 
 
 def _transform(

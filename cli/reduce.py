@@ -11,6 +11,7 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH, Listed
 from gradgraph.cli.command import Command
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.written import written
 from gradgraph.errors import listed
 
 
@@ -75,4 +76,4 @@ def command(
     output.say(f"{found.fault}: {found.seen}")
     if found.not_anonymous:
         output.say(f"note: it needs its own numbers in {listed(found.not_anonymous)}: look whether you may send them")
-    output.say(f"wrote {out}: {found.nodes} of {found.nodes_before} nodes, after {found.tried} models")
+    output.say(f"wrote {written(out)}: {found.nodes} of {found.nodes_before} nodes, after {found.tried} models")

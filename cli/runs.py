@@ -14,7 +14,7 @@ from gradgraph.cli.output_paths import check_output
 
 @click.command("runs", cls=Command)
 @click.argument("folder", type=PATH)
-@click.option("--sort", metavar="COLUMN", help="The column to sort by, the better first; by default what is monitored.")
+@click.option("--sort", metavar="COLUMN", help="The column to sort by, the better first; by default what most monitor.")
 @click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page: the table, and curves over each other.")
 @output.json_option
 def command(folder: Path, sort: str | None, page: Path | None, as_json: bool) -> None:

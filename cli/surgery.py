@@ -15,6 +15,7 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.surgery_options import CHANGES, OPTIONS, Change
+from gradgraph.cli.written import written
 from gradgraph.errors import shown
 
 
@@ -75,7 +76,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
         output.emit(said)
     if writes:
         output.say(
-            f"wrote {out}: from {', '.join(map(shown, names['inputs']))} to {', '.join(map(shown, names['outputs']))}"
+            f"wrote {written(out)}: from {', '.join(map(shown, names['inputs']))} to "
+            f"{', '.join(map(shown, names['outputs']))}"
         )
 
 

@@ -33,6 +33,7 @@ from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, check_same_data, preprocess, starting_model
+from gradgraph.cli.written import data_beside
 from gradgraph.errors import CheckpointError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
@@ -565,6 +566,7 @@ def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_
     for name, value in row.items():
         output.emit(f"{name:{width}}{value:.6g}")
     if files:
-        output.say(f"wrote {', '.join(files.values())}")
+        beside = [] if run.export_to is None else data_beside(run.export_to)
+        output.say(f"wrote {', '.join([*files.values(), *map(str, beside)])}")
     if follows is not None:
         output.say(f"next: {follows}")

@@ -49,7 +49,10 @@ export type Numbers = number | bigint | boolean | string | readonly Numbers[];
 
 /** A tensor that is fed: in lists, or in a row, where the manifest leaves one size open, which follows. */
 export type Value =
-  Tensor | TypedArray | Numbers | { readonly data: TypedArray | Numbers; readonly dims?: readonly number[] };
+  | Tensor
+  | TypedArray
+  | Numbers
+  | { readonly data: TypedArray | Numbers; readonly dims?: readonly number[]; readonly type?: string };
 
 /** Inputs and targets by their names. */
 export type Batch = Readonly<Record<string, Value>>;

@@ -120,3 +120,14 @@ def test_refused(runs: Cli, words: tuple[str, ...], says: str) -> None:
 def test_a_single_run(runs: Cli) -> None:
     ran = runs("runs", "runs/high")
     assert ran.code == 0 and ran.out.splitlines()[1].split()[0] == "high"
+
+
+def test_the_order_is_by_what_most_runs_watch(runs: Cli) -> None:
+    before = [name for name in facts(runs) if name != "sgd"]
+    history = Path("runs/low/history.csv").read_text(encoding="utf-8").splitlines()
+    shutil.copytree("runs/low", "runs/a")  # the first by name, which has no held-out data
+    columns = [i for i, name in enumerate(history[0].split(",")) if not name.startswith("val_")]
+    rows = [",".join(row.split(",")[i] for i in columns) for row in history]
+    Path("runs/a/history.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert [name for name in facts(runs) if name in before] == before
+    assert list(facts(runs))[-1] == "a"

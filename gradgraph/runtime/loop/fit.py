@@ -251,9 +251,20 @@ class Fit:
         p.eval_every = self.options.eval_every or p.eval_every
         if self.source.shapes is not None:
             self.executor.expect(self.source.shapes)
+        self._tell_of_nothing_left()
+        self._tell_of_schedule()
+
+    def _tell_of_nothing_left(self) -> None:
+        """Say before the first step if there is none: of a run that goes on, but had come to its end."""
+        p, most = self.progress, self.options.max_steps
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
-        self._tell_of_schedule()
+        elif most is not None and p.steps - p.fit_step >= most:
+            log.warning("nothing left to do: %d of at most %d steps are done; give more, or none, as max_steps "
+                        "(--max-steps) to go on", p.steps - p.fit_step, most)  # fmt: skip
+        elif self._stopped:
+            log.warning("nothing left to do: the run had stopped as %s became no better; give more as patience "
+                        "(--patience) to go on", self.options.monitor.of(p.history))  # fmt: skip
 
     def _tell_of_schedule(self) -> None:
         """Say before the first step if a schedule in the graph ends within this fit, where it is known to."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Run:
         epochs: how many it was to train.
         kept: the row that counts: the best one by what the run monitors, where it looked for that, else the last.
         best: the column that it monitors, and the best value in it.
+        sign: 1 where the smaller value of that column is the better one, else −1.
         options: of its recipe, by ``table.key``.
     """
 
@@ -45,6 +47,7 @@ class Run:
     epochs: int | None = None
     kept: int = -1
     best: tuple[str, float] | None = None
+    sign: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
@@ -115,17 +118,18 @@ def _said(value: Any) -> str:
 
 
 def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
-    """The runs in the order of a column, the better first; by default that which the first of them monitors.
+    """The runs in the order of a column, the better first; by default that which most of them monitor.
 
     Raises:
         DataError: no run has such a column.
     """
     known = ["run", "epochs", "steps", "seconds", *dict.fromkeys(name for run in runs for name in run.figures())]
-    chosen = column or next((run.best[0] for run in runs if run.best), "run")
+    watched = Counter(run.best[0] for run in runs if run.best)
+    chosen = column or max(watched, key=lambda name: (watched[name], name.startswith("val_")), default="run")
     if chosen not in known:
         raise DataError(f"the runs have no column '{shown(chosen)}'{suggestion(chosen, known)}")
-    sign = 1.0
-    with contextlib.suppress(DataError):  # nothing says what is better
+    sign = next((run.sign for run in runs if run.best and run.best[0] == chosen), 1.0)
+    with contextlib.suppress(DataError):  # nothing else says what is better
         sign = Monitor(chosen).sign
     values = {run.name: run.as_data().get(chosen) for run in runs}
 
@@ -182,7 +186,7 @@ def _run(path: Path, name: str) -> Run:
     with contextlib.suppress(DataError):
         if values:
             best = min(values, key=lambda value: monitor.sign * value)
-            run.best = (column, best)
+            run.best, run.sign = (column, best), monitor.sign
             run.kept = history[column].index(best) if training.get("patience") else -1
     return run
 

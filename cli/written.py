@@ -1,0 +1,24 @@
+"""The words that name what a command wrote: a model's file with those that hold its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def written(out: Path, *others: Path | None) -> str:
+    """``out``, the files beside it in which its weights lie, and ``others``; what is not there is left out."""
+    return ", ".join(str(path) for path in (out, *data_beside(out), *others) if path is not None)
+
+
+def data_beside(model: Path) -> list[Path]:
+    """The files in which the weights of a ``.onnx`` lie, where that is not itself."""
+    from gradgraph.files.external import data_names, stored_values
+    from gradgraph.files.models import load_model
+
+    if model.suffix.lower() != ".onnx" or not data_names(model):
+        return []
+    import onnx_ir as ir
+
+    tensors = (value.const_value for value in stored_values(load_model(model)))
+    names = {Path(tensor.path).name for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    return [model.with_name(name) for name in sorted(names - {model.name})]
