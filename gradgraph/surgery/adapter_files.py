@@ -9,13 +9,11 @@ that PEFT does not know.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -31,7 +29,7 @@ from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
 from gradgraph.files.untrusted.inside import path_inside
-from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shapes import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
@@ -50,15 +48,14 @@ from gradgraph.surgery.operated import (
 )
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
 from gradgraph.surgery.peft_names import FAMILIES, Factors, Family, Renamed, as_ours, for_layers, for_modules
+from gradgraph.surgery.peft_settings import CONFIG, Settings, check_settings, fits, own_number, settings_of
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted, is_as_in_peft, joined
-from gradgraph.surgery.stored_weights import write_floats
+from gradgraph.surgery.stored_weights import canonical, is_quantised, write_floats
 from gradgraph.surgery.weights import give_weights
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# a pattern with more, or with a repeat of what repeats, takes time that grows with a high power of a name's length
-_REPEATS, _MOST_REPEATS, _LONGEST_PATTERN = re.compile(r".?[*+?{]", re.DOTALL), 3, 500
 Array = np.ndarray[Any, Any]
 N = TypeVar("N", int, float)
 
@@ -301,12 +298,12 @@ def load_adapter(
         OutputError: ``out`` cannot be written.
     """
     settings, arrays = _read(folder)
-    kind = _kind(settings, folder)
+    kind = check_settings(settings, f"the adapter in '{shown(folder)}'")
     if names:
         settings, arrays = _renamed(kind, settings, arrays, names)
     work = opened(model, out)
     before = adapters_of(work)
-    arrays = _take_whole_weights(work, settings, arrays)
+    arrays = _take_whole_weights(work, kind, settings, arrays)
     of_peft = settings.peft_type == PREFIX_TYPE
     if not of_peft:
         _check_whole(kind, arrays, folder)
@@ -333,7 +330,7 @@ def _renamed(
     kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
 ) -> tuple[Settings, dict[str, Array]]:
     """Give what is in a folder the names of the layers that ``names`` has for it."""
-    parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "weight", "bias")
+    parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
     modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
     known = sorted({*modules.values()})
@@ -344,29 +341,82 @@ def _renamed(
     moved = {f"{_PREFIX}{ours[m]}.{places[k]}" if (m := modules[k]) in ours else k: a for k, a in arrays.items()}
     settings = replace(
         settings,
-        ranks={layer: _own(settings.ranks, m, settings.rank) for m, layer in ours.items()} | dict(settings.ranks),
-        alphas={layer: _own(settings.alphas, m, settings.alpha) for m, layer in ours.items()} | dict(settings.alphas),
-        inward=(*settings.inward, *(layer for m, layer in ours.items() if _fits(m, settings.inward))),
-        whole=(*settings.whole, *(layer for m, layer in ours.items() if _fits(m, settings.whole))),
+        ranks={new: own_number(settings.ranks, m, settings.rank) for m, new in ours.items()} | dict(settings.ranks),
+        alphas={new: own_number(settings.alphas, m, settings.alpha) for m, new in ours.items()} | dict(settings.alphas),
+        inward=(*settings.inward, *(layer for m, layer in ours.items() if fits(m, settings.inward))),
     )
     return settings, moved
 
 
-def _take_whole_weights(work: ir.Model, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Give the model what PEFT has trained whole (``modules_to_save``), and return the other tensors."""
-    whole = [k for k in arrays if _fits(k.removeprefix(_PREFIX).rpartition(".")[0], settings.whole)]
+def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Give the model what was trained whole (``modules_to_save``), and return the other tensors.
+
+    As in PEFT, every tensor with the name of one of the model's counts. Beside adapters of embeddings and heads it
+    stores these themselves (``….base_layer.weight``), changed or not.
+    """
+    whole = [k for k in arrays if k.startswith(_PREFIX) and k.endswith((".weight", ".bias")) and not _part(kind, k)]
     layers = {as_ours(layer.name): layer for layer in linear_layers(work, "*")[0]} if whole else {}
     vectors = {as_ours(name): value for name, value in work.graph.initializers.items()} if whole else {}
-    for key in whole:
-        name, array = as_ours(key.removeprefix(_PREFIX)), arrays[key]
-        layer, vector = layers.get(name.removesuffix(".weight")), vectors.get(name)
-        if layer is not None and array.shape == (layer.sizes if layer.kind == "Gather" else layer.sizes[::-1]):
-            write_floats(work, layer, array.T if layer.kind == "Gather" else array)
+    names = {key: as_ours(key.removeprefix(_PREFIX).replace(".base_layer.", ".")) for key in whole}
+    lying = {}  # of the last word of layers' names, whether those that are not square are stored inputs first
+    for key, name in names.items():
+        layer = layers.get(name.removesuffix(".weight"))
+        if layer is not None and layer.sizes[0] != layer.sizes[1]:
+            lying[_last(name)] = arrays[key].shape == layer.sizes
+    for key, name in names.items():
+        array, layer, vector = arrays[key], layers.get(name.removesuffix(".weight")), vectors.get(name)
+        inputs_first = lying.get(_last(name), settings.inputs_first)
+        if layer is not None and (new := _outputs_first(layer, array, inputs_first)) is not None:
+            _check_lying(layer, key, new)
+            if ".base_layer." not in key or _is_changed(layer, new, array.dtype):
+                write_floats(work, layer, new)
         elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
             raise DataError(f"'{shown(key)}' was trained whole, and the model has no weight of its name and sizes")
     return {k: a for k, a in arrays.items() if k not in whole}
+
+
+def _last(weight: str) -> str:
+    """The last word of the name of a weight's module."""
+    return weight.removesuffix(".weight").rpartition(".")[2]
+
+
+def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
+    """A weight that was trained whole, as ``stored_weights`` writes it; None where its sizes are not the layer's.
+
+    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). Of a square one the caller knows.
+    """
+    if layer.kind in ("Conv", "Gather"):
+        fitting = array.shape == layer.shape
+        return (array.T if layer.kind == "Gather" else array) if fitting else None
+    if array.shape not in (layer.sizes, layer.sizes[::-1]):
+        return None
+    is_square = layer.sizes[0] == layer.sizes[1]
+    return array.T if (inputs_first if is_square else array.shape == layer.sizes) else array
+
+
+def _check_lying(layer: Layer, key: str, new: Array) -> None:
+    """Raise DataError for a square weight that is far nearer to the one that it was trained from when it is turned."""
+    if layer.kind in ("Conv", "Gather") or layer.sizes[0] != layer.sizes[1]:
+        return
+    own = canonical(layer)
+    if np.linalg.norm(new.T - own) < 0.5 * np.linalg.norm(new - own):
+        raise DataError(
+            f"'{shown(key)}' is square and was trained whole, and its numbers are nearer to the model's the other way "
+            f"round than fan_in_fan_out in {CONFIG} says; set it to true for a Conv1D, which stores (inputs, outputs), "
+            "and to false for a Linear"
+        )
+
+
+def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
+    """Has a weight other numbers than the model's, beyond the precision of either? A quantised one stays as it is."""
+    if is_quantised(layer):
+        return False
+    own = canonical(layer)
+    kinds = [np.dtype(d) for d in (stored_in, (layer.weight.dtype or ir.DataType.FLOAT).numpy())]
+    coarse = min(kinds, key=lambda kind: kind.itemsize)
+    return own.shape != new.shape or not np.array_equal(own.astype(coarse), new.astype(coarse))
 
 
 def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
@@ -406,7 +456,8 @@ def _by_meaning(
     modules = [m for m in tensors if all(f"{_PREFIX}{m}.{part}" in arrays for part in parts[: len(tensors[m])])]
     given = {}
     for module in modules:
-        rank, alpha = _own(settings.ranks, module, settings.rank), _own(settings.alphas, module, settings.alpha)
+        rank = own_number(settings.ranks, module, settings.rank)
+        alpha = own_number(settings.alphas, module, settings.alpha)
         stored = [arrays[f"{_PREFIX}{module}.{part}"] for part in parts[: len(tensors[module])]]
         given[module] = Factors(*_factors(stored, alpha / KINDS[kind].spread(rank)))
     found = for_layers(given, [layer for layer in layers if layer.kind not in ("Conv", "Gather")])
@@ -445,40 +496,16 @@ def _prefix(settings: Settings, arrays: Mapping[str, Array], layers: list[Any]) 
 def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mapping[str, Array]) -> Adapter:
     plain = Adapter(kind, layer.name, layer.kind, name=name)
     if kind == "ia3":
-        return replace(plain, side="in" if _fits(layer.name, settings.inward) else "out")
+        return replace(plain, side="in" if fits(layer.name, settings.inward) else "out")
     rank, alpha = settings.rank, settings.alpha
     if KINDS[kind].peft is not None:
-        rank = _own(settings.ranks, layer.name, rank)
-        alpha = _own(settings.alphas, layer.name, alpha)
+        rank = own_number(settings.ranks, layer.name, rank)
+        alpha = own_number(settings.alphas, layer.name, alpha)
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
             raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
     return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha, dropout=settings.dropout,
                    blocks=settings.blocks.get(layer.name, ()))  # fmt: skip
-
-
-def _own(patterns: Mapping[str, N], module: str, usual: N) -> N:
-    """The number that a table of patterns has for a module, else the usual one."""
-    return next((n for key, n in patterns.items() if _fits(module, [key])), usual)
-
-
-def _fits(module: str, patterns: Iterable[str]) -> bool:
-    """As PEFT matches: the end of a name, after a point; or a regular expression for it."""
-    return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
-
-
-@functools.lru_cache(1024)
-def _expression(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a folder that anybody may have written; raises DataError for one that takes ages."""
-    repeats = _REPEATS.findall(pattern.replace("(?:", "("))
-    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
-        why = "may take ages to match"
-    else:
-        try:
-            return re.compile(rf"(.*\.)?({pattern})")
-        except (re.error, RecursionError, OverflowError) as error:
-            why = f"is no regular expression ({reason_of(error)})"
-    raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write the names of the layers there")
 
 
 def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], folder: Path) -> None:
@@ -510,64 +537,24 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
     return np.array(array) if array.shape == shape else None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The content of ``adapter_config.json``, each entry of its kind.
-
-    Attributes:
-        all: the whole table.
-        ranks, alphas: of layers whose names patterns fit.
-        inward: patterns of the layers of IA3 whose input is changed.
-        whole: patterns of the modules that have been trained whole.
-        blocks: of packed layers, whose adapters are joined of several (``Adapter.blocks``).
-    """
-
-    all: Fields
-    peft_type: str
-    bias: str
-    rank: int
-    alpha: float
-    dropout: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
-    inward: tuple[str, ...]
-    whole: tuple[str, ...]
-    is_dora: bool
-    is_rslora: bool
-    blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-
-
-def _settings(table: Fields) -> Settings:
-    ranks, alphas = table.table("rank_pattern"), table.table("alpha_pattern")
-    inward = "feedforward_modules"
-    return Settings(
-        all=table,
-        peft_type=table.text("peft_type", ""),
-        bias=table.text("bias", "none"),
-        rank=table.whole("r", 8, least=1),  # PEFT's own defaults
-        alpha=table.number("lora_alpha", 8),
-        dropout=table.number("lora_dropout", 0.0),
-        ranks={key: ranks.whole(key, least=1) for key in ranks.keys()},  # noqa: SIM118 - not a dict
-        alphas={key: alphas.number(key) for key in alphas.keys()},  # noqa: SIM118 - not a dict
-        inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
-        whole=tuple(table.texts("modules_to_save", ())) if table.value("modules_to_save") else (),
-        is_dora=table.flag("use_dora", False),
-        is_rslora=table.flag("use_rslora", False),
-    )
-
-
 def _module(kind: str, key: str) -> str:
-    for part in (*KINDS[kind].parts, *KINDS[kind].of_embeddings):
-        if key.startswith(_PREFIX) and key.endswith(f".{part}"):
-            return key.removeprefix(_PREFIX).removesuffix(f".{part}")
-    raise DataError(f"'{shown(key)}' is no name of a tensor of {kind} in PEFT's files")
+    part = _part(kind, key)
+    if not part:
+        raise DataError(f"'{shown(key)}' is no name of a tensor of {kind} in PEFT's files")
+    return key.removeprefix(_PREFIX).removesuffix(f".{part}")
+
+
+def _part(kind: str, key: str) -> str:
+    """Which tensor of an adapter has this name; empty for none."""
+    parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings)
+    return next((part for part in parts if key.startswith(_PREFIX) and key.endswith(f".{part}")), "")
 
 
 def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
     path = FilePath(os.fspath(folder))
     file = CONFIG
     try:
-        settings = _settings(Fields(json_of(regular_bytes(path_inside(path, CONFIG), LARGEST)), "it"))
+        settings = settings_of(Fields(json_of(regular_bytes(path_inside(path, CONFIG), LARGEST)), "it"))
         file = WEIGHTS
         arrays, _ = safetensors_in(path_inside(path, WEIGHTS))
     except UnreadableError as error:
@@ -576,33 +563,3 @@ def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
             f"{WEIGHTS}"
         ) from None
     return settings, arrays
-
-
-_UNKNOWN = (  # fan_in_fan_out, of GPT-2's Conv1D, says how the base is stored; the adapter's tensors are as always
-    "lora_bias",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-)
-
-
-def _kind(settings: Settings, folder: Path) -> str:
-    """Which of our kinds a folder holds.
-
-    Raises:
-        DataError: none of them, or settings that are not ours.
-    """
-    kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
-    kinds[PREFIX_TYPE] = "prefix"
-    found = kinds.get(settings.peft_type)
-    unknown = [key for key in _UNKNOWN if settings.all.value(key)]
-    if found is None or unknown or settings.bias != "none":
-        what = f"'{(unknown or ['bias'])[0]}'" if found is not None else f"the type {shown(settings.peft_type)}"
-        raise DataError(
-            f"the adapter in '{shown(folder)}' has {what}, which is not supported; LORA, IA3 and {PREFIX_TYPE} are"
-        )
-    if found == "lora":
-        found = "dora" if settings.is_dora else "rslora" if settings.is_rslora else "lora"
-    if settings.is_dora and settings.is_rslora:
-        raise DataError(f"the adapter in '{shown(folder)}' is DoRA with the scale of rsLoRA, which is not supported")
-    return found

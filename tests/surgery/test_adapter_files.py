@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from surgery.test_adapters import LAYERS, feed, run, trained, weights
+from surgery.test_adapters import LAYERS, feed, made, node, run, trained, weights
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -72,6 +72,9 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
         ),
         ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "all"}, DataError, "has 'bias'"),
         ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "lora_bias": True}, DataError, "has 'lora_bias'"),
+        ({"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}, DataError, "init_lora_weights 'pissa_niter_4'"),
+        ({"peft_type": "LORA", "init_lora_weights": "loftq"}, DataError, "init_lora_weights 'loftq'"),
+        ({"peft_type": "LORA", "of_a_later_version": 1}, DataError, "has 'of_a_later_version'"),
         ({"peft_type": "P_TUNING"}, DataError, "the type P_TUNING"),
         (
             {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
@@ -182,3 +185,55 @@ def test_positions_that_are_fed_count_on_from_a_prefix(tmp_path: Path) -> None:
                                 tmp_path / "peft" / WEIGHTS)  # fmt: skip
     with pytest.raises(DataError, match="and nothing else, and the file holds 'more'"):
         surgery.load_adapter(fed, tmp_path / "peft")
+
+
+def folder_with(tmp_path: Path, tensors: dict[str, np.ndarray], **settings: Any) -> Path:
+    """A folder of PEFT with an adapter of ``a``, further tensors and settings."""
+    rng = np.random.default_rng(1)
+    factors = {"a.lora_A.weight": rng.normal(size=(2, 4)), "a.lora_B.weight": rng.normal(size=(4, 2))}
+    stored = {f"base_model.model.{n}": np.ascontiguousarray(a, np.float32) for n, a in (factors | tensors).items()}
+    safetensors.numpy.save_file(stored, tmp_path / WEIGHTS)
+    (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, **settings}))
+    return tmp_path
+
+
+def squares() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two square layers and one that is not, all read by MatMul."""
+    rng = np.random.default_rng(0)
+    numbers = {f"{name}.weight": rng.normal(size=(4, 6 if name == "z.b" else 4)).astype(np.float32)
+               for name in ("a", "x.b", "z.b")}  # fmt: skip
+    nodes = [node("MatMul", ["x", "a.weight"], ["h"]), node("MatMul", ["h", "x.b.weight"], ["i"]),
+             node("MatMul", ["i", "z.b.weight"], ["y"])]  # fmt: skip
+    return made(nodes, numbers, ["rows", 4], y=["rows", 6]), numbers
+
+
+@pytest.mark.parametrize("conv1d", [True, False])
+@pytest.mark.parametrize("said_by", ["fan_in_fan_out", "another layer of the name"])
+def test_a_square_weight_that_was_trained_whole(conv1d: bool, said_by: str, tmp_path: Path) -> None:
+    model, numbers = squares()
+    new = {n: a + np.float32(0.1) for n, a in numbers.items() if n in ("x.b.weight", "z.b.weight")}
+    of_file = {n: a if conv1d else a.T for n, a in new.items() if said_by != "fan_in_fan_out" or n == "x.b.weight"}
+    settings = {"fan_in_fan_out": conv1d} if said_by == "fan_in_fan_out" else {}
+    loaded = weights(surgery.load_adapter(model, folder_with(tmp_path, of_file, modules_to_save=["b"], **settings)))
+    for name in of_file:
+        np.testing.assert_array_equal(loaded[name], new[name])
+
+
+def test_a_setting_that_the_numbers_contradict_is_refused(tmp_path: Path) -> None:
+    model, numbers = squares()
+    with pytest.raises(DataError, match="nearer to the model's the other way round than fan_in_fan_out"):
+        surgery.load_adapter(model, folder_with(tmp_path, {"x.b.weight": numbers["x.b.weight"]}))
+
+
+def test_the_base_beside_an_adapter_is_taken_where_it_has_changed(tmp_path: Path) -> None:
+    """PEFT stores the weights of embeddings and heads beside their adapters."""
+    model, numbers = squares()
+    plain = weights(surgery.load_adapter(model, folder_with(tmp_path, {})))
+    same = {"a.base_layer.weight": numbers["a.weight"].T}
+    assert all(np.array_equal(a, plain[n]) for n, a in
+               weights(surgery.load_adapter(model, folder_with(tmp_path, same))).items())  # fmt: skip
+    moved = {"a.base_layer.weight": numbers["a.weight"].T + 1}
+    found = weights(surgery.load_adapter(model, folder_with(tmp_path, moved)))
+    np.testing.assert_array_equal(found["a.weight"], numbers["a.weight"] + 1)
+    with pytest.raises(DataError, match="no weight of its name and sizes"):
+        surgery.load_adapter(model, folder_with(tmp_path, {"a.base_layer.weight": np.ones((5, 4))}))

@@ -6,6 +6,7 @@ PEFT is in no extra, as it is large: ``make shipped-models`` runs these tests in
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,98 @@ def test_losses_are_the_same_and_files_are_read(name: str, tmp_path: Path) -> No
     merged = surgery.merge_adapters(surgery.load_adapter(base, tmp_path / "theirs"))
     found = gg.Trainer(gg.build(merged, "mse"), device="cpu").predict(x)
     np.testing.assert_allclose(found, theirs.eval()(torch.tensor(x)).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# --- every field of LoraConfig ----------------------------------------------------------------------------------
+
+
+class Blocks(torch.nn.Module):
+    """Layers with the names that PEFT treats by themselves, a Conv1D, and two numbered ones."""
+
+    def __init__(self) -> None:
+        from transformers.pytorch_utils import Conv1D
+
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(7, 8)
+        numbered = torch.nn.ModuleList(torch.nn.ModuleDict({"fc": torch.nn.Linear(8, 8)}) for _ in range(2))
+        self.h = torch.nn.ModuleDict({"layers": numbered})
+        self.c_fc, self.lm_head = Conv1D(8, 8), torch.nn.Linear(8, 7, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        h = self.embed_tokens(x)
+        for layer in self.h["layers"]:
+            h = torch.tanh(layer["fc"](h))
+        return self.lm_head(torch.tanh(self.c_fc(h)))
+
+    def get_input_embeddings(self) -> Any:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> Any:
+        return self.lm_head
+
+
+BLOCKS = (node("Gather", ["embed_tokens.weight", "x"], ["e"]),
+          node("Gemm", ["e", "h.layers.0.fc.weight", "h.layers.0.fc.bias"], ["a"], transB=1),
+          node("Tanh", ["a"], ["b"]),
+          node("Gemm", ["b", "h.layers.1.fc.weight", "h.layers.1.fc.bias"], ["c"], transB=1),
+          node("Tanh", ["c"], ["d"]),
+          node("Gemm", ["d", "c_fc.weight", "c_fc.bias"], ["f"]), node("Tanh", ["f"], ["g"]),
+          node("Gemm", ["g", "lm_head.weight"], ["y"], transB=1))  # fmt: skip
+FIELDS: dict[str, list[Any]] = {
+    "r": [1, 3], "lora_alpha": [1, 5], "lora_dropout": [0.5], "use_rslora": [True], "use_dora": [True],
+    "target_modules": [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "fc"], r".*\.fc", "all-linear"],
+    "exclude_modules": [["h.layers.1.fc"]], "layers_to_transform": [1, [0]], "layers_pattern": ["layers"],
+    "rank_pattern": [{"h.layers.1.fc": 2}, {r"h\.layers\.0\..*": 3}], "alpha_pattern": [{"fc": 3}],
+    "modules_to_save": [["lm_head"], ["head"], ["c_fc"], ["h.layers.1.fc"], ["embed_tokens"]],
+    "fan_in_fan_out": [True], "bias": ["all", "lora_only"], "lora_bias": [True], "revision": ["main"],
+    "init_lora_weights": [True, False, "gaussian", "orthogonal", "eva", "olora", "pissa", "pissa_niter_4", "mica"],
+    "trainable_token_indices": [{"embed_tokens": [1, 2]}], "layer_replication": [[[0, 2], [0, 2]]],
+    "target_parameters": [["h.layers.0.fc.weight"]], "ensure_weight_tying": [True], "base_model_name_or_path": ["none"],
+    "use_qalora": [True], "qalora_group_size": [4], "megatron_core": ["megatron.core"], "inference_mode": [True],
+    "alora_invocation_tokens": [[1, 2]],
+}  # fmt: skip
+OF_PACKAGES = frozenset(  # set by PEFT, or of another package, or of data
+    {"arrow_config", "auto_mapping", "corda_config", "eva_config", "kasa_config", "loftq_config", "lora_ga_config"}
+    | {"megatron_config", "monteclora_config", "peft_type", "peft_version", "runtime_config", "task_type"}
+    | {"use_bdlora", "velora_config"}
+)
+SET = [(name, value) for name, values in FIELDS.items() for value in values]
+
+
+def test_every_field_is_tried() -> None:
+    assert {f.name for f in dataclasses.fields(peft.LoraConfig)} == FIELDS.keys() | OF_PACKAGES
+
+
+@pytest.mark.parametrize(("name", "value"), SET, ids=[f"{name}={value}" for name, value in SET])
+def test_a_field_is_read_or_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Blocks().eval()
+    target = ["c_fc"] if name in ("fan_in_fan_out", "target_parameters") else ["fc"]
+    options = {**LORA, "target_modules": target, name: value}
+    if name == "modules_to_save":
+        options["target_modules"] = ["h.layers.0.fc"]
+    if name == "layers_pattern":
+        options["layers_to_transform"] = [0]
+    try:
+        theirs = peft.get_peft_model(copy.deepcopy(network), peft.LoraConfig(**options))
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.3 * (parameter.std() or 1) * torch.randn_like(parameter)
+        theirs.save_pretrained(tmp_path)
+        read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path).eval()
+    except (ValueError, ImportError, AttributeError, TypeError, NotImplementedError, RuntimeError, KeyError) as error:
+        pytest.skip(f"PEFT does not take it here: {error}")
+    numbers = {n: p.detach().numpy() for n, p in network.named_parameters()}
+    base = made(list(BLOCKS), numbers, ["rows"], onnx.TensorProto.INT64)
+    x = np.arange(7)
+    wanted = read(torch.tensor(x)).detach().numpy()
+    try:
+        model = surgery.load_adapter(base, tmp_path)
+    except gg.errors.DataError as error:
+        assert name in str(error) or (name == "modules_to_save" and "fan_in_fan_out" in str(error)), error
+        return
+    found = gg.Trainer(gg.build(model, "mse"), device="cpu").predict(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 RATIO, DECAY = 16, 0.1

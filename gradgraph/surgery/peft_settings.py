@@ -1,0 +1,165 @@
+"""The content of ``adapter_config.json``: every field is read, known to change nothing, or refused by its name.
+
+What PEFT does with a field is that of PEFT 0.21. Whatever a later version adds is refused where it is set.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.documents import Fields
+from gradgraph.files.untrusted.regular import reason_of
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
+
+CONFIG = "adapter_config.json"
+# a pattern with more, or with a repeat of what repeats, takes time that grows with a high power of a name's length
+_REPEATS, _MOST_REPEATS, _LONGEST_PATTERN = re.compile(r".?[*+?{]", re.DOTALL), 3, 500
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an adapter, each entry of its kind.
+
+    Attributes:
+        all: the whole table.
+        ranks, alphas: of layers whose names patterns fit.
+        inward: patterns of the layers of IA3 whose input is changed.
+        inputs_first: whether square matrices that were trained whole are stored as GPT-2's Conv1D has them.
+        blocks: of packed layers, whose adapters are joined of several (``Adapter.blocks``).
+    """
+
+    all: Fields
+    peft_type: str
+    rank: int
+    alpha: float
+    dropout: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    inward: tuple[str, ...]
+    inputs_first: bool
+    is_dora: bool
+    is_rslora: bool
+    blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+
+def settings_of(table: Fields) -> Settings:
+    """Read the fields of a table that may be written by anybody.
+
+    Raises:
+        UnreadableError: one is of another kind.
+    """
+    ranks, alphas = table.table("rank_pattern"), table.table("alpha_pattern")
+    inward = "feedforward_modules"
+    return Settings(
+        all=table,
+        peft_type=table.text("peft_type", ""),
+        rank=table.whole("r", 8, least=1),  # PEFT's own defaults
+        alpha=table.number("lora_alpha", 8),
+        dropout=table.number("lora_dropout", 0.0),
+        ranks={key: ranks.whole(key, least=1) for key in ranks.keys()},  # noqa: SIM118 - not a dict
+        alphas={key: alphas.number(key) for key in alphas.keys()},  # noqa: SIM118 - not a dict
+        inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
+        inputs_first=table.flag("fan_in_fan_out", False),
+        is_dora=table.flag("use_dora", False),
+        is_rslora=table.flag("use_rslora", False),
+    )
+
+
+# --- what there may be ---------------------------------------------------------------------------------------------
+
+_READ = frozenset(
+    {"alpha_pattern", "fan_in_fan_out", "feedforward_modules", "lora_alpha", "lora_dropout", "peft_type", "r"}
+    | {"rank_pattern", "use_dora", "use_rslora"}
+    # of prefixes
+    | {"num_attention_heads", "num_layers", "num_transformer_submodules", "num_virtual_tokens", "token_dim"}
+)
+_SAID_BY_TENSORS = frozenset(  # which modules have an adapter or were trained whole is what tensors there are
+    {"exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"}
+)
+_OF_TRAINING = frozenset(  # how it begins, who made it, where it runs: a trained adapter computes the same
+    {"auto_mapping", "base_model_name_or_path", "encoder_hidden_size", "eva_config", "inference_mode"}
+    | {"init_ia3_weights", "init_weights", "megatron_core", "peft_version", "prefix_projection", "qalora_group_size"}
+    | {"revision", "runtime_config", "task_type"}
+)
+_BEGINNINGS = frozenset({"eva", "gaussian", "orthogonal", "true"})  # which leave the base as it is
+_IN_THE_BASE = ("corda_config", "loftq_config", "lora_ga_config")  # settings of beginnings that do not
+
+
+def check_settings(settings: Settings, where: str) -> str:
+    """Which of our kinds the settings are of.
+
+    Raises:
+        DataError: none of them; or a field is set that changes what the adapter computes, and is not supported.
+    """
+    kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
+    kinds[PREFIX_TYPE] = "prefix"
+    found = kinds.get(settings.peft_type)
+    if found is None:
+        raise DataError(
+            f"{where} has the type {shown(settings.peft_type)}, which is not supported; LORA, IA3 and {PREFIX_TYPE} are"
+        )
+    _check_beginning(settings.all, where)
+    harmless = _READ | _SAID_BY_TENSORS | _OF_TRAINING | {"init_lora_weights", *_IN_THE_BASE}
+    unknown = [key for key in settings.all.keys() if key not in harmless and _is_set(settings.all.value(key))]  # noqa: SIM118 - not a dict
+    if unknown:
+        raise DataError(
+            f"{where} has {listed(unknown, 3)}, which changes what it computes, or may, and is not supported; merge "
+            "the adapter into its model in PEFT (merge_and_unload), and export that"
+        )
+    if settings.is_dora and settings.is_rslora:
+        raise DataError(f"{where} is DoRA with the scale of rsLoRA, which is not supported")
+    if found == "lora":
+        return "dora" if settings.is_dora else "rslora" if settings.is_rslora else "lora"
+    return found
+
+
+def _is_set(value: Any) -> bool:
+    return value not in (None, False, "none") and value not in ([], {}, "")
+
+
+def _check_beginning(table: Fields, where: str) -> None:
+    """Raise DataError for a way to begin that changes the base, which PEFT does again whenever it loads the folder."""
+    begun = table.value("init_lora_weights")
+    if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
+        return
+    remedy = "merge the adapter into its model there (merge_and_unload), and export that"
+    if str(begun).lower().startswith(("corda", "olora", "pissa")):
+        remedy = "save it there with path_initial_model_for_weight_conversion=..., which makes it plain LoRA"
+    raise DataError(
+        f"{where} has init_lora_weights '{shown(begun)}', with which PEFT changes the model's own weights, or "
+        f"may, so it does not fit the model as it is; {remedy}"
+    )
+
+
+# --- patterns ------------------------------------------------------------------------------------------------------
+
+
+def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
+    """The number that a table of patterns has for a module, else the usual one."""
+    return next((n for key, n in patterns.items() if fits(module, [key])), usual)
+
+
+def fits(module: str, patterns: Iterable[str]) -> bool:
+    """As PEFT matches: the end of a name, after a point; or a regular expression for it."""
+    return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
+
+
+@functools.lru_cache(1024)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a folder that anybody may have written; raises DataError for one that takes ages."""
+    repeats = _REPEATS.findall(pattern.replace("(?:", "("))
+    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
+        why = "may take ages to match"
+    else:
+        try:
+            return re.compile(rf"(.*\.)?({pattern})")
+        except (re.error, RecursionError, OverflowError) as error:
+            why = f"is no regular expression ({reason_of(error)})"
+    raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write the names of the layers there")
