@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import Makers
@@ -252,6 +253,9 @@ def _from_matrix(
     if target.is_floating_point():
         called, truth, classes = cast(real(x) > 0.0, "int64"), cast(target > 0.5, "int64"), 2
         counted = ones_like(cast(called, "float32")) if mask is None else _spread(mask, called)
+        labels = target.shape[classes_at(x, _along(axis))] if target.ndim > 1 else 1
+        if isinstance(labels, int) and labels > 1 and "average" in arguments:
+            return _of_labels(finish, truth * 2 + called, counted, labels, classes_at(x, _along(axis)), arguments)
     else:
         at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
         size = x.shape[at]
@@ -262,6 +266,16 @@ def _from_matrix(
     places, counts = (op.Reshape(y, [-1]) for y in (truth * classes + called, counted))
     matrix = scatter_add(zeros(classes * classes), 0, places, counts)
     return Sums(matrix, (classes, classes), finish, arguments)
+
+
+def _of_labels(
+    finish: str, places: Tensor, counted: Tensor, labels: int, axis: int, arguments: Mapping[str, Any]
+) -> Sums:
+    """A table of truth and answer for each of several labels, which lie on an axis."""
+    shape = [1] * axis + [labels] + [1] * (places.ndim - axis - 1)
+    places = places + np.arange(0, 4 * labels, 4).reshape(shape)
+    places, counts = (op.Reshape(y, [-1]) for y in (places, counted))
+    return Sums(scatter_add(zeros(4 * labels), 0, places, counts), (labels, 2, 2), f"label_{finish}", arguments)
 
 
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
@@ -516,13 +530,10 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
 
 @metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several. Sums are float32, so
-    that it may be off by ``1e-8·(mean t / std t)²``.
-    """
+    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
     a, t, counted, width = _columns("r2", x, target, mask)
-    rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
-            for y in (tensor(1.0), t, t * t, (t - a) * (t - a))]  # fmt: skip
-    return Sums(stack(rows), (4, width), "r2")
+    errors = op.ReduceSum(op.Reshape((t - a) * (t - a) * counted, [-1, width]), [0], keepdims=0)
+    return _shifted("r2_shifted", [*_moments(t, counted, width), cast(errors, ir.DataType.DOUBLE)], width)
 
 
 @metric(reads="numbers", better="min")
@@ -538,14 +549,35 @@ _EPSILON = 2.0**-52  # scikit-learn's
 
 @metric(reads="numbers", better="max")
 def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error, and
-    as exact.
-    """
+    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error."""
     a, t, counted, width = _columns("explained_variance", x, target, mask)
-    e = t - a
-    rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
-            for y in (tensor(1.0), t, t * t, e, e * e)]  # fmt: skip
-    return Sums(stack(rows), (5, width), "explained_variance")
+    moments = [*_moments(t, counted, width), *_moments(t - a, counted, width)]
+    return _shifted("explained_variance_shifted", moments, width)
+
+
+def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
+    """``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]`` in float64 with ``t = p + d``. The pivot ``p`` is the mean of this batch,
+    rounded to 9 bits: its sums and those of its square are exact, and ``d`` is small, so no digits are lost between
+    them.
+    """
+    t, counted = (op.Reshape(cast(y, ir.DataType.DOUBLE), [-1, width]) for y in (t, counted))
+    count = op.ReduceSum(counted, [0], keepdims=0)
+    mean = op.ReduceSum(t * counted, [0], keepdims=0) / op.Max(count, 1.0)
+    size = op.Max(op.Abs(mean), 1e-300)
+    unit = op.Pow(tensor(2.0, ir.DataType.DOUBLE), op.Floor(op.Log(size) * (1.0 / np.log(2.0))) - 8.0)
+    pivot = op.Round(mean / unit) * unit
+    rest = (t - pivot) * counted
+    rests, squares = (op.ReduceSum(y, [0], keepdims=0) for y in (rest, rest * rest))
+    return [count, count * pivot, rests, count * pivot * pivot, 2.0 * pivot * rests, squares]
+
+
+def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
+    """Numbers of float64 as three of float32 each, which add up to them."""
+    rest, addends = stack(rows), []
+    for _ in range(3):
+        addends.append(cast(rest, ir.DataType.FLOAT))
+        rest = rest - cast(addends[-1], ir.DataType.DOUBLE)
+    return Sums(stack(addends), (3, len(rows), width), finish)
 
 
 def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:

@@ -29,6 +29,46 @@ const ofClasses =
     return averaged(c, above(c), below(c), average);
   };
 
+/** A share of each label, of a table [[neither, called so], [so, both]] each; averaged as scikit-learn does. */
+const ofLabels =
+  (parts) =>
+  (sums, _, { average }) => {
+    const tables = columns(sums, 4);
+    const so = tables.map((t) => t[2] + t[3]);
+    const found = tables.map((t, i) => parts(t[3], t[1] + t[3], so[i]));
+    if (!sum(sums)) return average === "none" ? tables.map(() => NaN) : NaN;
+    if (average === "micro" || average === "binary")
+      return sum(found.map(([a]) => a)) / Math.max(sum(found.map(([, b]) => b)), 1);
+    const shares = found.map(([a, b]) => (b > 0 ? a / b : 0));
+    if (average === "weighted") return sum(shares.map((x, i) => x * so[i])) / Math.max(sum(so), 1);
+    return average === "none" ? shares : mean(shares);
+  };
+
+/** Rows of numbers, each of which is the sum of three addends. */
+const addends = (sums, [count, rows, width]) =>
+  Array.from({ length: rows }, (_, i) =>
+    Array.from({ length: width }, (_, j) =>
+      sum(Array.from({ length: count }, (_, k) => sums[(k * rows + i) * width + j])),
+    ),
+  );
+
+/** The sum of squares about the mean, of moments [n, p, d, p * p, 2 * p * d, d * d] with t = p + d. */
+const spread = ([count, pivots, rests, squares, products, restSquares]) =>
+  Array.from(count, (n, i) => {
+    const size = pivots[i] / (n || 1);
+    const unit = size ? 2 ** (Math.floor(Math.log2(Math.abs(size))) - 8) : 1;
+    const shift = Math.round(size / unit) * unit;
+    const total = pivots[i] - n * shift + rests[i];
+    const all = squares[i] - 2 * shift * pivots[i] + n * shift ** 2;
+    const shifted = all + (products[i] - 2 * shift * rests[i]) + restSquares[i];
+    const found = shifted - total ** 2 / n;
+    return Math.abs(found) > 1e-13 * shifted ? found : (0 * n) / n; // what is left is rounding
+  });
+
+/** 1 - errors / spread; of targets that are all the same 1 where nothing is wrong, else 0, as scikit-learn does. */
+const explained = (errors, spreads) =>
+  spreads.map((all, i) => (all === 0 ? Number(errors[i] === 0) : 1 - errors[i] / all));
+
 const FINISHES = {
   ratio: ([a, b]) => a / b,
   root: ([a, b]) => Math.sqrt(a / b),
@@ -43,6 +83,18 @@ const FINISHES = {
     const part = (all, i, square) => square - all[i] ** 2 / count[i];
     return mean(count.map((_, i) => 1 - part(errors, i, squared[i]) / part(total, i, squares[i])));
   },
+  r2_shifted: (sums, shape) => {
+    const rows = addends(sums, shape);
+    return mean(explained(rows[6], spread(rows)));
+  },
+  explained_variance_shifted: (sums, shape) => {
+    const rows = addends(sums, shape);
+    return mean(explained(spread(rows.slice(6)), spread(rows)));
+  },
+  label_precision: ofLabels((hits, called) => [hits, called]),
+  label_recall: ofLabels((hits, called, so) => [hits, so]),
+  label_f1: ofLabels((hits, called, so) => [2 * hits, called + so]),
+  label_iou: ofLabels((hits, called, so) => [hits, called + so - hits]),
   calibration: (sums) => {
     const [count, probability, hits] = columns(sums, sums.length / 3);
     return sum(hits.map((x, i) => Math.abs(x - probability[i]))) / sum(count);

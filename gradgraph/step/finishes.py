@@ -51,6 +51,74 @@ def explained_variance(sums: Array) -> Any:
     return np.mean(1.0 - (squared - errors**2 / count) / (squares - total**2 / count))
 
 
+def r2_shifted(sums: Array) -> Any:
+    """Three addends of each of `[moments of t, Σ (t − x)²]`, a column each: ``r2`` that no mean takes digits from."""
+    *moments, errors = sums.sum(0)
+    return np.mean(_explained(errors, _spread(*moments)))
+
+
+def explained_variance_shifted(sums: Array) -> Any:
+    """Three addends of each of `[moments of t, moments of e]`, a column each: ``explained_variance`` likewise."""
+    rows = sums.sum(0)
+    return np.mean(_explained(_spread(*rows[6:]), _spread(*rows[:6])))
+
+
+def _explained(errors: Array, spread: Array) -> Array:
+    """``1 − errors / spread``; of targets that are all the same 1 where nothing is wrong, else 0 (as scikit-learn)."""
+    return np.where(spread == 0, np.where(errors == 0, 1.0, 0.0), 1.0 - errors / spread)
+
+
+def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products: Array, rest_squares: Array) -> Array:
+    """``Σ (t − mean t)²`` of moments `[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]` with ``t = p + d``: the pivots ``p`` have few
+    digits, so that sums of them are exact, and the rests ``d`` are small.
+    """
+    shift = pivots / np.where(count, count, 1.0)
+    shift = np.ldexp(np.round(np.ldexp(np.frexp(shift)[0], 9)), np.frexp(shift)[1] - 9)
+    total = (pivots - count * shift) + rests
+    all_ = (squares - 2.0 * shift * pivots + count * shift**2) + (products - 2.0 * shift * rests) + rest_squares
+    found = all_ - total**2 / count
+    return np.where(np.abs(found) > 1e-13 * all_, found, 0.0 * count / count)  # what is left is rounding
+
+
+# of a table for each label, [[neither, called so], [so, both]]
+
+
+def label_precision(sums: Array, average: str) -> Any:
+    """`[labels, 2, 2]`: ``hits / called so`` of each label."""
+    return _of_labels(sums, average, lambda hits, called, so: (hits, called))
+
+
+def label_recall(sums: Array, average: str) -> Any:
+    """`[labels, 2, 2]`: ``hits / so`` of each label."""
+    return _of_labels(sums, average, lambda hits, called, so: (hits, so))
+
+
+def label_f1(sums: Array, average: str) -> Any:
+    """`[labels, 2, 2]`: ``2·hits / (called so + so)`` of each label."""
+    return _of_labels(sums, average, lambda hits, called, so: (2.0 * hits, called + so))
+
+
+def label_iou(sums: Array, average: str) -> Any:
+    """`[labels, 2, 2]`: ``hits / (called so + so − hits)`` of each label."""
+    return _of_labels(sums, average, lambda hits, called, so: (hits, called + so - hits))
+
+
+def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
+    """A share of each label, 0 where there is nothing, averaged over labels as scikit-learn does; "binary" takes all
+    answers for those of one label, as "micro" does.
+    """
+    hits, so = sums[:, 1, 1], sums[:, 1].sum(1)
+    above, below = parts(hits, sums[:, :, 1].sum(1), so)
+    if not sums.sum():
+        return np.full(len(sums), np.nan) if average == "none" else np.nan
+    if average in ("micro", "binary"):
+        return above.sum() / max(below.sum(), 1.0)
+    shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
+    if average == "weighted":
+        return (shares * so).sum() / max(so.sum(), 1.0)
+    return shares if average == "none" else shares.mean()
+
+
 def calibration(sums: Array) -> Any:
     """`[n, Σ p, hits]`, a column for each bin: ``Σ |hits − Σ p| / Σ n``."""
     count, probability, hits = sums
@@ -200,6 +268,7 @@ FINISHES: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         *(ratio, root, exponential, weighted_ratios, r2, explained_variance, calibration),
+        *(r2_shifted, explained_variance_shifted, label_precision, label_recall, label_f1, label_iou),
         *(confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa),
         *(roc_auc, average_precision),
     )

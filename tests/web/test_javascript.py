@@ -253,6 +253,9 @@ def test_measures_are_finished_as_in_python() -> None:
     matrix[2], matrix[:, 2] = 0, 0  # a class that never occurs
     scores = np.concatenate([rng.integers(0, 5, (30, 4)), rng.integers(-1, 3, (30, 1))], 1).astype(float)
     answers = np.stack([rng.integers(0, 5, (30, 2)), rng.integers(-1, 2, (30, 2))], 1).astype(float)
+    tables = rng.integers(0, 9, (3, 2, 2)).astype(float)
+    moments = np.zeros((3, 7, 2))
+    moments[0] = [[9, 9], [900, -45], [3, 1], [90000, 225], [600, -10], [8, 9], [2, 1]]
     cases: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         *((name, rng.random(2) + 1, {}) for name in ("ratio", "root", "exponential")),
         ("weighted_ratios", rng.random((3, 2)), {"weights": [1.0, 0.5, 2.0]}),
@@ -264,6 +267,9 @@ def test_measures_are_finished_as_in_python() -> None:
         ("mcc", np.diag([5.0, 0.0]), {}),
         *(("cohen_kappa", matrix, {"weights": w}) for w in KAPPA_WEIGHTS),
         ("explained_variance", np.array([[9.0, 9.0], [3.0, 4.0], [8.0, 9.0], [2.0, 1.0], [3.0, 2.0]]), {}),
+        ("r2_shifted", moments, {}),
+        ("explained_variance_shifted", np.concatenate([moments[:, :6]] * 2, 1) * [[[2.0]] * 6 + [[1.0]] * 6], {}),
+        *((f"label_{name}", tables, {"average": a}) for name in ("precision", "recall", "f1", "iou") for a in AVERAGES),
         ("calibration", np.array([[4.0, 0.0, 6.0], [1.5, 0.0, 5.0], [2.0, 0.0, 6.0]]), {}),
         *((name, rows, {"average": a, "probable": p}) for name in ("roc_auc", "average_precision") for a in AVERAGES
           for rows in (scores, answers) for p in (False, True)),
