@@ -228,6 +228,8 @@ CHANGES: Sequence[Change] = (
     }, reports="errors"),
     Change("switchable", "adapters are optional inputs", {
         "(switch)": _flag("--switchable", "Make adapters optional inputs, for onnxruntime's LoraAdapter."),
+        "required": _flag("--required-inputs", "With --switchable: inputs that each run must feed, for onnxruntime-web "
+                          "and -node."),
         "name": _NAME,
     }),
     Change("qat", lambda typed: "the integers train" if typed["qat"] is None

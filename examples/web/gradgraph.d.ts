@@ -84,6 +84,9 @@ export class DivergedError extends GradgraphError {}
 /** Load a step folder, and initialise its state. */
 export function load(folder: Folder, options: LoadOptions): Promise<Trainer>;
 
+/** The tensors of an `.onnx_adapter`, by the names of the inputs of a base with required inputs. */
+export function adapterTensors(bytes: Bytes): Record<string, Values>;
+
 /** "webgpu" where the browser has it and finds an adapter, else "wasm". */
 export function bestProvider(): Promise<"webgpu" | "wasm">;
 

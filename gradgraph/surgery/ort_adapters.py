@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph.arguments import NAMES, PATH, checked
+from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
@@ -37,8 +37,8 @@ from gradgraph.surgery.operated import (
 SUFFIX = ".onnx_adapter"
 
 
-@checked(name=NAMES.or_none(), out=PATH.or_none())
-def switchable(model: Source, *, name: str | None = None, out: Path | None = None) -> Result:
+@checked(name=NAMES.or_none(), required=FLAG, out=PATH.or_none())
+def switchable(model: Source, *, name: str | None = None, required: bool = False, out: Path | None = None) -> Result:
     """The model with its adapters as optional inputs, which compute nothing until a session is given some.
 
     Files for it are written by ``save_adapter(model, "fr.onnx_adapter", trained)``, also of other models with adapters
@@ -52,6 +52,9 @@ def switchable(model: Source, *, name: str | None = None, out: Path | None = Non
     Args:
         model: the model that :func:`lora` has given.
         name: of the adapters that are switched, where the model has several.
+        required: make the tensors of adapters inputs without default values, which each run must feed:
+            onnxruntime-web refuses inputs that have some, and onnxruntime-node ignores what is fed to them. Without an
+            adapter, feed those of a model whose adapters have not been trained.
         out: write the result to this path.
 
     Raises:
@@ -77,6 +80,9 @@ def switchable(model: Source, *, name: str | None = None, out: Path | None = Non
             rename(value, _plain(adapter, weight))
             if not value.is_graph_input():
                 work.graph.inputs.append(value)
+            if required:
+                work.graph.initializers.pop(value.name or "")
+                value.const_value = None
     gone = set(chosen)
     write_adapters(work, [a for a in adapters_of(work) if a not in gone])
     return closed(work, model, out)

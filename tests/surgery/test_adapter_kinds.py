@@ -388,6 +388,15 @@ def switched(base: onnx.ModelProto, kind: str, target: str, feeds: dict[str, np.
             np.testing.assert_allclose(found[called], wanted, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(session.run(None, feeds)[0], outputs(base), rtol=1e-3, atol=1e-3)
         assert np.abs(found["fr"] - found["de"]).max() > 0.02
+    plain = surgery.switchable(gg.lora(base, target, rank=2, kind=kind), required=True)
+    names = [value.name for value in plain.graph.input]
+    assert {*names} == {v.name for v in onnx.load(folder / "base.onnx").graph.input}
+    assert not {*names} & {tensor.name for tensor in plain.graph.initializer}
+    session = ort.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert [x.name for x in session.get_inputs()] == names  # optional ones are no inputs there
+    numbers = surgery.switchable(gg.lora(base, target, rank=2, kind=kind))
+    rest = {t.name: onnx.numpy_helper.to_array(t) for t in numbers.graph.initializer if t.name in {*names} - {*feeds}}
+    np.testing.assert_allclose(session.run(None, {**feeds, **rest})[0], outputs(base), rtol=1e-3, atol=1e-3)
 
 
 def of_adapters(model: onnx.ModelProto) -> dict[str, np.ndarray]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from surgery.test_peft_names import MODELS, SETTINGS, SIZES, WRITTEN, X, network, write_folder
-from web.test_javascript import ROOT, drive, pytestmark
+from web.test_javascript import LIBRARY, ONNXRUNTIME, ROOT, drive, pytestmark
 
 import gradgraph as gg
 from gradgraph import frontend, surgery
@@ -306,3 +307,31 @@ def test_what_does_not_fit_is_said_in_one_sentence(drive: Any, tmp_path: Path) -
 def test_a_step_without_adapters_says_so(drive: Any) -> None:
     [said] = drive(gg.build(base("words"), "cross_entropy", "sgd"), ["exportAdapter"])
     assert said["message"] == "the step trains no adapters; put some into the model by gg.lora before the step is built"
+
+
+def test_a_base_for_the_web_takes_adapters_as_required_inputs(tmp_path: Path) -> None:
+    """onnxruntime-node ignores what is fed to an input with a default value."""
+    model = frontend.export(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), {"x": ("batch", 4)})
+    adapted = gg.lora(model, "*", rank=2)
+    gg.surgery.switchable(adapted, required=True, out=tmp_path / "base.onnx")
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in adapted.graph.initializer if "lora" in t.name}
+    given = {name: np.full_like(array, 0.1) for name, array in weights.items()}
+    gg.surgery.save_adapter(adapted, tmp_path / "fr.onnx_adapter", given)
+    code = f"""
+      import ort from {json.dumps(ONNXRUNTIME.as_uri())};
+      import {{ adapterTensors }} from {json.dumps(LIBRARY.as_uri())};
+      import {{ readFileSync }} from "node:fs";
+      const session = await ort.InferenceSession.create({json.dumps(str(tmp_path / "base.onnx"))});
+      const feeds = {{ x: new ort.Tensor("float32", new Float32Array(4).fill(1), [1, 4]) }};
+      const tensors = adapterTensors(readFileSync({json.dumps(str(tmp_path / "fr.onnx_adapter"))}));
+      for (const [name, t] of Object.entries(tensors))
+        feeds[name] = new ort.Tensor(t.dtype, t.data, t.dims);
+      const results = await session.run(feeds);
+      console.log(JSON.stringify(Array.from(results[session.outputNames[0]].data)));
+    """
+    (tmp_path / "run.mjs").write_text(code)
+    done = subprocess.run(["node", str(tmp_path / "run.mjs")], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    session = ort.InferenceSession(gg.surgery.load_weights(adapted, given, strict=False).SerializeToString())
+    (wanted,) = session.run(None, {"x": np.ones((1, 4), np.float32)})
+    np.testing.assert_allclose(json.loads(done.stdout), wanted[0], rtol=1e-5)
