@@ -32,7 +32,7 @@ READING = (
         callback=arguments,
         metavar="KEY=VALUE",
         help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, "
-        "resample=bicubic, layout=NHWC; repeatable.",
+        "resample=bicubic, layout=NHWC, order=BGR, scale=1; repeatable.",
     ),
     placed(
         "data",

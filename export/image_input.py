@@ -8,13 +8,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.augment.placing import GREY
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source, load_model, to_proto
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.edit import names_of
-from gradgraph.runtime.data.image_form import ImageForm
+from gradgraph.runtime.data.image_form import REVERSED, ImageForm
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TensorSpec, dtype_name
 from gradgraph.step.preprocessing import learn_preprocessing
@@ -28,9 +29,9 @@ def with_image_input(model: Source) -> onnx.ModelProto:
     """A copy of an inference model whose input of images takes bytes: uint8 [samples, height, width, channels].
 
     Height and width are open. What ``gradgraph.image_folder`` did in training, by the metadata of the model (or what a
-    file beside it says), stands in front as nodes of standard ONNX: resizing as Pillow computes it, cropping, division
-    by 255, mean and std. Pixels equal those of Pillow but for a level or two of 255: where ties are rounded otherwise,
-    and in tall images, which Pillow shrinks first in the other direction.
+    file beside it says), stands in front as nodes of standard ONNX: resizing as Pillow computes it, cropping or
+    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow but for a level or two of 255:
+    where ties are rounded otherwise, and in tall images, which Pillow shrinks first in the other direction.
 
     Raises:
         ModelError: the model has no input of images, or is of an opset below 13; images of four channels are resized,
@@ -88,19 +89,44 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
     new = [op.const(side) for side in form.size]
     if form.shorter is not None:
         new = [side * form.shorter / op.Min(*sides) for side in sides]  # whole numbers, rounded down
+    elif form.letterbox:
+        new = _letterboxed(op, sides, form.size)
     across = op.Transpose(_weights(op, sides[1], new[1], kind), perm=[1, 0])
     x = _rounded(op, op.MatMul(x, across))
     x = _rounded(op, op.MatMul(_weights(op, sides[0], new[0], kind), x))
-    return x if form.shorter is None else _middle(op, x, new, form.size)
+    if form.shorter is not None:
+        return _middle(op, x, new, form)
+    return _padded(op, x, new, form.size, GREY) if form.letterbox else x
 
 
-def _middle(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int]) -> Var:
-    """Cut the middle out; a half is rounded to the even number, as Python does it."""
-    for axis, side, wanted in zip((2, 3), sides, size, strict=True):
-        first = op.Cast(op.Round((op.Cast(side, to=FLOAT) - float(wanted)) * 0.5), to=INT64)
+def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> list[Var]:
+    """Height and width, as large as the shape allows; in double, as Python counts."""
+    wide = [op.Cast(side, to=ir.DataType.DOUBLE) for side in sides]
+    scale = op.Min(*(op.const(np.float64(most)) / side for side, most in zip(wide, size, strict=True)))
+    rounded = [op.Cast(op.Round(side * scale), to=INT64) for side in wide]
+    return [op.Max(op.Min(side, op.const(most)), op.const(1)) for side, most in zip(rounded, size, strict=True)]
+
+
+def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
+    """Cut the middle out; what is smaller gets black around it. Half of an odd rest is as ``form.crop`` says."""
+    assert form.size is not None and form.shorter is not None
+    if form.shorter < max(form.size):
+        x, sides = _padded(op, x, sides, form.size, 0.0), [op.Max(s, w) for s, w in zip(sides, form.size, strict=True)]
+    for axis, side, wanted in zip((2, 3), sides, form.size, strict=True):
+        half = (op.Cast(side, to=FLOAT) - float(wanted)) * 0.5
+        first = op.Cast(half if form.crop == "floor" else op.Round(half), to=INT64)  # to the even number, as in Python
         first = op.Reshape(first, [1])
         x = op.Slice(x, first, first + wanted, [axis])
     return x
+
+
+def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
+    """Put pixels of a ``level`` around the middle, up to ``size``; those in front are fewer by one where it is odd."""
+    missing = [op.Reshape(op.Max(wanted - side, op.const(0)), [1]) for side, wanted in zip(sides, size, strict=True)]
+    front = [rest / 2 for rest in missing]
+    none = op.const(np.zeros(2, np.int64))
+    pads = op.Concat(none, *front, none, *(rest - some for rest, some in zip(missing, front, strict=True)), axis=0)
+    return op.Pad(x, pads, float(level))
 
 
 def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
@@ -138,8 +164,10 @@ def _rounded(op: Builder, x: Var) -> Var:
 
 def _normalised(op: Builder, x: Var, form: ImageForm, dtype: ir.DataType) -> Var:
     """Numbers in the type and layout of the model."""
+    if form.order == "BGR":
+        x = op.Gather(x, op.const(np.array(REVERSED[: form.channels or 3])), axis=1)
     if not form.raw:
-        x = x / BYTE
+        x = x / BYTE if form.scale is None else x * form.scale
         for values, is_mean in ((form.mean, True), (form.std, False)):
             if values is not None:
                 column = op.const(np.array(values, np.float32).reshape(-1, 1, 1))

@@ -97,9 +97,13 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(trainer.evaluate, "batch_size limit stop averaged", DATA),
         *keywords(trainer.predict, "x"),
         *keywords(trainer.predict, "batch_size averaged per_batch", DATA["x"]),
-        *keywords(gg.image_folder, "path size mean std layout shorter resample augment threads", path=photos),
-        *keywords(gg.image_table, "path label root size mean std layout resample augment threads", table="t.csv"),
-        *keywords(gg.shards, "path names buffer size mean std layout shorter augment threads", path=photos),
+        *keywords(
+            gg.image_folder, "path size mean std layout shorter resample order scale augment threads", path=photos
+        ),
+        *keywords(
+            gg.image_table, "path label root size mean std layout resample order scale augment threads", table="t.csv"
+        ),
+        *keywords(gg.shards, "path names buffer size mean std layout shorter order scale augment threads", path=photos),
         *keywords(trainer.load_state_dict, "values"),
         *keywords(trainer.save, "path"),
         *keywords(trainer.load, "path"),

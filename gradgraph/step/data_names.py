@@ -70,7 +70,10 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
     "layout": lambda value: value in ("NCHW", "NHWC"),
     "shorter": lambda value: _is_size([value, value]),
     "resample": lambda value: isinstance(value, str) and value in INTERPOLATIONS,
+    "order": lambda value: value in ("RGB", "BGR"),
+    "scale": lambda value: type(value) in (int, float) and 0 < value < math.inf,
     "letterbox": lambda value: isinstance(value, bool),
+    "crop": lambda value: value in ("round", "floor"),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,11 @@ def _of_timm(fields: Fields) -> dict[str, Any]:
 
 def _of_processor(fields: Fields) -> dict[str, Any]:
     """As an image processor of ``transformers`` does it."""
-    for key in ("do_flip_channel_order", "do_pad", "rescale_offset", "offset", "do_thumbnail", "do_align_long_axis"):
+    mobile = fields.text("image_processor_type", fields.text("feature_extractor_type", "")).startswith("MobileViT")
+    flips = fields.flag("do_flip_channel_order", False)
+    if flips and not mobile:  # in others the order of this and the mean is not known
+        raise UnreadableError("it asks for do_flip_channel_order, which is not done here")
+    for key in ("do_pad", "rescale_offset", "offset", "do_thumbnail", "do_align_long_axis"):
         if fields.value(key) is True:
             raise UnreadableError(f"it asks for {key}, which is not done here")
     given: dict[str, Any] = {}
@@ -126,13 +130,11 @@ def _of_processor(fields: Fields) -> dict[str, Any]:
     if factor <= 0:
         raise UnreadableError(f"its rescale_factor is {factor:g}")
     mean, std = None, None
-    if fields.flag("do_normalize", fields.value("image_mean") is not None):
+    if fields.flag("do_normalize", fields.value("image_mean") is not None and not mobile):
         mean, std = _numbers(fields, "image_mean"), _numbers(fields, "image_std")
-    scale = factor * BYTE  # pixels are divided by 255 first
-    if not math.isclose(scale, 1.0, rel_tol=1e-6):
-        mean = None if mean is None else tuple(m / scale for m in mean)
-        std = (1 / scale,) * 3 if std is None else tuple(s / scale for s in std)
-    return given | {key: value for key, value in {"mean": mean, "std": std}.items() if value is not None}
+    scale = None if math.isclose(factor * BYTE, 1.0, rel_tol=1e-6) else factor
+    read = {"mean": mean, "std": std, "scale": scale, "order": "BGR" if flips else None}
+    return given | {key: value for key, value in read.items() if value is not None}
 
 
 def _size(fields: Fields) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def _size(fields: Fields) -> dict[str, Any]:
     if set(size) == {"shortest_edge"}:
         if cut is None:
             raise UnreadableError("it resizes the shorter side and cuts nothing out, so images have different sizes")
-        return {"size": cut, "shorter": _side(size["shortest_edge"], "shortest_edge")}
+        return {"size": cut, "shorter": _side(size["shortest_edge"], "shortest_edge"), "crop": "floor"}
     both = _pair(size, "size")
     if cut is not None and cut != both:
         raise UnreadableError(f"it stretches images to {list(both)} and cuts {list(cut)} out, which is not done here")
@@ -168,7 +170,7 @@ def _of_convnext(side: Any, fields: Fields) -> dict[str, Any]:
     side = _side(side, "shortest_edge")
     if side >= 384:  # where its processor does not crop
         return {"size": (side, side)}
-    return {"size": (side, side), "shorter": int(side / fields.number("crop_pct", 224 / 256))}
+    return {"size": (side, side), "shorter": int(side / fields.number("crop_pct", 224 / 256)), "crop": "floor"}
 
 
 def _pair(table: Mapping[str, Any], what: str) -> tuple[int, int]:
@@ -208,8 +210,8 @@ def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
     size = found.get("size")
     if size is not None and (height not in (None, size[0]) or width not in (None, size[1])):
         raise UnreadableError(f"its size is {list(size)}, and the model takes {[height, width]}")
-    bytes_alone: Callable[[str], bool] = lambda key: value.dtype == ir.DataType.UINT8 and key in ("mean", "std")  # noqa: E731
-    return {key: given for key, given in found.items() if not bytes_alone(key)}
+    takes_bytes = value.dtype == ir.DataType.UINT8
+    return {k: v for k, v in found.items() if not (takes_bytes and k in ("mean", "std", "scale"))}
 
 
 def _in_words(value: Any) -> str:

@@ -47,12 +47,7 @@ class Options:
     threads: int | None = None
 
     @classmethod
-    def of(
-        cls, size: Any, mean: Any, std: Any, layout: Any, letterbox: Any, augment: Any, threads: int | None
-    ) -> Options:
-        numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
-        sides = None if size is None else (size[0], size[1])
-        form = ImageForm(sides, numbers[0], numbers[1], layout, letterbox=letterbox)
+    def of(cls, form: ImageForm, augment: Any, threads: int | None) -> Options:
         return cls(form, *_followed(() if augment is None else augment), threads)
 
     def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:

@@ -15,7 +15,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
 from gradgraph.files.untrusted.inside import check_relative
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runtime.data.image_form import Augment, Layout
+from gradgraph.runtime.data.image_form import Augment, Layout, Order, form_of
 from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
 from gradgraph.vision.outlines import outline_of
 
@@ -34,6 +34,8 @@ def coco(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
@@ -54,7 +56,7 @@ def coco(
     Args:
         path: the JSON file, or its folder.
         images: the folder of the pictures; by default it is looked for beside the file.
-        size, mean, std, layout: of the arrays, as for :func:`gradgraph.image_folder`.
+        size, mean, std, layout, order, scale: of the arrays, as for :func:`gradgraph.image_folder`.
         letterbox: keep the shape of a picture, in the middle of grey (114). By default it is as in training, or else
             pictures are stretched.
         augment: as for :func:`gradgraph.image_folder`, of what boxes can follow: ``"flip"``, ``"zoom"``,
@@ -82,7 +84,7 @@ def coco(
     except UnreadableError as error:
         raise DataError(f"{where} is no file of COCO annotations ({error}); check the file") from None
     folder = Path(images) if images is not None else _folder_of(file, names[0] if names else "")
-    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
+    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     return Annotated(where, classes, [folder / name for name in names], found, options)
 
 

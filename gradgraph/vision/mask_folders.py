@@ -15,7 +15,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import numbers_at, picture_at
-from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, stacked
+from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import classes_for
@@ -156,6 +156,8 @@ def masks(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
@@ -175,7 +177,7 @@ def masks(
         images, masks: other names of these two folders.
         classes: names in the order of the numbers; by default the lines of ``classes.txt``, if there is one.
         ignore: the number of pixels that do not count. A step gets its loss's ``ignore_index`` for it.
-        size, mean, std, layout, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
+        size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
             move with their picture, by the nearest pixel; what no picture covers does not count.
 
     Raises:
@@ -192,5 +194,5 @@ def masks(
     if not pictures:
         raise DataError(f"no picture in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
     names = classes if classes is not None else names_in(root) or ()
-    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
+    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)

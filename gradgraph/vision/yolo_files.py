@@ -13,7 +13,7 @@ from gradgraph.errors import DataError, shown, suggestion
 from gradgraph.files.untrusted.flat_yaml import LARGEST, Value, flat_yaml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.image_form import Augment, Layout
+from gradgraph.runtime.data.image_form import Augment, Layout, Order, form_of
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there
 from gradgraph.vision.outlines import Polygons, Runs
@@ -31,6 +31,8 @@ def yolo(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     layout: Layout | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     letterbox: bool | None = None,
     augment: Augment | None = None,
     threads: int | None = None,
@@ -49,7 +51,7 @@ def yolo(
         path: ``data.yaml`` with ``names`` and the folders of splits, its folder, or a folder with ``images``,
             ``labels`` and ``classes.txt``.
         split: "train", "val" or "test" of ``data.yaml``; or the folder of that name in ``images``, if there is one.
-        size, mean, std, layout, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`.
+        size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`.
 
     Raises:
         DataError: there are no such files, or one is damaged.
@@ -62,7 +64,7 @@ def yolo(
         classes, pictures = _of_table(table, split)
     else:
         classes, pictures = _classes_in(given), _in_folder(_split_in(given, split))
-    options = Options.of(size, mean, std, layout, letterbox, augment, threads)
+    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     found = [_found(picture, len(classes)) for picture in pictures]
     return Annotated(f"'{shown(path)}'", classes, pictures, found, options)
 

@@ -33,14 +33,21 @@ FORMS: dict[str, dict[str, Any]] = {
     "cut, bicubic": {"size": (16, 12), "shorter": 21, "resample": "bicubic"},
     "normalised": {"size": (16, 12), "mean": MEAN, "std": STD},
     "as it is": {"std": (0.5, 0.5, 0.5)},
+    "BGR": {"size": (16, 12), "order": "BGR", "mean": MEAN, "std": STD},
+    "BGR, from 0 to 255": {"size": (16, 12), "order": "BGR", "scale": 1.0, "mean": (103.9, 116.8, 123.7)},
+    "as it is, another scale": {"scale": 1 / 127.5, "mean": (1.0, 1.0, 1.0)},
+    "cut like transformers": {"size": (16, 12), "shorter": 19, "crop": "floor"},
+    "cut out of less": {"size": (16, 12), "shorter": 9},
+    "cut out of less like transformers": {"size": (17, 12), "shorter": 14, "crop": "floor", "mean": MEAN, "std": STD},
+    "letterboxed": {"size": (16, 13), "letterbox": True, "mean": MEAN, "std": STD},
 }
 
 
 def taking(kind: str, layout: str, dtype: str, channels: int) -> onnx.ModelProto:
     """The identity of an input of images, with how they were read in its metadata."""
     form = {key: value[:channels] if key in ("mean", "std") else value for key, value in FORMS[kind].items()}
-    if dtype == "uint8":
-        form = {key: value for key, value in form.items() if key not in ("mean", "std")}
+    without = (("mean", "std", "scale") if dtype == "uint8" else ()) + (("order",) if channels == 1 else ())
+    form = {key: value for key, value in form.items() if key not in without}
     sides = form.get("size", ("a", "b"))
     shape = [channels, *sides] if layout == "NCHW" else [*sides, channels]
     dims = ", ".join(map(str, ["n", *shape]))
@@ -65,8 +72,8 @@ def test_it_equals_pillow(kind: str, dtype: str, channels: int, layout: str) -> 
     names = DataNames.read_from({p.key: p.value for p in model.metadata_props})
     shape = tuple(d.dim_value or d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim)
     form = ImageForm(**names.images["pixels"]).of(TensorSpec("pixels", dtype, shape))
-    of_level = 1.0 if dtype == "uint8" else 1 / 255 / min(form.std or (1.0,))
-    exact = {"uint8": 0.0, "float32": 2e-6, "float16": 4e-3}[dtype]
+    of_level = 1.0 if dtype == "uint8" else (form.scale or 1 / 255) / min(form.std or (1.0,))
+    exact = {"uint8": 0.0, "float32": 2e-6, "float16": 4e-3}[dtype] * 255 * (form.scale or 1 / 255)
     levels = 2 if "bicubic" in kind else 1
     for i, (height, width) in enumerate([*PHOTOGRAPHS, *SMALL, *TALL]):
         bytes_of = np.random.default_rng(i).integers(0, 256, (2, height, width, channels), dtype=np.uint8)

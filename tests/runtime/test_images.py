@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
-from gradgraph.runtime.data import image_files, images
+from gradgraph.runtime.data import image_files, image_form, images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
 from gradgraph.step.manifest import TensorSpec
 
@@ -70,8 +71,11 @@ def as_torchvision_does(path: Path, size: tuple[int, int], shorter: int | None =
         w, h = image.size
         new = (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
         image = image.resize(new, Image.Resampling.BILINEAR)
-        top, left = round((image.height - height) / 2.0), round((image.width - width) / 2.0)
-        image = image.crop((left, top, left + width, top + height))
+        before = [max(0, big - side) // 2 for big, side in ((width, image.width), (height, image.height))]
+        around = Image.new("RGB", (max(width, image.width), max(height, image.height)))
+        around.paste(image, tuple(before))
+        top, left = round((around.height - height) / 2.0), round((around.width - width) / 2.0)
+        image = around.crop((left, top, left + width, top + height))
     x = np.asarray(image).transpose(2, 0, 1).astype(np.float32) / np.float32(255)
     mean, std = (np.array(v, np.float32)[:, None, None] for v in (MEAN, STD))
     return (x - mean) / std
@@ -94,7 +98,7 @@ def test_classes_and_images_are_found_as_torchvision_finds_them(photos: Path) ->
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("shorter", [None, 14])
+@pytest.mark.parametrize("shorter", [None, 5, 9, 14, 15])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_arrays_are_those_of_torchvision(photos: Path, shorter: int | None, layout: Any) -> None:
     found = gg.image_folder(photos, (10, 12), mean=MEAN, std=STD, shorter=shorter, layout=layout)
@@ -103,6 +107,43 @@ def test_arrays_are_those_of_torchvision(photos: Path, shorter: int | None, layo
         expected = as_torchvision_does(file, (10, 12), shorter)
         np.testing.assert_array_equal(array if layout == "NCHW" else array.transpose(2, 0, 1), expected)
         assert label == found.labels[i]
+
+
+@pytest.mark.parametrize("mean", [None, (103.939, 116.779, 123.68)])
+def test_bytes_in_the_order_of_opencv(photos: Path, mean: Any, tmp_path: Path) -> None:
+    """BGR from 0 to 255 less a mean, as Caffe's networks take it, in training, a table, an export, and a thumbnail."""
+    form: dict[str, Any] = {"size": (12, 12), "order": "BGR", "scale": 1.0} | ({"mean": mean} if mean else {})
+    found = gg.image_folder(photos, **form)
+    plain = np.rint(255 * np.stack([gg.image_folder(photos, (12, 12))[i][0] for i in range(8)]))
+    expected = plain[:, ::-1] - np.array(mean or (0, 0, 0)).reshape(3, 1, 1)
+    np.testing.assert_allclose(np.stack([found[i][0] for i in range(8)]), expected, atol=1e-4)
+    t = trainer()
+    t.fit(found, epochs=1, batch_size=4, progress=False)
+    assert t.names.images["x"]["order"] == "BGR" and t.names.images["x"]["scale"] == 1.0
+    np.testing.assert_allclose(t.predict(photos), t.predict(expected.astype(np.float32)), rtol=1e-4, atol=1e-4)
+    shown = np.asarray(Image.open(io.BytesIO(image_form.picture_of(found[0][0], form))).convert("RGB"))
+    np.testing.assert_array_equal(shown, plain[0].transpose(1, 2, 0).astype(np.uint8))
+    (tmp_path / "t.csv").write_text("path\n" + "\n".join(map(str, found.files)))
+    table = gg.image_table(tmp_path / "t.csv", **form)
+    np.testing.assert_array_equal(table[3][0], found[3][0])
+
+
+def test_grey_images_and_bytes_have_no_order_and_no_scale(photos: Path) -> None:
+    grey = TensorSpec("x", "float32", ("n", 1, 12, 12))
+    for spec, form, says in (
+        (grey, {"order": "BGR"}, "takes grey images, which have no order of channels"),
+        (TensorSpec("x", "uint8", ("n", 3, 12, 12)), {"scale": 2.0}, "takes bytes, which have no mean, std and scale"),
+    ):
+        with pytest.raises(DataError, match=says):
+            next(gg.image_folder(photos, **form).load(iter([[0]]), {"x": spec}, ()))
+
+
+@pytest.mark.parametrize("shorter", [13, 14, 9])
+def test_the_shorter_side_goes_with_the_size_of_the_model(photos: Path, shorter: int) -> None:
+    spec = {"x": TensorSpec("x", "float32", ("n", 3, 12, 12))}
+    (batch,) = gg.image_folder(photos, shorter=shorter).load(iter([range(8)]), spec, ())
+    given = gg.image_folder(photos, (12, 12), shorter=shorter)
+    np.testing.assert_array_equal(batch["x"], np.stack([given[i][0] for i in range(8)]))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +261,10 @@ def test_a_broken_image_is_named(photos: Path, kind: str) -> None:
         (lambda p: gg.image_folder(p / "nothing"), "cannot be read"),
         (lambda p: gg.image_folder(p, size=(0, 3)), "it should be a height and a width above zero"),
         (lambda p: gg.image_folder(p, layout="CHW"), 'it should be "NCHW" or "NHWC"'),
-        (lambda p: gg.image_folder(p, shorter=8), "need a size that fits into them"),
+        (lambda p: trainer(classifier("height")).fit(gg.image_folder(p, shorter=8), progress=False),
+         "need a size that is cut out of them, and 'x' leaves it open"),
+        (lambda p: gg.image_folder(p, order="GBR"), 'it should be "RGB" or "BGR"'),
+        (lambda p: gg.image_folder(p, scale=0), "it should be a number above zero"),
         (lambda p: trainer().fit(gg.image_folder(p, size=(8, 8)), progress=False), "do not fit"),
         (lambda p: trainer().fit(gg.image_folder(p, mean=(0.5,)), progress=False), "mean has 1 numbers"),
         (lambda p: trainer(classifier("height")).fit(p, progress=False), "one size, as image_folder"),

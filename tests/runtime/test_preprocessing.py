@@ -25,17 +25,20 @@ BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
 
 def plainly(image: Any, size: int, how: Any, shorter: int | None, scale: float = 1 / 255, mean: Any = None,
-            std: Any = None) -> np.ndarray:  # fmt: skip
-    """Resize (the shorter side, and cut the middle out), scale and normalise."""
+            std: Any = None, rest: str = "floor", flips: bool = False) -> np.ndarray:  # fmt: skip
+    """Resize (the shorter side, and cut the middle out), scale and normalise.
+
+    Half of the rest ends at ``rest``: "floor" in transformers, "round" in torchvision, which timm uses.
+    """
     if shorter is None:
         image = image.resize((size, size), how)
     else:
         width, height = image.size
         new = (shorter, int(shorter * height / width)) if width <= height else (int(shorter * width / height), shorter)
         image = image.resize(new, how)
-        left, top = round((image.width - size) / 2), round((image.height - size) / 2)
+        left, top = (int((side - size) / 2) if rest == "floor" else round((side - size) / 2) for side in image.size)
         image = image.crop((left, top, left + size, top + size))
-    array = np.asarray(image).transpose(2, 0, 1) * scale
+    array = np.asarray(image).transpose(2, 0, 1)[:: -1 if flips else 1] * scale
     column = lambda values: np.array(values)[:, None, None]  # noqa: E731
     return array if mean is None else (array - column(mean)) / column(std)
 
@@ -60,7 +63,13 @@ DOCUMENTS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
                         "rescale_factor": 1 / 127.5}, (16, BILINEAR, None, 1 / 127.5, MEAN, STD)),
     "bytes as they are": ({"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16},
                            "do_rescale": False, "do_normalize": False}, (16, BILINEAR, None, 1.0)),
-    "timm": ({"architecture": "resnet18", "pretrained_cfg": TIMM}, (16, BICUBIC, 20, 1 / 255, MEAN, STD)),
+    "a shorter side below the size": ({**NORMAL, "image_processor_type": "BitImageProcessor", "resample": 3,
+        "size": {"shortest_edge": 11}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
+        (16, BICUBIC, 11, 1 / 255, MEAN, STD)),
+    "MobileViT, BGR": ({"image_processor_type": "MobileViTImageProcessor", "size": {"shortest_edge": 18}, "resample": 2,
+                        "do_center_crop": True, "crop_size": {"height": 16, "width": 16}, "do_normalize": False,
+                        "do_flip_channel_order": True}, (16, BILINEAR, 18, 1 / 255, None, None, "floor", True)),
+    "timm": ({"architecture": "resnet18", "pretrained_cfg": TIMM}, (16, BICUBIC, 20, 1 / 255, MEAN, STD, "round")),
     "timm, squashed": ({"pretrained_cfg": {**TIMM, "crop_pct": 1.0, "crop_mode": "squash"}},
                        (16, BICUBIC, None, 1 / 255, MEAN, STD)),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradgraph.arguments import NUMBERS, WHOLE, Kind
+from gradgraph.arguments import FINITE, NUMBERS, WHOLE, Kind
 from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import whole
 from gradgraph.errors import DataError, shown
@@ -18,10 +18,12 @@ from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.step.manifest import TensorSpec
 
 # those that say how an image becomes an array
-ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "letterbox")
+ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "order", "scale", "letterbox", "crop")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+REVERSED = [2, 1, 0, 3]  # from RGB to BGR and back
 
 Layout = Literal["NCHW", "NHWC"]
+Order = Literal["RGB", "BGR"]
 Augment = Any  # an augmentation, its name or call, a function, or a list of these
 
 
@@ -32,6 +34,8 @@ class ImageForm:
     Attributes:
         letterbox: keep the shape of an image, in the middle of grey; only data with boxes and masks are told so, and a
             model that was trained on them.
+        crop: where half of an odd rest ends when the middle is cut out: "round", as in torchvision, or "floor", as in
+            transformers; only files beside a model say so.
     """
 
     size: tuple[int, int] | None = None
@@ -40,7 +44,10 @@ class ImageForm:
     layout: Layout | None = None
     shorter: int | None = None
     resample: str | None = None
+    order: Order | None = None
+    scale: float | None = None
     letterbox: bool | None = None
+    crop: str | None = None
     channels: int | None = None
     raw: bool = False
 
@@ -66,8 +73,17 @@ class ImageForm:
                 f"images of {form.channels} channels and size {list(form.size or [])} in {form.layout} do not fit "
                 f"{spec}; give the size and layout that the model takes"
             )
-        if form.raw and (form.mean or form.std):
-            raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean and std; leave them out")
+        if form.raw and (form.mean or form.std or form.scale):
+            raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean, std and scale; leave them out")
+        if form.order == "BGR" and form.channels == 1:
+            raise DataError(f"'{shown(spec.name)}' takes grey images, which have no order of channels; leave it out")
+        if form.shorter is not None and form.size is None:
+            raise DataError(
+                f"images whose shorter side is {form.shorter} pixels need a size that is cut out of them, and "
+                f"'{shown(spec.name)}' leaves it open",
+                remedy="give size=(224, 224), say",
+                shell="give one with --image, too: size=[224,224]",
+            )
         return form
 
     @property
@@ -79,7 +95,7 @@ class ImageForm:
         """The form in which what is left open is as it is ``known`` from training."""
         cut = self.size is None and self.shorter is None
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
-        return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter")})
+        return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
 
     def __call__(self, image: Any, augmented: Augmentations | None = None, seed: Sequence[int] = ()) -> Array:
         """The array of an image of Pillow.
@@ -99,28 +115,38 @@ class ImageForm:
 
     def resized(self, image: Any) -> Any:
         """The image at its size; as it is, where there is none."""
+        how = INTERPOLATIONS[self.resample or "bilinear"]
+        if self.shorter is not None:
+            short, long = sorted(image.size)
+            across = int(self.shorter * long / short)
+            image = image.resize((self.shorter, across) if image.width <= image.height else (across, self.shorter), how)
         if self.size is None:
             return image
-        (height, width), how = self.size, INTERPOLATIONS[self.resample or "bilinear"]
+        height, width = self.size
+        if self.shorter is not None:
+            left, top = self._cut_off(image.width - width), self._cut_off(image.height - height)
+            return image.crop((left, top, left + width, top + height))
         if self.letterbox:
             return whole(image.size, (width, height), True).picture(image, how=how)
-        if self.shorter is None:
-            return image if image.size == (width, height) else image.resize((width, height), how)
-        short, long = sorted(image.size)
-        across = int(self.shorter * long / short)
-        scaled = (self.shorter, across) if image.width <= image.height else (across, self.shorter)
-        image = image.resize(scaled, how)
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return image.crop((left, top, left + width, top + height))
+        return image if image.size == (width, height) else image.resize((width, height), how)
+
+    def _cut_off(self, rest: int) -> int:
+        """How much of a ``rest`` is cut off in front; below zero, how much black is put there."""
+        return round(rest / 2) if rest > 0 and self.crop != "floor" else int(rest / 2)
 
     def _normalised(self, image: Any) -> Array:
         """Make the array [height, width, channels] of an image; nobody else holds it."""
         array = np.array(image)
         if array.ndim == 2:
             array = array[:, :, None]
+        if self.order == "BGR":
+            array = array[:, :, REVERSED[: array.shape[2]]]
         if not self.raw:
             array = array.astype(np.float32)
-            array /= np.float32(255)
+            if self.scale is None:
+                array /= np.float32(255)
+            else:
+                array *= np.float32(self.scale)
             if self.mean is not None:
                 array -= np.array(self.mean, np.float32)
             if self.std is not None:
@@ -140,12 +166,15 @@ SIZE = Kind(
     "a height and a width above zero",
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(WHOLE.fits(v) and v > 0 for v in value),
 )
+ORDER = Kind('"RGB" or "BGR"', lambda value: isinstance(value, str) and value in ("RGB", "BGR"))
+SCALE = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
 LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value in ("NCHW", "NHWC"))
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 AUGMENT = Kind("an augmentation, what names or calls one, a function, or a list of these",
                lambda value: all(map(_is_augment, value if isinstance(value, list | tuple) else [value])))  # fmt: skip
 KINDS = {"size": SIZE.or_none(), "mean": NUMBERS.or_none(), "std": NUMBERS.or_none(), "layout": LAYOUT.or_none(),
-         "shorter": ABOVE_ZERO.or_none(), "resample": INTERPOLATION.or_none(), "augment": AUGMENT.or_none(),
+         "shorter": ABOVE_ZERO.or_none(), "resample": INTERPOLATION.or_none(), "order": ORDER.or_none(),
+         "scale": SCALE.or_none(), "augment": AUGMENT.or_none(),
          "threads": ABOVE_ZERO.or_none()}  # fmt: skip
 """The kinds of the arguments that all sources of images have."""
 
@@ -159,19 +188,16 @@ def form_of(
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     layout: Layout | None,
-    shorter: int | None,
-    resample: str | None,
+    shorter: int | None = None,
+    resample: str | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
+    letterbox: bool | None = None,
 ) -> ImageForm:
-    """Make an ImageForm of the arguments of ``image_folder`` and ``shards``; raises DataError."""
-    if shorter is not None and (size is None or shorter < max(size)):
-        raise DataError(
-            f"images whose shorter side is {shorter} pixels need a size that fits into them",
-            remedy="give size=(224, 224), say",
-            shell="give one with --image, too",
-        )
-    height, width = size or (0, 0)
+    """Make an ImageForm of the arguments that all readers of pictures have."""
+    sides = None if size is None else (size[0], size[1])
     numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
-    return ImageForm((height, width) if size else None, numbers[0], numbers[1], layout, shorter, resample)
+    return ImageForm(sides, numbers[0], numbers[1], layout, shorter, resample, order, scale, letterbox)
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
@@ -202,12 +228,15 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
         raise DataError(f"an array of shape {list(array.shape)} is no image; give one of 1, 3 or 4 channels")
     if pixels.dtype != np.uint8:
         pixels = pixels.astype(np.float64)
-        if "mean" in known or "std" in known:
+        if known:
             pixels = pixels * np.array(known.get("std", 1.0)) + np.array(known.get("mean", 0.0))
-        elif not known:
+            pixels /= 255 * known.get("scale", 1 / 255)
+        else:
             low, high = pixels.min(), pixels.max()
             pixels = (pixels - low) / (high - low) if high > low else np.zeros_like(pixels)
         pixels = np.rint(np.nan_to_num(np.clip(pixels, 0, 1)) * 255).astype(np.uint8)
+    if known.get("order") == "BGR":
+        pixels = pixels[:, :, REVERSED[: pixels.shape[2]]]
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))

@@ -11,7 +11,7 @@ from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import LABELS
-from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of
+from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of
 from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
@@ -110,6 +110,8 @@ def image_table(
     layout: Layout | None = None,
     shorter: int | None = None,
     resample: str | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     augment: Augment = None,
     threads: int | None = None,
 ) -> ImageTable:
@@ -130,7 +132,8 @@ def image_table(
         label: that of labels; by default the one of training, that of the target's name, ``label``, ``class``, or the
             only other one.
         root: the folder that paths begin in; by default that of the file.
-        size, mean, std, layout, shorter, resample, augment, threads: as for :func:`gradgraph.image_folder`.
+        size, mean, std, layout, shorter, resample, order, scale, augment, threads: as for
+            :func:`gradgraph.image_folder`.
 
     Raises:
         DataError: there is no such table or column.
@@ -146,6 +149,6 @@ def image_table(
             remedy="say which: image_table(table, path='…')",
             shell="give it one column of paths",
         )
-    form = form_of(size, mean, std, layout, shorter, resample)
+    form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     begins, workers = folder if root is None else Path(root), threads or min(8, os.cpu_count() or 1)
     return ImageTable(read, where, column, label, begins, form, augment, workers, written_in(table))

@@ -15,7 +15,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
-from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, form_of, stacked
+from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -169,6 +169,8 @@ def image_folder(
     layout: Layout | None = None,
     shorter: int | None = None,
     resample: str | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     augment: Augment = None,
     threads: int | None = None,
 ) -> ImageFolder:
@@ -186,11 +188,13 @@ def image_folder(
         path: the folder. Without subfolders, its images have no labels (for ``predict``).
         size: (height, width) to which images are resized (bilinear, as Pillow does it); by default what the model
             takes.
-        mean, std: of each channel; bytes are divided by 255, then these are applied.
+        mean, std: of each channel, in their order; bytes are divided by 255, then these are applied.
         layout: ``"NCHW"`` or ``"NHWC"``; by default what the model takes.
-        shorter: resize the shorter side to this, and cut ``size`` out of the middle; by default the whole image is
-            stretched to ``size``.
+        shorter: resize the shorter side to this, and cut ``size`` out of the middle, with black around what is smaller;
+            by default the whole image is stretched to ``size``.
         resample: the filter of Pillow: ``"bilinear"`` by default, ``"bicubic"``, ``"nearest"``, ``"lanczos"``, ….
+        order: of the channels: ``"RGB"`` by default, or ``"BGR"``, as Caffe and OpenCV have them.
+        scale: the factor of bytes in place of 1/255; 1 leaves them from 0 to 255.
         augment: what changes images at random while they are trained on, and never where they are evaluated or
             predicted: augmentations of ``gradgraph.augment`` or their names (``["flip", "mixup(alpha=0.2)"]``), and
             functions ``augment(image, rng)`` that get bytes [height, width, channels] before they are resized, and
@@ -201,5 +205,5 @@ def image_folder(
     Raises:
         DataError: there is no such folder, or a class without images.
     """
-    form = form_of(size, mean, std, layout, shorter, resample)
+    form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return ImageFolder(Path(path), form, augment, threads or min(8, os.cpu_count() or 1))

@@ -25,7 +25,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular, rea
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import opened
-from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, form_of, stacked
+from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, as_targets, check_mixing, mixed, number_of
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
@@ -386,6 +386,8 @@ def shards(
     layout: Layout | None = None,
     shorter: int | None = None,
     resample: str | None = None,
+    order: Order | None = None,
+    scale: float | None = None,
     augment: Augment = None,
     threads: int | None = None,
 ) -> Shards:
@@ -410,10 +412,11 @@ def shards(
             ``"mask.png"``, ``"json.label"`` for a key of JSON. By default ``000000.x.npy`` is ``x``, a ``.cls`` the
             target and the only other array or image the input.
         buffer: how far a sample is moved, about.
-        size, mean, std, layout, shorter, resample, augment, threads: of images, as for :func:`gradgraph.image_folder`.
+        size, mean, std, layout, shorter, resample, order, scale, augment, threads: of images, as for
+            :func:`gradgraph.image_folder`.
 
     Raises:
         DataError: a file is not there, damaged, compressed, or holds something else than files.
     """
-    form = form_of(size, mean, std, layout, shorter, resample)
+    form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))
