@@ -27,9 +27,11 @@ from gradgraph.autodiff.jacobian import Mode, append_hessian, append_jacobian
 from gradgraph.autodiff.per_sample import append_per_sample
 from gradgraph.autodiff.recomputation import KEEP, Keep, as_recompute
 from gradgraph.autodiff.select import Names
+from gradgraph.autodiff.shared_sizes import compare_sizes
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
 from gradgraph.backends.engine import opset_for, write_for
+from gradgraph.backends.missing_kernels import write_missing_kernels
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
@@ -83,11 +85,13 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
             work = normalise(model, parameters=options["wrt"])
             of = options["output"] if "output" in options else options["outputs"]
             named_operators = backend != "portable"
+            own = list(work.graph.inputs)
             with blaming(model):
                 append(work, of, options["wrt"], allow_unused=options["allow_unused"], named_operators=named_operators)
-            keep_products_apart(work)
+            keep_products_apart(write_missing_kernels(work))
             if named_operators:
                 write_for(work, chosen)
+            compare_sizes(work, own, chosen.takes)
             mark(work, chosen)
             write_at(work, written_at)
             if out is not None:
@@ -118,7 +122,7 @@ def value_and_grad(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         output: the floating output (or any inner value) to differentiate, with exactly one element; by default the
-            first output.
+            first output that depends on an input.
         wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
             floating, on the way to ``output``, neither running statistic nor buffer.
         allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
@@ -232,7 +236,7 @@ def hvp(
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
-            the first output.
+            the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
             each the result has a new input ``"<name>.tangent"`` of the tensor's shape and type.
         allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
@@ -268,7 +272,8 @@ def jacobian(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating output (or any inner value) to differentiate, of any shape; by default the first output.
+        output: the floating output (or any inner value) to differentiate, of any shape; by default the first output
+            that depends on an input.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input.
         mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
@@ -310,7 +315,7 @@ def hessian(
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
-            the first output.
+            the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
         allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
 
@@ -350,7 +355,7 @@ def per_sample_gradients(
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
-            default the first output.
+            default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
         inputs: names and globs of the inputs whose first axis, of open size, holds the samples; by default those whose
             first size is open and called as that of the first such input.

@@ -407,3 +407,27 @@ def test_a_step_that_64_bits_hardly_hold(step: int) -> None:
     feeds = {"x": np.ones((4, 6), np.float32), "y.cotangent": np.ones((1, 6), np.float32)}
     gradient = run(gg.vjp(model), feeds)["x.grad"]
     np.testing.assert_array_equal(gradient, np.eye(4, dtype=np.float32)[1][:, None] * np.ones(6))
+
+
+@pytest.mark.parametrize("transform", [gg.value_and_grad, gg.hvp, gg.hessian])
+@pytest.mark.parametrize("first", ["n", 3])
+def test_an_open_batch_is_no_scalar(transform: Any, first: Any) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [first, 6])]
+    weights = [numpy_helper.from_array(np.ones((6, 1), np.float32), "w")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [first, 1])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(DifferentiationError, match="a gradient needs a scalar"):
+        transform(model, wrt="x")
+
+
+def test_an_output_that_no_input_reaches_is_not_the_default() -> None:
+    nodes = [helper.make_node("Identity", ["v"], ["version"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("version", [1]), ("y", [1, 1]))]
+    weights = {"v": np.array([3], np.float32), "w": np.ones((2, 1), np.float32)}
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(a, n) for n, a in weights.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert [o.name for o in gg.value_and_grad(model).graph.output] == ["y", "w.grad"]
+    assert gg.build(model, "mse").manifest.trainable == ("w",)

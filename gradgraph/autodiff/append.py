@@ -9,7 +9,16 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import write_orders
 from gradgraph.autodiff.recomputation import Recompute, bytes_of
 from gradgraph.autodiff.recompute import Written, written_backward
-from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, select, target_of
+from gradgraph.autodiff.select import (
+    UNUSED,
+    Names,
+    check_scalar,
+    find_path,
+    float_outputs,
+    seed_of,
+    select,
+    target_of,
+)
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.edit import names_of
@@ -36,7 +45,7 @@ def append_gradients(
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     op = builder_for(work, named_operators)
-    written = written_backward(op, path, {target: op.ones_like(op.wrap(target))}, graph)
+    written = written_backward(op, path, {target: seed_of(op, target)}, graph)
     outputs = named(op, chosen, written.gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs[:] = [target, *outputs]

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.append import builder_for, named
 from gradgraph.autodiff.forward import add_tangents
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
+from gradgraph.autodiff.select import Names, check_scalar, find_path, seed_of, select, target_of
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 
@@ -28,7 +28,7 @@ def gradients_of(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_u
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets
     op = builder_for(model)
-    gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
+    gradients = backward(op, path, {target: seed_of(op, target)})
     values = named(op, wrt, gradients, "grad", allow_unused)
     op.finish(model.graph)
     infer_shapes(model)

@@ -23,12 +23,16 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
 from gradgraph.autodiff.scan_rows import reshaped, scanned, sizes_of
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.errors import DifferentiationError, shown
+from gradgraph.errors import DifferentiationError, Remedies, shown
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import Shape, all_sizes, known_sizes
 from gradgraph.passes.normal.functions.inline import copied
 from gradgraph.passes.normal.simplifying.clean import clean_up
 
+_WHOLE: Remedies = {
+    "remedy": "leave per_sample out and take the blocks of each sample from the whole matrix",
+    "shell": "leave --per-sample out and take the blocks of each sample from the whole matrix",
+}
 Mode = Literal["auto", "reverse", "forward"]
 
 
@@ -55,7 +59,8 @@ def append_jacobian(
     op = builder_for(work, named_operators)
     if mode == "auto":
         mode = "forward" if _have_fewer_elements(chosen, path.targets[0]) else "reverse"
-    blocks = (_by_rows if mode == "reverse" else _by_columns)(work, op, path, int(per_sample))
+    write = _empty if _elements(path.targets) == 0 or _elements(chosen) == 0 else _MODES[mode]
+    blocks = write(work, op, path, int(per_sample))
     op.finish(work.graph)
     work.graph.outputs.extend(blocks)
     return clean_up(work)
@@ -113,7 +118,9 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
 def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
     """Forward mode: a jvp for each element of what is differentiated by, or (``start`` 1) of a sample of it."""
     (target,) = path.targets
+    name = target.name
     basis, (columns,) = _tangent_rows(work, op, path, [target], "jvp", start)
+    target = target_of(work.graph, name)  # a node that computes its tangent, too, may have taken the place of its own
     blocks = []
     for x, part in zip(path.wrt, basis.split(op, columns), strict=True):
         flat = op.Reshape(part, op.Concat(_count(op, x, start), _count(op, target), axis=0), allowzero=1)
@@ -121,7 +128,18 @@ def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.
     return blocks
 
 
+def _empty(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
+    """Of no elements, or by none: runtimes refuse a Scan over nothing."""
+    (target,) = path.targets
+    nothing = {x: op.full(op.const([0]), 0, op.wrap(x).dtype) for x in path.wrt}
+    return [_block(op, nothing[x], target, x, start) for x in path.wrt]
+
+
+_MODES = {"reverse": _by_rows, "forward": _by_columns}
+
+
 def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int) -> ir.Value:
+    numbers = op.cast(numbers, op.wrap(x).dtype)  # whose type the target may not have
     return reshaped(op, numbers, sizes_of(op, target), sizes_of(op, x, start), name=f"{x.name}.jacobian")
 
 
@@ -132,10 +150,10 @@ def _tangent_rows(
     path = _with_own_nodes(work, op, path)
     basis = _Basis(op, path.wrt, start)
     tangents = dict(zip(path.wrt, basis.vectors, strict=True))
-    outputs = list(work.graph.outputs)
+    count = len(work.graph.outputs)
     work.graph.inputs.append(basis.place)  # as long as its readers are nodes of the graph
     rows = write_tangents(work, op, path, tangents, likes, suffix)
-    work.graph.outputs[:] = outputs
+    work.graph.outputs[:] = work.graph.outputs[:count]
     work.graph.inputs.remove(basis.place)
     return basis, scanned(op, work.graph, basis.slices, rows, basis.count)
 
@@ -206,12 +224,8 @@ def _check_rows(graph: ir.Graph, path: Path) -> None:
             remedy="leave per_sample out, or take it out of `wrt`",
             shell="leave --per-sample out, or take it out of --wrt",
         )
-    if check_apart(graph, batched, target, path) != 0:
-        raise DifferentiationError(
-            f"output '{shown(target.name)}' has no row for each sample",
-            remedy="leave per_sample out",
-            shell="leave --per-sample out",
-        )
+    if check_apart(graph, batched, target, path, _WHOLE) != 0:
+        raise DifferentiationError(f"output '{shown(target.name)}' has no row for each sample", **_WHOLE)
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:

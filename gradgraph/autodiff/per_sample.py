@@ -11,13 +11,18 @@ from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
 from gradgraph.autodiff.scan_rows import scanned
-from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.errors import DifferentiationError, shown
+from gradgraph.autodiff.select import Names, check_scalar, find_path, seed_of, select, target_of
+from gradgraph.errors import DifferentiationError, Remedies, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.infer import infer_shapes
+
+MIXED: Remedies = {
+    "remedy": "take the jacobian of a vector of losses, or pass independent=True if samples do not mix",
+    "shell": "give --independent if samples do not mix",
+}
 
 
 def append_per_sample(
@@ -40,12 +45,12 @@ def append_per_sample(
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     if not independent:
-        check_apart(graph, batched, target, path)
+        check_apart(graph, batched, target, path, MIXED)
     slices = _one_sample(op, work, batched, size)
     check_scalar(target)
     sources = [slices.get(x, x) for x in chosen]
     path = Path(graph, [target], sources)
-    gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
+    gradients = backward(op, path, {target: seed_of(op, target)})
     rows = [_row(op, gradients.get(x), x, allow_unused) for x in sources]
     op.finish(graph)
     graph.outputs.clear()

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.path import Path, is_tensor, reads
 from gradgraph.autodiff.select import Names
-from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.prune import needed
@@ -139,12 +139,15 @@ def name_batch(work: ir.Model, names: Names = None) -> str:
 # --- do they stay apart? ---------------------------------------------------------------------------------
 
 
-def check_apart(graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, path: Path) -> int | None:
+def check_apart(
+    graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, path: Path, remedies: Remedies
+) -> int | None:
     """Refuse a graph in which ``target`` is more than a sum or a mean over the samples of ``batched``.
 
     Args:
         batched: hold one in each row.
         path: to ``target``, from what it is differentiated by.
+        remedies: what the call that asks has to offer instead.
 
     Returns:
         The axis of ``target`` that holds the samples, each once; None if there is none.
@@ -163,8 +166,7 @@ def check_apart(graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, 
         except _Mixed as reason:
             raise DifferentiationError(
                 f"{describe(node)} {reason}, so the gradient of one sample alone may not be its part of the batch's",
-                remedy="take the jacobian of a vector of losses, or pass independent=True if samples do not mix",
-                shell="give --independent if samples do not mix",
+                **remedies,
             ) from None
         places.update((y, place) for y, place in zip(node.outputs, found, strict=False) if place is not None)
     end = places.get(target)

@@ -16,6 +16,8 @@ def scanned(
 ) -> list[Var]:
     """Stack ``results`` over all slices by one Scan; nodes that depend on no slice run once, outside.
 
+    A result whose rank is decided at run time is stacked flat: runtimes ask how many axes the outputs of a body have.
+
     Args:
         op: receives the Scan; what it has written must be in the graph.
         graph: its nodes that depend on ``slices`` move into the body.
@@ -28,7 +30,8 @@ def scanned(
 
     def write(*_: Var) -> list[Var]:
         op.nodes.extend(inside)
-        return [op.wrap(y) for y in results]
+        rows = [op.wrap(y) for y in results]
+        return [row if row.shape is not None else op.Reshape(row, [-1]) for row in rows]
 
     body, given = op.graph(list(slices), write, name="row"), list(slices.values())
     found = all_of(op.Scan(*given, outputs=len(results), body=body, num_scan_inputs=len(given)))

@@ -8,12 +8,11 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph.arguments import as_names, matching
-from gradgraph.autodiff.path import Path, carries, is_tensor
+from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.autodiff.reverse import check_rules
 from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, listed, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_marked_constant
-from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal import expand, has_body
 from gradgraph.passes.normal.weights.verdicts import is_buffer
 from gradgraph.rules import registry
@@ -94,11 +93,23 @@ def _before_cast(value: ir.Value) -> ir.Value:
     return source or value
 
 
+def computed_outputs(graph: ir.Graph) -> list[ir.Value]:
+    """The outputs that depend on an input, or all where none does: what defaults choose from.
+
+    Policies, for one, have their version number among their outputs, a constant.
+    """
+    reached = {v for v in graph.inputs if not v.is_initializer()}
+    for node in graph:
+        if any(v in reached for v in reads(node)):
+            reached.update(node.outputs)
+    return [v for v in graph.outputs if v in reached] or [*graph.outputs]
+
+
 def target_of(graph: ir.Graph, name: str | None) -> ir.Value:
     if name is None:
         if not graph.outputs:
             raise DifferentiationError("the model has no output to differentiate")
-        return graph.outputs[0]
+        return computed_outputs(graph)[0]
     known = {v.name: v for v in graph.outputs} | {v.name: v for n in graph for v in n.outputs if v.name}
     if name not in known:
         raise UnknownNameError(
@@ -124,16 +135,24 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
 
 
 def check_scalar(target: ir.Value) -> None:
+    """Raise an error unless ``target`` is a floating tensor of one element; an open size may be more."""
     if not carries(target) or not is_tensor(target):
         content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
         raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
     shape = Var(Builder(), target).shape
-    if shape is not None and any(d != 1 for d in known_sizes(shape)):
+    if shape is not None and any(d not in (1, None) for d in shape):
         raise DifferentiationError(
             f"output '{shown(target.name)}' has shape {list(shape)}, and a gradient needs a scalar",
             remedy="reduce it to one element (mean, sum or a loss), or use vjp",
             shell="reduce it to one element (mean, sum or a loss)",
         )
+
+
+def seed_of(op: Builder, target: ir.Value) -> Var:
+    """The cotangent of a scalar: a one in its shape. Where that is unknown, more elements are an error at run time."""
+    y = op.wrap(target)
+    known = y.shape is not None and None not in y.shape
+    return op.ones_like(y) if known else op.like(op.Reshape(op.const([1], y.dtype), op.shape(y)), y)
 
 
 # --- the path ------------------------------------------------------------------------------------------

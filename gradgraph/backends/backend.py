@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -125,6 +125,11 @@ class Backend:
         from gradgraph.backends.capability import everywhere, table_of
 
         return everywhere() if self.for_all else table_of(self.name)
+
+    def takes(self, nodes: Iterable[ir.Node]) -> bool:
+        """Does the runtime take all of these, by its table? "portable", which is for any, takes standard nodes."""
+        table = None if self.for_all else self.table
+        return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 
     def forms_of(self, node: ir.Node) -> list[Form]:
         """The forms for ``node``, the best one first; those of the backend that this one extends come after its own."""

@@ -33,7 +33,7 @@ from gradgraph.files.model_metadata import Imitation, imitation_in
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
 from gradgraph.rivals.objects import library_of
@@ -144,7 +144,7 @@ class Objective:
         if term.loss is OWN:
             output = output_of(graph, term.outputs[0])
             shape = shape_of(output)
-            if shape is not None and any(d != 1 for d in known_sizes(shape)):
+            if shape is not None and any(d not in (1, None) for d in shape):
                 raise BuildError(
                     f"a model's own loss is a scalar output, but '{shown(output.name)}' has shape {list(shape)}; "
                     "name a loss such as 'cross_entropy', or another output"

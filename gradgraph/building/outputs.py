@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import carries, is_tensor
+from gradgraph.autodiff.select import computed_outputs
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 
 
@@ -20,13 +21,19 @@ def floating_outputs(graph: ir.Graph) -> list[str]:
     return [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
 
 
+def default_outputs(graph: ir.Graph) -> list[str]:
+    """Those that a loss reads by default: the ones that depend on an input first."""
+    floating, computed = floating_outputs(graph), {v.name for v in computed_outputs(graph)}
+    return sorted(floating, key=lambda name: name not in computed)
+
+
 def output_name(graph: ir.Graph, output: str | None) -> str:
     """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
     floating = floating_outputs(graph)
     if output is None:
         if not floating:
             raise BuildError("the model has no floating output that a loss could read")
-        return floating[0]
+        return default_outputs(graph)[0]
     if output not in floating:
         inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
         if inner is None:

@@ -20,8 +20,10 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review, review_integers
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import write_for, write_init_for
+from gradgraph.backends.missing_kernels import write_missing_kernels
 from gradgraph.building.draft import Draft
 from gradgraph.building.eval_model import eval_graph
+from gradgraph.building.interface import write_interface
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
@@ -243,8 +245,8 @@ def for_backend(draft: Draft) -> Draft:
     for file, graph in graphs.items():
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
-        written = write_for(keep_products_apart(graph), draft.backend, file, spare=file == EVAL)
-        keep_memory_apart(write_at(written, draft.opset))
+        written = write_for(keep_products_apart(write_missing_kernels(graph)), draft.backend, file, spare=file == EVAL)
+        keep_memory_apart(write_interface(write_at(written, draft.opset), draft.manifest))
     return draft
 
 
@@ -270,8 +272,10 @@ def finished(draft: Draft) -> Step:
         return to_proto_beside(model, draft.bases) if draft.bases else to_proto(model)
 
     trains = {part.name: proto(part.model) for part in draft.parts}
-    init = write_init_for(draft.beginning.model(), draft.backend)
+    init = write_interface(
+        write_at(write_init_for(draft.beginning.model(), draft.backend), draft.opset), draft.manifest
+    )
     halves = {name: proto(half) for name, half in draft.halves.items()}
-    return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(write_at(init, draft.opset)),
+    return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(init),
                 proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
                 taken=tuple(draft.taken), separate=halves)  # fmt: skip

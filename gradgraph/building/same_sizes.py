@@ -11,10 +11,9 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.shared_sizes import COMPARED
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import record_shape, shape_of
-
-COMPARED = "/is_as_long_as/"  # between the names of two tensors, in that of the node: errors of every runtime say it
 
 
 def named_sizes(graph: ir.Graph) -> frozenset[str]:

@@ -41,7 +41,10 @@ class Marks:
 def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
     """Name the gradients of ``params``, and what the loss is a mean over, so that they stay until the graph is cut."""
     op = state.op
-    found = [op.Identity(g, name=f"{p.name}.grad") for p, g in zip(params, gradients, strict=True)]
+    found = [op.Identity(op.cast(g, p.dtype or g.dtype), name=f"{p.name}.grad")
+             for p, g in zip(params, gradients, strict=True)]  # fmt: skip
+    for mark, p in zip(found, params, strict=True):
+        mark.value.type, mark.value.shape = p.type, p.shape
     state.held += [mark.value for mark in found]
     weight = None
     if written.weight is not None and not written.adds_up:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, as_names, described
-from gradgraph.building.outputs import floating_outputs, output_name, output_of, value_names
+from gradgraph.building.outputs import default_outputs, output_name, output_of, value_names
 from gradgraph.building.same_sizes import same_sizes
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend import reductions
@@ -183,7 +183,7 @@ def _specs(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
 def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
     count = len(loss.reads)
     if output is None and count > 1:
-        names = floating_outputs(graph)[:count]
+        names = default_outputs(graph)[:count]
     else:
         names = [output_name(graph, name) for name in ([None] if output is None else as_names(output))]
     if len(names) != count:

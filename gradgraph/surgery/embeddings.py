@@ -40,7 +40,7 @@ def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None 
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    table = value_named(work, weight)
+    table = value_named(work, weight, weight=True)
     tensor = numbers_of(table)
     if tensor is None or tensor.shape.rank() != 2 or not tensor.dtype.is_floating_point():
         raise ModelError(f"'{shown(weight)}' is no floating matrix of the model's weights, so no embedding")

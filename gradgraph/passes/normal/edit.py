@@ -204,15 +204,20 @@ def next_free(wanted: str, taken: Collection[str]) -> str:
     return name
 
 
-def value_named(model: ir.Model, name: str) -> ir.Value:
+def value_named(model: ir.Model, name: str, weight: bool = False) -> ir.Value:
     """An input, initializer or computed value of the main graph.
+
+    Args:
+        weight: the caller asks for an initializer, so an error lists these, and not outputs and inner values first.
 
     Raises:
         UnknownNameError: there is none of this name.
     """
     graph = model.graph
-    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    known |= {v.name: v for node in graph for v in node.outputs if v.name}
+    stored = [*graph.initializers.values()]
+    inner = [v for node in graph for v in node.outputs]
+    known = {v.name: v for v in (*graph.outputs, *inner, *graph.inputs, *stored) if v.name}
     if name not in known:
-        raise UnknownNameError(f"the model has no value '{shown(name)}'{suggestion(name, known)}")
+        kind, among = ("weight", [v.name or "" for v in stored]) if weight else ("value", [*known])
+        raise UnknownNameError(f"the model has no {kind} '{shown(name)}'{suggestion(name, among)}")
     return known[name]

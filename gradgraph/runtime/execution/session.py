@@ -18,6 +18,7 @@ import onnx.parser
 import onnxruntime as ort
 
 from gradgraph.arguments import TEXT
+from gradgraph.autodiff.shared_sizes import COMPARED
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
@@ -25,7 +26,6 @@ from gradgraph.backends.ort_cpu.cpu_lowering import packing
 from gradgraph.backends.ort_native import in_use, library
 from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
-from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.machine import custom_ops
 from gradgraph.runtime.execution import denormals

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.select import check_scalar, find_path, target_of
+from gradgraph.autodiff.select import check_scalar, find_path, seed_of, target_of
 from gradgraph.backends.functions import write_functions
 from gradgraph.building.selection import as_input
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
@@ -62,7 +62,7 @@ def training_graph(
                     "requires_grad"
                 )
         (target,) = path.targets
-        gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
+        gradients = backward(op, path, {target: seed_of(op, target)})
         reset = ir.Value(name=op.fresh(names.RESET), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape((1,)))
         begins = op.Squeeze(op.wrap(reset), [0])
         rows = [_accumulated(op, p, gradients.get(p), begins) for p in chosen]

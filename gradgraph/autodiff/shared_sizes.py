@@ -1,0 +1,76 @@
+"""Inputs that share the name of a size are fed the same size, or the model does not run.
+
+Gradients are written for sizes as the model names them. Where one input of ``[N, 3]`` is fed one row and another four,
+element-wise operators would repeat that row silently, and its gradient would have four. So each of these inputs passes
+through a Reshape, which moves no numbers: to the size of all, if it is one, and else to a size that none of them has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import recorded_shape
+from gradgraph.passes.normal.edit import names_of
+
+COMPARED = "/is_as_long_as/"  # between the names of two tensors, in that of the node: errors of every runtime say it
+
+
+def compare_sizes(
+    model: ir.Model, own: Collection[ir.Value], are_taken: Callable[[Sequence[ir.Node]], bool]
+) -> ir.Model:
+    """Compare the sizes of inputs of ``model`` that have one name, in place.
+
+    Args:
+        own: the inputs before a transform added cotangents or tangents. These are compared where two of its own are.
+        are_taken: whether the runtime takes nodes for this. Without them, nothing is compared.
+    """
+    places: dict[str, dict[ir.Value, int]] = {}
+    for x in model.graph.inputs:
+        for axis, size in enumerate(recorded_shape(x) or () if isinstance(x.type, ir.TensorType) else ()):
+            if isinstance(size, str):
+                places.setdefault(size, {}).setdefault(x, axis)
+    shared = {size: found for size, found in places.items() if sum(x in own for x in found) > 1}
+    op = Builder(names_of(model), "sizes")
+    sizes = {size: _common(op, found) for size, found in shared.items()}
+    written_shapes: dict[tuple[ir.Value, ...], Var] = {}
+    compared: dict[ir.Value, ir.Value] = {}
+    for found in shared.values():
+        for x in found:
+            if x not in compared:
+                other = next(y for y in found if y is not x)
+                compared[x] = _in_these(op, x, sizes, written_shapes, f"{x.name}{COMPARED}{other.name}")
+    if not are_taken(op.nodes):
+        return model
+    written = set(op.nodes)
+    for x, y in compared.items():
+        for node, place in [use for use in x.uses() if use[0] not in written]:
+            node.replace_input_with(place, y)
+    op.finish(model.graph, before=next(iter(model.graph), None))
+    return model
+
+
+def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
+    """The size of all ``places`` (inputs with their axes) as a vector of length 1; if they differ, a larger one."""
+    sizes = [op.Shape(op.wrap(x), start=i, end=i + 1) for x, i in places.items()]
+    most = op.Max(*sizes)
+    return most + (most - op.Min(*sizes))
+
+
+def _in_these(
+    op: Builder, x: ir.Value, sizes: Mapping[str, Var], shapes: dict[tuple[ir.Value, ...], Var], name: str
+) -> ir.Value:
+    """``x`` in a shape in which each of ``sizes`` stands for its name; ``shapes`` are those written so far."""
+    shape = recorded_shape(x) or ()
+    parts = [
+        op.const([d]) if isinstance(d, int) else sizes.get(d or "") or op.Shape(op.wrap(x), start=i, end=i + 1)
+        for i, d in enumerate(shape)
+    ]
+    key = tuple(part.value for part in parts)
+    if key not in shapes:
+        shapes[key] = op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
+    y = op.Reshape(op.wrap(x), shapes[key], allowzero=1, name=name)
+    y.value.type, y.value.shape = x.type, ir.Shape(shape)
+    return y.value

@@ -1,0 +1,83 @@
+"""Operators that onnxruntime's CPU has no float64 kernel for, written in operators that it has one for.
+
+A model of float64 opens at an old opset by a function body that onnxruntime does not take at opset 21, or brings no
+such operator, and its gradient does. What a model opens with is not to be missing in what a transform makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.backends.shared_forms import scattered_winners
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import Editor, calls_of
+
+
+def _leaky_relu(op: Builder, x: Var, alpha: float = 0.01) -> Var:
+    return op.Where(x > 0.0, x, x * alpha)
+
+
+def _thresholded_relu(op: Builder, x: Var, alpha: float = 1.0) -> Var:
+    return op.Where(x > alpha, x, 0.0)
+
+
+def _elu(op: Builder, x: Var, alpha: float = 1.0) -> Var:
+    below = op.Exp(op.Where(x > 0.0, 0.0, x)) - 1.0
+    return op.Where(x > 0.0, x, below * alpha)
+
+
+def _selu(op: Builder, x: Var, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323) -> Var:
+    return _elu(op, x, alpha) * gamma
+
+
+def _hard_sigmoid(op: Builder, x: Var, alpha: float = 0.2, beta: float = 0.5) -> Var:
+    line = x * alpha + beta
+    return op.Where(line <= 0.0, 0.0, op.Where(line >= 1.0, 1.0, line))
+
+
+def _softsign(op: Builder, x: Var) -> Var:
+    return x / (op.Abs(x) + 1.0)
+
+
+def _prelu(op: Builder, x: Var, slope: Var) -> Var:
+    return op.Where(x > 0.0, x, x * slope)
+
+
+def _softplus(op: Builder, x: Var) -> Var:
+    return op.Max(x, 0.0) + op.Log(op.Exp(-op.Abs(x)) + 1.0)  # overflows nowhere
+
+
+def _mish(op: Builder, x: Var) -> Var:
+    return x * op.Tanh(_softplus(op, x))
+
+
+FLOAT64: dict[str, Callable[..., Var | None]] = {
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "LeakyRelu": _leaky_relu,
+    "MaxUnpool": scattered_winners,
+    "Mish": _mish,
+    "PRelu": _prelu,
+    "Selu": _selu,
+    "Softplus": _softplus,
+    "Softsign": _softsign,
+    "ThresholdedRelu": _thresholded_relu,
+}
+
+
+def write_missing_kernels(model: ir.Model) -> ir.Model:
+    """Write nodes that onnxruntime has no kernel for in others, in place."""
+    editor = Editor(model)
+    for op_type, write in FLOAT64.items():
+        for node in calls_of(model, op_type):
+            first = node.inputs[0]
+            if first is None or first.dtype != ir.DataType.DOUBLE:
+                continue
+            attributes: dict[str, Any] = {a.name: a.value for a in node.attributes.values()}
+            written = write(editor.op, *map(editor.op.wrap, node.inputs), **attributes)
+            if written is not None:
+                editor.replace(node, written)
+    return model

@@ -1,0 +1,39 @@
+"""What the files of a step declare of their inputs and outputs: the manifest alone knows it, not shape inference."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.step.manifest import Dim, Manifest, numpy_dtype
+
+
+def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
+    """Declare inputs and outputs of one file of a step as ``manifest`` describes them, in place.
+
+    Passes that rewrite nodes may lose a type or a shape. Outputs of the trained model itself keep what they declare.
+    """
+    known = _declared(manifest)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if (found := known.get(value.name or "")) is not None:
+            dtype, shape = found
+            if dtype is not None or value.shape is None:  # a loss of the model's own may have axes
+                value.shape = ir.Shape(shape)
+            if dtype is not None:
+                value.type = ir.TensorType(ir.DataType.from_numpy(numpy_dtype(dtype)))
+    return model
+
+
+def _declared(manifest: Manifest) -> dict[str, tuple[str | None, tuple[Dim, ...]]]:
+    """The element type and shape of each input and output; no type for losses and metrics, which follow the model's."""
+    tensors = (*manifest.inputs, *manifest.targets, *manifest.state)
+    found: dict[str, tuple[str | None, tuple[Dim, ...]]] = {t.name: (t.dtype, t.shape) for t in tensors}
+    found |= {s.next: (s.dtype, s.shape) for s in manifest.state}
+    for part in manifest.parts.values():
+        found |= dict.fromkeys(part.hyperparameters, ("float32", ()))
+        found |= dict.fromkeys({part.loss_output, *part.metrics, *part.reports} - {*manifest.outputs}, (None, ()))
+        found |= {m.sums: (None, m.shape) for m in part.trained_measures}
+    if manifest.separate is not None:
+        found |= {gradient: found[weight] for weight, gradient in manifest.separate.gradients.items()}
+        if manifest.separate.weight:
+            found[manifest.separate.weight] = (None, ())
+    return found
