@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
-from gradgraph.errors import ModelError
+from gradgraph.errors import DifferentiationError, ModelError
 from gradgraph.graph.builder import Builder
 
 RNG = np.random.default_rng(0)
