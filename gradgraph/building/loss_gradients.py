@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.cancelled import cancelled
 from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.recompute import Written, written_backward
 from gradgraph.autodiff.select import find_path
@@ -86,5 +87,6 @@ class Gradients:
                 f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose "
                 f"type is unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
             )
-        found = [gradients[w] for w in weights]
+        noise = cancelled(path, weights)
+        found = [op.zeros_like(op.wrap(w)) if w in noise else gradients[w] for w in weights]
         return found if self._scale is None else self._scale.gradients(found)
