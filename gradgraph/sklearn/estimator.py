@@ -25,6 +25,7 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.sklearn.kept_step import KeptStep
 from gradgraph.sklearn.sparse_rows import SparseRows
+from gradgraph.step.classes import ClassNumbers
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.placed_columns import SAMPLE_WEIGHT
 from gradgraph.step.step import Step
@@ -96,7 +97,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _data(self, X: Any, y: Array, weights: Any) -> dict[str, Any]:
         m = self.trained_.step.manifest
-        data = {m.inputs[0].name: X, m.targets[0].name: y}
+        data = {m.inputs[0].name: X, m.targets[0].name: y.view(ClassNumbers) if self._are_labels else y}
         if SAMPLE_WEIGHT in {t.name for t in m.targets}:
             data[SAMPLE_WEIGHT] = _check_sample_weight(weights, X, dtype=np.float32)  # ones, if there are none
         elif weights is not None:

@@ -22,6 +22,7 @@ from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.image_labels import Labels, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
+from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
@@ -117,8 +118,8 @@ class Sounds(Loadable):
         if target is None:
             return names
         column, labels = self._labels_of(target.name, known)
-        classes = {target.name: labels.names_for(target, known.classes.get(target.name))} if labels.classes else {}
-        return replace(names, classes=classes, columns={target.name: [column]} if column else {})
+        _, classes = labels.matched(target, Classes.known(known, target.name))
+        return replace(names, columns={target.name: [column]} if column else {}).updated(classes.of(target.name))
 
     def load(
         self,
@@ -134,7 +135,7 @@ class Sounds(Loadable):
         form = self._form(sound, known)
         labels = None
         if target is not None:
-            labels = self._labels_of(target.name, known)[1].targets(target, known.classes.get(target.name))
+            labels = self._labels_of(target.name, known)[1].targets(target, Classes.known(known, target.name))
         for samples in loaded_ahead(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
             made = np.stack([one for one, _ in samples]).astype(numpy_dtype(sound.dtype))
             batch = {sound.name: made if len(sound.shape) == 2 else made[:, None]}
@@ -159,7 +160,7 @@ class Sounds(Loadable):
                 remedy="sort the files into a folder for each class, or say which column has them: label='…'",
                 shell="sort the files into a folder for each class, or say which column has them with --target",
             )
-        return found, self._columns[found].like(known.classes.get(target))
+        return found, self._columns[found]
 
     def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
         """The samples of a sound: float32 [length]."""
@@ -349,7 +350,8 @@ def table(
 
         calls = gg.sound.table("calls.csv", "file", "species", seconds=3.0)
 
-    Labels that are text are names of classes, sorted; whole numbers are numbers of classes, and others are quantities.
+    Labels are matched by name with the classes that a model knows; whole numbers are numbers of classes unless classes
+    have such names, and others are quantities.
 
     Args:
         frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
@@ -394,4 +396,4 @@ def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | No
     if any(value is None or value != value for value in values.tolist()):
         return None
     own = None if written is None else column_of(written, column)
-    return Labels.of(values, f"the column '{shown(column)}' of {where}", own)
+    return Labels(f"the column '{shown(column)}' of {where}", values, written=own)

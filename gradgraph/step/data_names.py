@@ -120,6 +120,7 @@ class DataNames:
         sounds: of an input, how sounds became its samples: arguments of ``gradgraph.sound.folder``.
         preprocess: what becomes of the columns of a table before the model reads them.
         sigmoid: the targets of two classes whose second one has the Sigmoid of the model's only score for probability.
+        numbered: the targets whose data have numbers of classes in place of their names.
 
     Raises:
         ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
@@ -133,6 +134,7 @@ class DataNames:
     sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preprocess: Preprocessing | None = None
     sigmoid: Sequence[str] = ()
+    numbered: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("columns", "classes"):
@@ -141,7 +143,7 @@ class DataNames:
         for what in _READ:
             read = {name: _as_read(what, name, given) for name, given in _mapping(what, getattr(self, what)).items()}
             object.__setattr__(self, what, read)
-        for name in ("softmax", "sigmoid"):
+        for name in ("softmax", "sigmoid", "numbered"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         if not isinstance(self.preprocess, Preprocessing | None):
             object.__setattr__(self, "preprocess", Preprocessing.from_data(self.preprocess))
@@ -160,7 +162,12 @@ class DataNames:
             {**self.sounds, **other.sounds},
             other.preprocess or self.preprocess,
             tuple(dict.fromkeys([*self.sigmoid, *other.sigmoid])),
+            tuple(dict.fromkeys([*filter(self._keeps_in(other), self.numbered), *other.numbered])),
         )
+
+    def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
+        """Whether ``other`` has no classes of its own for a target."""
+        return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
         """These names for a step that was built from the model: without those of another head, input or loss.
@@ -171,10 +178,13 @@ class DataNames:
             columns, classes: of each input, the columns of its matrix; of each target of labels, its classes. What is
                 no number may be any.
         """
-        held = self.classes
+        held, numbered = self.classes, list(self.numbered)
         if len(held) == 1 and len(classes) == 1:
+            numbered = list(classes) if numbered == list(held) else []
             held = dict(zip(classes, held.values(), strict=True))
-        named = replace(self, columns=_fitting(self.columns, columns), classes=_fitting(held, classes))
+        fit = _fitting(held, classes)
+        named = replace(self, columns=_fitting(self.columns, columns), classes=fit,
+                        numbered=[target for target in numbered if target in fit])  # fmt: skip
         made = {} if self.preprocess is None else {n: len(own) for n, own in self.preprocess.features.items()}
         fits = all(columns.get(name) == count for name, count in made.items())
         return replace(named.without_activations(), preprocess=self.preprocess if fits else None)
@@ -188,7 +198,9 @@ class DataNames:
     def as_data(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON; what names nothing is left out."""
         plan = {} if self.preprocess is None else {"preprocess": self.preprocess.as_data()}
-        return {name: value for name, value in asdict(replace(self, preprocess=None)).items() if value} | plan
+        numbered = [target for target in self.numbered if target in self.classes]
+        plain = replace(self, preprocess=None, numbered=numbered)
+        return {name: value for name, value in asdict(plain).items() if value} | plan
 
     @classmethod
     def from_data(cls, data: Any) -> DataNames:

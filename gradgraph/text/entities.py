@@ -165,7 +165,7 @@ def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = Tru
         )
     specs = {spec.name: spec for spec in trainer.manifest.inputs}
     there, found = list[list[str]](), list[list[str]]()
-    tags = data.columns.lists(data.label_of(trainer.manifest.targets[0], names))
+    tags = data.tags(trainer.manifest.targets[0], names)
     classes = next(iter(names.classes.values()))
     for first in range(0, len(data), BATCH_SIZE):
         rows = range(first, min(first + BATCH_SIZE, len(data)))
@@ -179,11 +179,5 @@ def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = Tru
             )
         given = data.tagged(rows, np.asarray(scores).argmax(axis=2), specs, names)
         found += [[OUTSIDE if tag is None else tag for tag in one] for one in given]
-        there += [[_name(tag, classes) for tag in tags[row]] for row in rows]
+        there += [tags[row] for row in rows]
     return entity_scores(there, found)
-
-
-def _name(tag: Any, classes: Sequence[str]) -> str:
-    """The name of a tag, which may be the number of its class."""
-    known = isinstance(tag, int | np.integer) and str(tag) not in classes and 0 <= tag < len(classes)
-    return classes[int(tag)] if known else str(tag)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradgraph.arguments import PATH, described
 from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.runtime.data.matching import declared_classes
 from gradgraph.runtime.data.tables import SEPARATORS, is_table_file, read_table
 from gradgraph.text.sentence_files import SUFFIXES, read_sentences
 
@@ -77,6 +78,10 @@ class FrameColumns:
         if gaps := sum(isinstance(value, str) and not value.strip() for value in values):
             raise self._lacks(name, gaps)
         return values
+
+    def classes(self, name: str) -> Sequence[str]:
+        """The names that a dataset of Hugging Face has for the numbers of a column; none of other tables."""
+        return declared_classes(self._frame, name) or ()
 
     def lists(self, name: str) -> list[list[Any]]:
         """A column of lists, or of texts whose words blanks part."""

@@ -14,8 +14,8 @@ from gradgraph.arguments import FLAG, TEXT, WHOLE, Kind, checked, instance
 from gradgraph.errors import DataError, UnmatchedError, listed, shown
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.remedies import takes_labels
 from gradgraph.runtime.data.shuffling import by_length, permutation
+from gradgraph.step.classes import Classes, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.text.frame_columns import FrameColumns
@@ -105,7 +105,7 @@ class TextTable(Loadable):
         if inputs.target is None or form.label is None:
             return names
         columns = {} if form.label == inputs.target.name else {inputs.target.name: [form.label]}
-        return replace(names, columns=columns, classes={} if classes is None else {inputs.target.name: classes})
+        return replace(names, columns=columns).updated((classes or Classes()).of(inputs.target.name))
 
     def load(
         self,
@@ -175,6 +175,15 @@ class TextTable(Loadable):
                 tags[word] = classes[number] if number < len(classes) else str(number)
             found.append(tags)
         return found
+
+    def tags(self, target: TargetSpec, names: DataNames) -> list[list[str]]:
+        """The names of the tags of the words of each sample, as the model knows them."""
+        column = self.label_of(target, names)
+        tags = self.columns.lists(column)
+        known, own = Classes.known(names, target.name), self.classes or self.columns.classes(column)
+        numbers, classes = labels_of([tag for row in tags for tag in row], target, known, column, own)
+        flat = iter(classes.called(numbers.tolist()))
+        return [[next(flat) for _ in row] for row in tags]
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -267,11 +276,11 @@ class TextTable(Loadable):
 
     def _labels(
         self, target: TargetSpec | None, form: TextForm, encoded: Encoded, known: DataNames
-    ) -> tuple[Array | None, Sequence[str] | None]:
+    ) -> tuple[Array | None, Classes | None]:
         """The label of each sample, or of each token: that of its word where it is the first of it, else ignored."""
         if target is None or form.label is None:
             return None, None
-        classes = known.classes.get(target.name, self.classes)
+        classes, own = Classes.known(known, target.name), self.classes or self.columns.classes(form.label)
         if len(target.shape) == 2 and takes_labels(target) and form.words is None:
             raise DataError(
                 f"the model takes a label for each token ({target}), and {self.columns.where} has no column of lists "
@@ -284,7 +293,7 @@ class TextTable(Loadable):
                     f"the column '{shown(form.label)}' has a list of labels for each text, and the model takes one "
                     f"({target}); give a model that labels tokens, or one label for each text"
                 )
-            return labels_of(values, target, classes, form.label)
+            return labels_of(values, target, classes, form.label, own)
         words, tags = self.columns.lists(form.words), self.columns.lists(form.label)
         for i, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
             if len(of_words) != len(of_tags):
@@ -292,7 +301,7 @@ class TextTable(Loadable):
                     f"row {i} of {self.columns.where} has {len(of_words)} words in '{shown(form.words)}' and "
                     f"{len(of_tags)} labels in '{shown(form.label)}'; give one for each word"
                 )
-        numbers, names = labels_of([tag for row in tags for tag in row], target, classes, form.label)
+        numbers, found = labels_of([tag for row in tags for tag in row], target, classes, form.label, own)
         starts = np.concatenate([[0], np.cumsum([len(row) for row in words])])
         of_text = np.repeat(starts[:-1], encoded.lengths)
         ignored = -100 if target.ignore_index is None else target.ignore_index
@@ -301,7 +310,7 @@ class TextTable(Loadable):
             self._tell_once(
                 f"{lost:,} of {starts[-1]:,} words of {self.columns.where} have no token, and no label then"
             )
-        return np.where(is_first, numbers[np.where(is_first, of_text + encoded.words, 0)], ignored), names
+        return np.where(is_first, numbers[np.where(is_first, of_text + encoded.words, 0)], ignored), found
 
     def _tell_once(self, words: str) -> None:
         if words not in self._told:
@@ -401,7 +410,7 @@ def table(
         label: the column of labels: names of classes, their numbers, or quantities; of ``words``, lists of them. By
             default the one that is called as the step's target, or label.
         length: texts are cut to so many tokens; by default as the model or the tokenizer says, or 512.
-        classes: the names of the classes that numbers stand for.
+        classes: the names of the classes that whole numbers in this table stand for, from 0 on.
         multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
             planned anew.
         one_length: pad all batches to one width, for outputs of each token that ``predict`` joins.

@@ -20,7 +20,7 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, stacked
 from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
+from gradgraph.step.classes import Classes, classes_for, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.vision.outlines import Polygons, Runs, drawn
@@ -156,7 +156,7 @@ class Annotated(Loadable):
         """The image, labels and boxes (centre, width, height in shares) of a picture, as they are without a model."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
         parts = {"image": "image", "labels": "labels", "boxes": "boxes"}
-        return self._sample(parts, {}, form, i, None, np.arange(len(self.classes)))
+        return self._sample(parts, {}, form, i, None, {"labels": np.arange(len(self.classes))})
 
     def size_of(self, i: int) -> tuple[int, int]:
         """Width and height of a picture."""
@@ -191,16 +191,17 @@ class Annotated(Loadable):
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """The classes, and how pictures are read, as they are ``known``, where they are."""
-        parts, classes = self._parts(specs), {}
+        parts, names = self._parts(specs), NO_NAMES
         for target, part in parts.items():
             if part in ("labels", "map"):
-                names = self.classes if part == "labels" else [BACKGROUND, *self.classes]
-                classes[target] = classes_for(specs[target], names, known.classes.get(target), self.where)
+                found = self.classes if part == "labels" else [BACKGROUND, *self.classes]
+                classes = classes_for(specs[target], found, Classes.known(known, target), self.where)
                 if not self._told:
-                    warn_of_missing(names, classes[target], self.where)
+                    warn_of_missing(found, classes, self.where)
+                names = names.updated(classes.of(target))
         self._told = True
         image = _image_of(parts)
-        return DataNames(classes=classes, images={image: self._form(image, known).given})
+        return names.updated(DataNames(images={image: self._form(image, known).given}))
 
     def load(
         self,
@@ -212,14 +213,24 @@ class Annotated(Loadable):
         """Read batches: pictures and what is known of them, of these indices."""
         parts = self._parts(specs)
         form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
-        target = next((name for name, part in parts.items() if part == "labels"), "")
-        numbers = np.array(class_numbers(self.classes, known.classes.get(target, self.classes), self.where))
+        numbers = {part: self._numbers(name, part, known) for name, part in parts.items() if part in ("labels", "map")}
         for samples in loaded_ahead(
             batches,
             lambda i: self._sample(parts, specs, form, i, seed, numbers),
             self.options.threads or min(8, os.cpu_count() or 1),
         ):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
+
+    def _numbers(self, target: str, part: str, known: DataNames) -> Array:
+        """The number of each class as the model knows it: in a map, those of the background and of the classes."""
+        found = [BACKGROUND, *self.classes] if part == "map" else self.classes
+        classes = Classes.known(known, target) or Classes(tuple(found))
+        return classes.of_names(found, self.where)
+
+    def classes_of(self, targets: Sequence[TensorSpec], known: DataNames) -> Classes:
+        """The classes whose numbers a model gives objects; without names where it was trained on numbers."""
+        target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
+        return (None if target is None else Classes.known(known, target.name)) or Classes()
 
     def _form(self, image: str, known: DataNames) -> ImageForm:
         return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
@@ -259,7 +270,7 @@ class Annotated(Loadable):
 
     def _sample(
         self, parts: Mapping[str, str], specs: Mapping[str, TensorSpec], form: ImageForm, i: int,
-        seed: Sequence[int] | None, numbers: Array,
+        seed: Sequence[int] | None, numbers: Mapping[str, Array],
     ) -> dict[str, Array]:  # fmt: skip
         image = self._picture(i).convert(MODES[form.channels or 3])
         rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
@@ -278,7 +289,7 @@ class Annotated(Loadable):
             if part == "image":
                 made[name] = laid(place, image, form)
             elif part == "labels":
-                made[name] = numbers[found.labels[kept]].astype(np.int64)
+                made[name] = numbers["labels"][found.labels[kept]].astype(np.int64)
             elif part == "boxes":
                 centred = np.concatenate([(inside[:, :2] + inside[:, 2:]) / 2, inside[:, 2:] - inside[:, :2]], 1)
                 made[name] = (centred[kept] / [width, height, width, height]).astype(dtype)
@@ -289,7 +300,7 @@ class Annotated(Loadable):
                 if part == "masks":
                     made[name] = of_objects[kept].astype(dtype)
                 else:
-                    made[name] = _as_map(of_objects, found, numbers, specs[name]).astype(dtype)
+                    made[name] = _as_map(of_objects, found, numbers["map"], specs[name]).astype(dtype)
         return made
 
     def _masks(self, found: Found, source: tuple[int, int], place: Placing, boxes: Array) -> Array:
@@ -317,10 +328,12 @@ def _areas(xyxy: Array) -> Array:
 
 
 def _as_map(masks: Array, found: Found, numbers: Array, spec: TensorSpec) -> Array:
-    """The class of each pixel, 0 for the background; small objects lie on large ones, and crowds do not count."""
-    made = np.zeros(masks.shape[1:], np.int64)
+    """The class of each pixel: those of the background come first; small objects lie on large ones, and crowds do not
+    count.
+    """
+    made = np.full(masks.shape[1:], numbers[0], np.int64)
     for k in np.argsort(-masks.sum((1, 2)), kind="stable"):
-        made[masks[k]] = ignored_by(spec) if found.crowd[k] else numbers[found.labels[k]] + 1
+        made[masks[k]] = ignored_by(spec) if found.crowd[k] else numbers[found.labels[k] + 1]
     return made
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.classes import Classes
 from gradgraph.vision.annotated import Annotated, Truth
 from gradgraph.vision.decoding import Detections, detect, iou
 
@@ -27,7 +28,7 @@ def mean_average_precision(
 
     Args:
         found: of each picture.
-        pictures: what there is, in the same order.
+        pictures: what there is, in the same order. Classes are matched by name where both have names.
         overlaps: the IoUs from which on a box is found.
         most: detections of a picture and class that count, the surest.
 
@@ -36,14 +37,24 @@ def mean_average_precision(
         the AP of each class by name (by number, where there are no names). NaN where there is no object.
 
     Raises:
+        UnmatchedError: the pictures have a class that the model does not know.
         DataError: there are detections of more or fewer pictures.
     """
     if len(found) != len(pictures):
         raise DataError(
             f"there are detections of {len(found)} pictures, and {len(pictures)} pictures; give one for each"
         )
-    names: list[Any] = list(pictures.classes) if isinstance(pictures, Annotated) else []
-    truths = pictures.truths() if isinstance(pictures, Annotated) else list(pictures)
+    known = Classes(next((one.classes for one in found if one.classes), ()))
+    if isinstance(pictures, Annotated):
+        truths = pictures.truths()
+        if known.names:  # detections have the model's numbers, which need not be those of the file
+            places = known.of_names(pictures.classes, pictures.where)
+            truths = [truth._replace(labels=places[truth.labels]) for truth in truths]
+        else:
+            known = Classes(tuple(pictures.classes))
+    else:
+        truths = list(pictures)
+    names = known.names
     numbers = sorted({int(n) for t in truths for n in t.labels} | set(range(len(names))))
     table = np.array([_of_class(found, truths, number, overlaps, most) for number in numbers])
     table = table.reshape(len(numbers), len(overlaps))
@@ -51,7 +62,7 @@ def mean_average_precision(
     for key, overlap in (("ap50", 0.5), ("ap75", 0.75)):
         at = [i for i, o in enumerate(overlaps) if abs(o - overlap) < 1e-9]
         means |= {key: _mean(table[:, at])} if at else {}
-    called = {n: names[n] if n < len(names) else n for n in numbers}
+    called: dict[int, Any] = {n: names[n] if n < len(names) else n for n in numbers}
     return {**means, "per_class": {called[n]: _mean(row) for n, row in zip(numbers, table, strict=True)}}
 
 
@@ -72,6 +83,7 @@ def evaluate(
         As :func:`mean_average_precision`.
 
     Raises:
+        UnmatchedError: the pictures have a class that the model does not know.
         DataError: as for :func:`gradgraph.vision.detect`.
     """
     found = detect(trainer, pictures, outputs, batch_size=batch_size, averaged=averaged)

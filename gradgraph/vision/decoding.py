@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from gradgraph.frontend.anchors import anchors, points
 from gradgraph.losses import LOSSES
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.classes import Classes
 from gradgraph.vision.annotated import Annotated
 
 MOST_GROWTH = np.log(1000 / 16)  # of an anchor, as in torchvision
@@ -28,11 +29,18 @@ class Detections:
         scores: ``[n]``, from 0 to 1.
         boxes: left, top, right, bottom ``[n, 4]``, in pixels of the picture, or in shares of it where nobody knows its
             size.
+        classes: the names of classes, in the order of their numbers; empty where they have none.
     """
 
     labels: Array
     scores: Array
     boxes: Array
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the class of each object; its number, as text, where it has none."""
+        return Classes(self.classes).called(self.labels.tolist())
 
 
 def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
@@ -182,6 +190,7 @@ def detect(
             f"no objects can be made of what the loss '{shown(loss.get('name'))}' reads; give {listed(DECODERS)}"
         )
     form = pictures.form_for(trainer.manifest.inputs, trainer.names)
+    classes = pictures.classes_of(trainer.manifest.targets, trainer.names).names
     found: list[Detections] = []
     for given in trainer.predict(pictures, batch_size, averaged=averaged, per_batch=True):
         named = given if isinstance(given, Mapping) else {"": given}
@@ -190,5 +199,5 @@ def detect(
             raise DataError(f"the model has no output {listed(missing)}; it has {listed(named)}")
         arguments = dict(loss["arguments"])
         for one in detections(loss["name"], [named[n] for n in names], score, overlap, most, **arguments):
-            found.append(Detections(one.labels, one.scores, pictures.in_picture(len(found), one.boxes, form)))
+            found.append(replace(one, boxes=pictures.in_picture(len(found), one.boxes, form), classes=classes))
     return found

@@ -18,7 +18,7 @@ from gradgraph.runtime.data.image_files import numbers_at, picture_at
 from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.matching import classes_for
+from gradgraph.step.classes import Classes, classes_for
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, laid, recoloured
@@ -46,22 +46,17 @@ class MaskFolder(Loadable):
     def __getitem__(self, i: int) -> tuple[Array, Array]:
         """An image and the class of each of its pixels."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
-        image, mask = self._sample(form, i, None, IGNORED)
+        image, mask = self._sample(form, i, None, IGNORED, None)
         return image, mask
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """The classes, and how pictures are read, as they are ``known``, where they are."""
         image, target = self._parts(specs)
-        classes = {}
-        if target and len(specs[target].shape) == 3 and (self.classes or target in known.classes):
-            mine = self.classes or known.classes[target]
-            classes[target] = classes_for(specs[target], mine, known.classes.get(target), f"'{shown(self.where)}'")
-            if list(classes[target]) != list(mine):
-                raise DataError(
-                    f"'{shown(self.where)}' numbers its classes {listed(mine)}, and the model "
-                    f"{listed(classes[target])}; give them in the model's order"
-                )
-        return DataNames(classes=classes, images={image: self._form(image, known).given})
+        names = DataNames(images={image: self._form(image, known).given})
+        if not target or not self.classes or specs[target].shape[1] == 1:
+            return names
+        classes = classes_for(specs[target], self.classes, Classes.known(known, target), f"'{shown(self.where)}'")
+        return names.updated(classes.of(target))
 
     def load(
         self,
@@ -73,9 +68,10 @@ class MaskFolder(Loadable):
         """Read batches: pictures and what is known of them, of these indices."""
         image, target = self._parts(specs)
         form = self._form(image, known).of(specs[image])
-        ignored = ignored_by(specs[target]) if target else IGNORED
+        ignored = ignored_by(specs[target]) if target and len(specs[target].shape) == 3 else IGNORED
+        numbers = self._numbers(target, known)
         threads = self.options.threads or min(8, os.cpu_count() or 1)
-        for samples in loaded_ahead(batches, lambda i: (*self._sample(form, i, seed, ignored), i), threads):
+        for samples in loaded_ahead(batches, lambda i: (*self._sample(form, i, seed, ignored, numbers), i), threads):
             names = [str(self.files[i]) for *_, i in samples]
             made = {image: stacked([array for array, *_ in samples], names)}
             if target:
@@ -104,7 +100,17 @@ class MaskFolder(Loadable):
             )
         return images[0], others[0] if others else ""
 
-    def _sample(self, form: ImageForm, i: int, seed: Sequence[int] | None, ignored: int) -> tuple[Array, Array]:
+    def _numbers(self, target: str, known: DataNames) -> Array | None:
+        """The number of each class as the model knows it; None where all stay as they are."""
+        classes = Classes.known(known, target)
+        if classes is None or not self.classes:
+            return None
+        numbers = classes.of_names(self.classes, f"'{shown(self.where)}'")
+        return None if (numbers == np.arange(len(numbers))).all() else numbers
+
+    def _sample(
+        self, form: ImageForm, i: int, seed: Sequence[int] | None, ignored: int, renumbered: Array | None
+    ) -> tuple[Array, Array]:
         mask = numbers_at(self.masks[i])
         image = picture_at(self.files[i], mask.size).convert(MODES[form.channels or 3])
         rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
@@ -112,7 +118,15 @@ class MaskFolder(Loadable):
             image = recoloured(image, self.options.recolour, rng)
         place = self.options.placing(form, image.size, rng)
         numbers = np.asarray(place.picture(mask, self.ignore, NEAREST), np.int64)
-        return laid(place, image, form), np.where(numbers == self.ignore, ignored, numbers)
+        counted = numbers != self.ignore
+        if renumbered is not None:
+            if (beyond := numbers[counted & (numbers >= len(renumbered))]).size:
+                raise DataError(
+                    f"the mask '{shown(self.masks[i])}' has the class {beyond[0]}, and {len(renumbered)} have names "
+                    f"({listed(self.classes)}); name all of them"
+                )
+            numbers = renumbered[np.where(counted, numbers, 0)]
+        return laid(place, image, form), np.where(counted, numbers, ignored)
 
 
 def _takes_masks(spec: TensorSpec) -> bool:

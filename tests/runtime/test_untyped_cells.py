@@ -12,7 +12,9 @@ import pytest
 import gradgraph as gg
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.tables import read_table
+from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import DataNames
+from gradgraph.step.manifest import TargetSpec
 
 pytestmark = pytest.mark.any_kernels
 
@@ -79,9 +81,10 @@ def test_labels_beside_paths_are_names_that_the_model_knows(name: str, kind: str
     pd.DataFrame({"path": [f"{i}{suffix}" for i in range(4)], "label": labels}).to_csv(tmp_path / "t.csv", index=False)
     read = gg.image_table if kind == "images" else gg.sound.table
     names = DataNames(classes={"target": known})
-    found = read(tmp_path / "t.csv")._labels_of("target", names)
-    of_target = next(one for one in found if hasattr(one, "classes"))
-    assert [of_target.classes[i] for i in of_target.numbers] == labels
+    spec = TargetSpec("target", "int64", ("n",), classes=3, ignore_index=-100)
+    of_target = next(one for one in read(tmp_path / "t.csv")._labels_of("target", names) if hasattr(one, "matched"))
+    numbers, _ = of_target.matched(spec, Classes.known(names, "target"))
+    assert [known[i] for i in numbers] == labels
 
 
 def test_numbers_of_classes_stay_numbers(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ LABELLED = [  # kind of step, labels, what they become, names of classes
     ("texts", ["yes", "no", "yes"], [1, 0, 1], ("no", "yes")),
     ("texts", [0, 1, 1], [0, 1, 1], None),
     ("texts", ["1", "0", "1"], [1, 0, 1], None),
-    ("texts", [True, False, True], [1, 0, 1], None),
+    ("texts", [True, False, True], [1, 0, 1], ("False", "True")),
     ("texts", [1, 2, 2], [0, 1, 1], ("1", "2")),
     ("texts", ["10", "9", "10"], [1, 0, 1], ("9", "10")),
     ("numbers", ["0.5", "2", "-1e3"], [[0.5], [2.0], [-1000.0]], None),

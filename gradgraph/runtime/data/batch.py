@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -14,7 +14,8 @@ from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.remedies import for_shape, for_type
-from gradgraph.runtime.data.tables import columns_in, columns_of, matrix_of, text_labels
+from gradgraph.runtime.data.tables import array_labels, columns_in, columns_of, matrix_of
+from gradgraph.step.classes import Classes, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
@@ -85,6 +86,7 @@ class BatchChecker:
         looked_at = finite or self._bounded or self._open
         self._quick = not looked_at and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
+        self._seen: tuple[DataNames | None, bool] = (None, False)  # what is known, and whether numbers may be names
         self._usual: dict[str, _Usual] = {}  # what the last batch looked like that went through all checks
         self._usual_size = -1  # how many arrays that batch had; -1 where there was none, or one with other values
         self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
@@ -100,18 +102,22 @@ class BatchChecker:
         """The number of samples that a batch is fixed to, if it is."""
         return fixed_rows(self.specs.values())
 
-    def __call__(self, batch: Batch) -> Mapping[str, Feed]:
+    def __call__(self, batch: Batch, raw: bool = False) -> Mapping[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
+
+        Args:
+            batch: of a source, whose labels are numbers of classes.
+            raw: it is as somebody gave it, so whole numbers may be names of classes.
 
         Raises:
             DataError: names, shapes, dtypes, labels or values do not fit.
         """
         if type(batch) is Known:
             return batch
-        if self._is_usual(batch):
+        if self._is_usual(batch) and not (raw and self.looks_at_numbers):
             self._last_usual = batch
             return batch
-        named, names = self.arrays_by_name(batch, self.known())
+        named, names = self.arrays_by_name(batch, self.known(), raw, whole=False)
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Feed] = {}
         for name, spec in self.specs.items():
@@ -191,31 +197,56 @@ class BatchChecker:
         known = [usual.labels for usual in labels if usual is not None and usual.labels]
         self._usual_counts = (rows, sum(known) if known else rows) if len(known) == len(labels) else None
 
-    def arrays_by_name(self, data: Batch, known: DataNames) -> tuple[Mapping[str, Any], DataNames]:
-        """:meth:`named` data, a table among them as arrays, and labels that are text as numbers; with the names of the
-        columns and classes that these are made of.
+    def arrays_by_name(
+        self, data: Batch, known: DataNames, raw: bool = True, whole: bool = True
+    ) -> tuple[Mapping[str, Any], DataNames]:
+        """:meth:`named` data, a table among them as arrays, and labels as numbers of classes; with the names of the
+        columns and classes that these are made of. Numbers that are not ``raw`` are numbers of classes
+        already; data that are not ``whole`` are a batch.
 
         Raises:
             DataError: names or columns do not fit.
         """
         if is_table(data):
-            return columns_of(data, self.specs, known)
+            return columns_of(data, self.specs, known, whole=whole)
         named, names = self.named(data), NO_NAMES
         for name, value in named.items():
             spec = self.specs[name]
             if not is_table(value):
-                if (labels := text_labels(value, spec, known)) is not None:
+                if (labels := array_labels(value, spec, known, raw, whole)) is not None:
                     named, names = {**named, name: labels[0]}, names.updated(labels[1])
                 continue
             if len(spec.shape) == 2:
                 array, found = matrix_of(value, name, known)
             elif len(spec.shape) == 1 and name in columns_in(value):
-                arrays, found = columns_of(value, {name: spec}, known)
+                arrays, found = columns_of(value, {name: spec}, known, whole=whole)
                 array = arrays[name]
             else:
                 continue
             named, names = {**named, name: array}, names.updated(found)
         return named, names
+
+    @property
+    def looks_at_numbers(self) -> bool:
+        """Whether whole numbers must be matched with the classes that are known."""
+        known = self.known()
+        if known is not self._seen[0]:
+            found = ((Classes.known(known, name), spec) for name, spec in self.specs.items() if takes_labels(spec))
+            self._seen = known, any(one.look_at_numbers(spec) for one, spec in found if one is not None)
+        return self._seen[1]
+
+    def numbered(self, batch: Batch, but: Collection[str] = ()) -> Batch:
+        """A batch as somebody gave it, with numbers of classes in place of whole numbers that are names; ``but`` of
+        these targets.
+        """
+        if is_table(batch) or not self.looks_at_numbers:
+            return batch
+        made = dict(self.named(batch))
+        for name, value in made.items():
+            if name not in but and not is_table(value):
+                labels = array_labels(value, self.specs[name], self.known(), whole=False)
+                made[name] = value if labels is None else labels[0]
+        return made
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
         """``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""

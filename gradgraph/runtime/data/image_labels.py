@@ -8,10 +8,10 @@ import numpy as np
 
 from gradgraph.augment.augmentation import Augmentations
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.preprocess.frames import text_of
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import ImageForm
-from gradgraph.runtime.data.matching import class_numbers, classes_for, warn_of_missing
-from gradgraph.runtime.data.remedies import takes_labels
+from gradgraph.step.classes import Classes, check_whole, classes_for, kind_of, labelled, takes_labels, warn_of_missing
 from gradgraph.step.data_names import is_text
 from gradgraph.step.manifest import TensorSpec, numpy_dtype
 
@@ -19,60 +19,61 @@ OF_BATCH = 1  # the last word of a seed of batches: none that trails off in zero
 
 
 class Labels:
-    """The labels of some images or sounds.
+    """The labels of some images or sounds, as they were found.
 
     Attributes:
         where: that they come from, in messages.
-        numbers: one for each image; where classes have names, the place of its class among these.
-        classes: the names; empty where there are none.
-        written: the text of each, where they are numbers that a file without types may have meant as names.
+        values: of each: text, a boolean or a number; with ``names``, the number of one of these.
+        names: of the classes that numbers stand for, where the source has such names.
+        written: the text of each, in a file whose cells have no types.
     """
 
-    def __init__(self, where: str, numbers: Array, classes: Sequence[str] = (), written: Array | None = None) -> None:
-        self.where, self.numbers, self.classes, self.written = where, numbers, list(classes), written
+    def __init__(self, where: str, values: Array, names: Sequence[str] = (), written: Array | None = None) -> None:
+        self.where, self.values, self.names, self.written = where, values, list(names), written
         self._told = False  # which classes it lacks
 
-    @classmethod
-    def of(cls, values: Array, where: str, written: Array | None = None) -> Labels:
-        """Labels of a column: numbers as they are, texts as names of classes, which are sorted."""
-        if values.dtype.kind in "biuf":
-            return cls(where, values.astype(np.int64) if values.dtype.kind == "b" else values, written=written)
-        classes, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-        return cls(where, numbers.astype(np.int64), classes.tolist())
+    @property
+    def alone(self) -> tuple[Array, list[str]]:
+        """The labels as they are without a model: numbers, and the names of classes that these stand for."""
+        if self.names or kind_of(self.values) != "text":
+            return self.values, self.names
+        names, numbers = np.unique(text_of(self.values).astype(str), return_inverse=True)
+        return numbers.astype(np.int64), names.tolist()
 
-    def like(self, known: Sequence[str] | None) -> Labels:
-        """These labels, as names where the model knows all of them as such: a file may lack all other names."""
-        if self.classes or known is None or self.written is None or not set(self.written.tolist()) <= set(known):
-            return self
-        return Labels.of(self.written, self.where)
-
-    def names_for(self, spec: TensorSpec, known: Sequence[str] | None) -> Sequence[str]:
-        """The names of all classes of a target: those that are known, or else those that are here.
+    def matched(self, spec: TensorSpec, known: Classes | None) -> tuple[Array, Classes]:
+        """The number of the class of each, or other numbers as they are; and the classes.
 
         Raises:
-            UnmatchedError: one is new.
+            UnmatchedError: a class is new.
             DataError: the step has fewer classes, or a name is no text.
         """
-        if odd := [name for name in self.classes if not is_text(name)]:
+        if odd := [name for name in self.names if not is_text(name)]:
             raise DataError(f"{self.where} has the folders {listed(odd)}, whose names are no UTF-8; rename them")
-        names = classes_for(spec, self.classes, known, self.where)
-        if not self._told:
-            warn_of_missing(self.classes, names, self.where)
+        if self.names:
+            classes = classes_for(spec, self.names, known, self.where)
+            numbers, found = classes.of_names(self.names, self.where)[self.values], self.names
+        else:
+            check_whole(self.values, self.where)
+            are_classes = takes_labels(spec) or (known is not None and bool(known.names))
+            values = self.written if self.written is not None and are_classes else self.values
+            numbers, classes = labelled(values, spec, known, self.where)
+            found = (
+                [classes.names[i] for i in np.unique(numbers)] if classes.names and numbers.dtype.kind == "i" else []
+            )
+        if not self._told and found:
+            warn_of_missing(found, classes, self.where)
         self._told = True
-        return names
+        return numbers, classes
 
-    def targets(self, spec: TensorSpec, known: Sequence[str] | None) -> Array:
+    def targets(self, spec: TensorSpec, known: Classes | None) -> Array:
         """A row for each image, as the step takes it: the number of its class, or 1 for its class among zeros.
 
         Raises:
             UnmatchedError: a class is new.
             DataError: the step takes targets of another form.
         """
-        numbers, count = self.numbers, None
-        if self.classes:
-            names = known or self.classes
-            numbers, count = np.array(class_numbers(self.classes, names, self.where))[numbers], len(names)
-        return as_targets(numbers, spec, count, self.where)
+        numbers, classes = self.matched(spec, known)
+        return as_targets(numbers, spec, len(classes.names) or None, self.where)
 
 
 def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str) -> Array:

@@ -52,7 +52,7 @@ class ImageTable(Images):
                 remedy="say it: image_table(table, label='…')",
                 shell="say it with --target",
             )
-        return self._labels_in(column).like(known.classes.get(target)), {target: [column]}
+        return self._labels_in(column), {target: [column]}
 
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
         """The column of labels: the one that was given, that of training, of the target's name, or the only one."""
@@ -64,13 +64,9 @@ class ImageTable(Images):
         return next(usual, alone)
 
     def _labels_in(self, column: str) -> Labels:
-        values = self._others[column]
-        missing = sum(value is None or value != value for value in values.tolist())
-        if missing:
-            raise DataError(f"the column '{shown(column)}' of {self.where} lacks {missing} of {len(values)} labels; "
-                            "fill in or leave out those rows")  # fmt: skip
         where = f"the column '{shown(column)}' of {self.where}"
-        return Labels.of(values, where, None if self._written is None else column_of(self._written, column))
+        written = None if self._written is None else column_of(self._written, column)
+        return Labels(where, self._others[column], written=written)
 
 
 def is_image_table(path: Path) -> bool:
@@ -122,9 +118,8 @@ def image_table(
         photos = gg.image_table("labels.csv", "path", "label", augment="flip")
         trainer.fit(photos, epochs=3, batch_size=32)
 
-    Labels that are text are names of classes, sorted, and are matched by name with those that a model knows; whole
-    numbers are numbers of classes, and others are numbers to be learnt. Images are read as those of
-    :func:`gradgraph.image_folder`.
+    Labels are matched by name with the classes that a model knows; whole numbers are numbers of classes unless classes
+    have such names, and others are numbers to be learnt. Images are read as those of :func:`gradgraph.image_folder`.
 
     Args:
         table: a DataFrame, or the path of a ``.csv``, ``.parquet``, …

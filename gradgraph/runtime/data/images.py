@@ -18,6 +18,7 @@ from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
 
@@ -30,8 +31,8 @@ class Images(Loadable):
     Attributes:
         where: that they come from, in messages.
         files: the images.
-        labels: of the images: numbers of classes, or other numbers; None where there are none.
-        classes: the names of the classes that the numbers stand for, if they have names.
+        labels: of the images, as they were found: names or numbers; None where there are none.
+        classes: the names of the classes that numbers stand for, if the source has such names.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Images(Loadable):
 
     @property
     def labels(self) -> Array | None:
-        return None if self.labelled is None else self.labelled.numbers
+        return None if self.labelled is None else self.labelled.alone[0]
 
     @property
     def classes(self) -> list[str]:
-        return [] if self.labelled is None else self.labelled.classes
+        return [] if self.labelled is None else self.labelled.alone[1]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -67,8 +68,8 @@ class Images(Loadable):
             return names
         check_mixing(self.augmented, specs[label])
         labels, columns = self._labels_of(label, known)
-        classes = {label: labels.names_for(specs[label], known.classes.get(label))} if labels.classes else {}
-        return names.updated(DataNames(columns=columns, classes=classes))
+        _, classes = labels.matched(specs[label], Classes.known(known, label))
+        return names.updated(DataNames(columns=columns)).updated(classes.of(label))
 
     def load(
         self,
@@ -84,7 +85,7 @@ class Images(Loadable):
         form = self.form.like(known.images.get(image, {})).of(specs[image])
         targets = None
         if label is not None:
-            targets = self._labels_of(label, known)[0].targets(specs[label], known.classes.get(label))
+            targets = self._labels_of(label, known)[0].targets(specs[label], Classes.known(known, label))
         for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
             numbers = [i for _, i in samples]
             batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for i in numbers])}

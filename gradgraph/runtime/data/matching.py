@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown
-from gradgraph.runtime.data.remedies import takes_labels
+from gradgraph.step.classes import Classes, classes_for, takes_labels, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
 from gradgraph.step.placed_columns import is_one_number
@@ -18,58 +17,7 @@ from gradgraph.step.placed_columns import is_one_number
 if TYPE_CHECKING:
     from gradgraph.frontend.loss import Loss
 
-log = logging.getLogger("gradgraph")
-
 DEEPEST = 4  # a subset has the dataset that it is a part of, and so on
-
-
-def class_numbers(found: Sequence[str], known: Sequence[str], where: str) -> list[int]:
-    """The numbers of these classes among those that are known; raises UnmatchedError if one is new."""
-    numbers = {name: i for i, name in enumerate(known)}
-    if new := [name for name in found if name not in numbers]:
-        lacks = f", and lacks the {_classes(missing)}" if (missing := _missing(found, known)) else ""
-        raise UnmatchedError(
-            f"{where} has the new {_classes(new)}{lacks}, where the model knows {listed(known)}; "
-            "leave such samples out, or give classes the names that they had in training"
-        )
-    return [numbers[name] for name in found]
-
-
-def classes_for(spec: TensorSpec, found: Sequence[str], known: Sequence[str] | None, where: str) -> Sequence[str]:
-    """The names of all classes of the target ``spec``: those that are known, or else those that were found.
-
-    Raises:
-        UnmatchedError: one is new.
-        DataError: the model has fewer classes than were found.
-    """
-    if known is not None:
-        class_numbers(found, known, where)
-        return known
-    most = spec.classes if isinstance(spec, TargetSpec) else None
-    if most is None and len(spec.shape) == 2 and isinstance(spec.shape[1], int) and spec.shape[1] > 1:
-        most = spec.shape[1]  # of targets that are the share of each class
-    if most is not None and len(found) > most:
-        raise DataError(
-            f"{where} has {len(found)} classes ({listed(found)}), and the model's labels go from 0 to {most - 1}",
-            remedy="give it a head with as many (gradgraph.new_head), or leave samples out",
-            shell="give it a head with as many (gradgraph surgery --new-head), or leave samples out",
-        )
-    return found
-
-
-def warn_of_missing(found: Sequence[str], known: Sequence[str], where: str) -> None:
-    """Say which classes that are known were not found."""
-    if missing := _missing(found, known):
-        log.warning("%s lacks the %s, which the model knows", where, _classes(missing))
-
-
-def _missing(found: Sequence[str], known: Sequence[str]) -> list[str]:
-    there = set(found)
-    return [name for name in known if name not in there]
-
-
-def _classes(names: Sequence[str]) -> str:
-    return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
 
 
 def check_same(names: DataNames, known: DataNames) -> None:
@@ -159,20 +107,21 @@ class Declared:
     def of(cls, dataset: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> Declared:
         """Look at a dataset; raises UnmatchedError if it has a class that is not ``known``."""
         targets = [spec for spec in specs.values() if takes_labels(spec)]
-        names, numbers = dict[str, Sequence[str]](), dict[str, np.ndarray[Any, Any]]()
+        names, numbers = NO_NAMES, dict[str, np.ndarray[Any, Any]]()
         for spec in targets:
-            found = _declared(dataset, spec.name, alone=len(targets) == 1)
-            mine = known.classes.get(spec.name)
+            found = declared_classes(dataset, spec.name, deep=len(targets) == 1)
+            mine = Classes.known(known, spec.name)
             most = spec.classes if isinstance(spec, TargetSpec) else None
-            if found is None or (mine is None and most not in (None, len(found))):
+            if found is None or (mine is None and most not in (None, len(found))) or (mine and not mine.names):
                 continue
             where = f"the dataset ({type(dataset).__name__})"
-            names[spec.name] = classes_for(spec, found, mine, where)
-            warn_of_missing(found, names[spec.name], where)
-            numbered = np.array(class_numbers(found, names[spec.name], where), np.int64)
+            classes = classes_for(spec, found, mine, where)
+            warn_of_missing(found, classes, where)
+            numbered = classes.of_names(found, where)
             if (numbered != np.arange(len(found))).any():
                 numbers[spec.name] = numbered
-        return cls(DataNames(classes=names), numbers)
+            names = names.updated((classes if mine else Classes(classes.names, numbered=True)).of(spec.name))
+        return cls(names, numbers)
 
     @property
     def keeps(self) -> bool:
@@ -189,14 +138,18 @@ class Declared:
         return made
 
 
-def _declared(dataset: Any, target: str, alone: bool) -> Sequence[str] | None:
+def declared_classes(dataset: Any, target: str, deep: bool = False) -> Sequence[str] | None:
+    """The names of the classes of a target in a dataset's ``features``; ``deep`` looks for ``classes``, too, also of
+    what the dataset is a part of.
+    """
     features = getattr(dataset, "features", None)
     found: Any = None
     if isinstance(features, Mapping) and target in features:
-        found = getattr(features[target], "names", None)
+        feature = features[target]
+        found = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
     at = dataset
-    for _ in range(DEEPEST if alone else 0):
+    for _ in range(DEEPEST if deep else 0):
         found = getattr(at, "classes", None) if found is None else found
         at = getattr(at, "dataset", None)
-    is_list = isinstance(found, list | tuple) and len(found) > 1 and all(isinstance(name, str) for name in found)
+    is_list = isinstance(found, list | tuple) and bool(found) and all(isinstance(name, str) for name in found)
     return list(found) if is_list and len(set(found)) == len(found) else None

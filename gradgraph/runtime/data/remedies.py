@@ -11,6 +11,7 @@ import numpy as np
 
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, Remedies, shown
+from gradgraph.step.classes import takes_labels
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
@@ -62,11 +63,6 @@ def one_hot(spec: TensorSpec, axis: int) -> Remedies:
 
 def _both(words: str) -> Remedies:
     return {"remedy": words, "shell": words}
-
-
-def takes_labels(spec: TensorSpec) -> bool:
-    """Whether ``spec`` is a target of class numbers."""
-    return isinstance(spec, TargetSpec) and spec.ignore_index is not None
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:

@@ -31,6 +31,7 @@ from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
+from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
@@ -40,6 +41,7 @@ MOST_TEXT, MOST_NAME = 1 << 24, 1000  # bytes of a .json, and of a .cls, which i
 MOST_FIELDS = 1000
 BUFFER = 10_000
 _NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
+_ZEROS = re.compile(r"[-+]?0[0-9]")  # no number in JSON
 NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
 
 
@@ -62,7 +64,7 @@ class Shards(Loadable):
                  buffer: int, threads: int) -> None:  # fmt: skip
         self.paths, self.names, self.form = list(paths), dict(names), form
         self.augmented = None if augment is None else Augmentations(augment)
-        self._labels: dict[Field, Labels | None] = {}  # of classes that have names
+        self._labels: dict[Field, Labels] = {}  # that may name classes
         self.buffer, self.threads = buffer, threads
         self.extensions: dict[str, int] = {}
         self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")  # of members
@@ -127,11 +129,12 @@ class Shards(Loadable):
         fields = self._fields(specs)
         check_mixing(self.augmented, next((spec for spec in specs.values() if isinstance(spec, TargetSpec)), None))
         images = (name for name, field in fields.items() if _last(field.extension) in IMAGES)
-        named = {name: labels for name, field in fields.items() if (labels := self._named(specs[name], field))}
-        return DataNames(
-            classes={name: labels.names_for(specs[name], known.classes.get(name)) for name, labels in named.items()},
-            images={name: self.form.like(known.images.get(name, {})).given for name in images},
-        )
+        names = DataNames(images={name: self.form.like(known.images.get(name, {})).given for name in images})
+        for name, field in fields.items():
+            mine = Classes.known(known, name)
+            if (labels := self._named(specs[name], field, mine)) is not None:
+                names = names.updated(labels.matched(specs[name], mine)[1].of(name))
+        return names
 
     def load(
         self,
@@ -147,8 +150,9 @@ class Shards(Loadable):
         self._check_all_have(fields.values())
         images = [name for name, field in fields.items() if _last(field.extension) in IMAGES]
         forms = {name: self.form.like(known.images.get(name, {})).of(specs[name]) for name in images}
-        named = {name: labels for name, field in fields.items() if (labels := self._named(specs[name], field))}
-        targets = {name: labels.targets(specs[name], known.classes.get(name)) for name, labels in named.items()}
+        of = {name: Classes.known(known, name) for name in fields}
+        named = {name: self._named(specs[name], field, of[name]) for name, field in fields.items()}
+        targets = {name: labels.targets(specs[name], of[name]) for name, labels in named.items() if labels is not None}
         read = {name: field for name, field in fields.items() if name not in targets}
         for samples in loaded_ahead(batches, lambda i: (self._sample(i, read, forms, seed), i), self.threads):
             numbers = [i for _, i in samples]
@@ -163,21 +167,22 @@ class Shards(Loadable):
                 batch = mixed(batch, images[0], label, forms[images[0]], self.augmented, [*seed, numbers[0]])
             yield {name: batch[name] for name in specs}
 
-    def _named(self, spec: TensorSpec, field: Field) -> Labels | None:
-        """The labels of a target whose classes are text, which are read once; None where they are numbers."""
+    def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
+        """The labels of a target where they may name classes, which are read once; None where they are numbers."""
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
         if field not in self._labels:
             self._check_all_have([field])
-            is_text = isinstance(self._sample(0, {"": field}, {}, (), _label)[""], str)
-            self._labels[field] = self._all_named(field) if is_text else None
+            first = self._sample(0, {"": field}, {}, (), _label)[""]
+            may_be_named = known is not None and known.may_be_named_by_numbers and np.ndim(first) == 0
+            if not isinstance(first, str) and not may_be_named:
+                return None
+            values = np.empty(len(self), object)
+            for i in range(len(self)):
+                found = self._sample(i, {"": field}, {}, (), _label)[""]
+                values[i] = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
+            self._labels[field] = Labels(f"'{shown(self.paths[0])}'", values)
         return self._labels[field]
-
-    def _all_named(self, field: Field) -> Labels:
-        where = f"'{shown(self.paths[0])}'"
-        texts = [str(self._sample(i, {"": field}, {}, (), _label)[""]) for i in range(len(self))]
-        classes, numbers = np.unique(np.array(texts), return_inverse=True)
-        return Labels(where, numbers.astype(np.int64), classes.tolist())
 
     # --- which part of a sample is what -----------------------------------------------------------------------
 
@@ -293,7 +298,7 @@ def _label(content: bytes, field: Field, where: str) -> Any:
             text = content.decode().strip()
         except UnicodeDecodeError:
             text = ""
-        if _last(field.extension) == "cls" and text and not _NUMBER.fullmatch(text):
+        if _last(field.extension) == "cls" and text and (not _NUMBER.fullmatch(text) or _ZEROS.match(text)):
             return text
         return _read(content, field, where)
     try:

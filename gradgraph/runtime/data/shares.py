@@ -28,7 +28,10 @@ def shares(
             assert source.rows is not None
             yield Spare(batch) if source.order.lacks(i, source.rows) else batch
             continue
-        named = {n: to_array(n, value) for n, value in checker.arrays_by_name(batch, checker.known())[0].items()}
+        named = {
+            n: to_array(n, value)
+            for n, value in checker.arrays_by_name(batch, checker.known(), raw=False, whole=False)[0].items()
+        }
         rows = min((len(array) for array in named.values() if array.ndim), default=0)
         is_spare = rows <= rank
         own = {n: array[:1] if is_spare else array[rank::ranks] for n, array in named.items()}

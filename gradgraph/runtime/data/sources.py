@@ -240,11 +240,15 @@ class Samples:
         for rows in batches:
             samples = [self.dataset[i] for i in rows]
             if isinstance(self.dataset, Padded):
-                yield self._declared.numbered(self.dataset.batch(samples, list(self._checker.specs)))
+                yield self._numbered(self.dataset.batch(samples, list(self._checker.specs)))
             else:
                 named = [self._checker.named(self._wanted_part(sample)) for sample in samples]
                 stacked = {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
-                yield self._declared.numbered(stacked)
+                yield self._numbered(stacked)
+
+    def _numbered(self, batch: Mapping[str, Any]) -> Any:
+        """``batch`` with the numbers that classes have here."""
+        return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
 
     def text_of(self, i: int, known: DataNames) -> str:
         """The text that a sample is made of; empty where it is none."""
@@ -284,25 +288,30 @@ class Stream:
         self._used = True
         batches = islice(self._batches if self._is_iterable else self._batches(), start, None)
         if self._declared.keeps:
-            return batches
-        return (self._declared.numbered(self._checker.named(batch)) for batch in batches)
+            return (self._checker.numbered(batch, self._declared.names.classes) for batch in batches)
+        declared = (self._declared.numbered(self._checker.named(batch)) for batch in batches)
+        return (self._checker.numbered(batch, self._declared.names.classes) for batch in declared)
 
 
-def read_file(path: str | os.PathLike[str], known: DataNames = NO_NAMES) -> Any:
-    """The table, the images, the samples of shards or the arrays in a file or folder; ``known`` is as for a table."""
+def read_file(
+    path: str | os.PathLike[str], known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
+) -> Any:
+    """The table, the images, the samples of shards or the arrays in a file or folder; ``known`` and ``specs`` are as
+    for a table.
+    """
     if is_image_table(Path(path)):
         return image_table(path)
     if is_shards(Path(path)):
         return shards(path)
     if is_image_folder(Path(path)):
         return image_folder(path)
-    return read_table(Path(path), known=known) if is_table_file(Path(path)) else load_arrays(path)
+    return read_table(Path(path), known=known, specs=specs) if is_table_file(Path(path)) else load_arrays(path)
 
 
-def read_data(data: Any, known: DataNames = NO_NAMES) -> Any:
+def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:
     """The data at a path, and the images that a table names; any other data as they are."""
     if isinstance(data, str | os.PathLike):
-        return read_file(data, known)
+        return read_file(data, known, specs)
     return image_table(data) if is_table(data) and column_of_images(data) is not None else data
 
 
@@ -335,7 +344,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
         return data if same else Samples(data.dataset, checker, order, known)
     if isinstance(data, Stream):
         return data
-    data = read_data(data, known)
+    data = read_data(data, known, checker.specs)
     if is_table(data) or isinstance(data, Mapping | tuple | np.ndarray):
         arrays, names = checker.arrays_by_name(data, known)
         return Columns(arrays, checker, order, names)

@@ -16,8 +16,8 @@ from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestio
 from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.frames import Frame, text_of
-from gradgraph.runtime.data.matching import class_numbers, classes_for
-from gradgraph.runtime.data.remedies import for_file, takes_labels
+from gradgraph.runtime.data.remedies import for_file
+from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
@@ -56,12 +56,15 @@ def is_table_file(path: Path) -> bool:
     return path.suffix.lower() in _READERS and len(path.name) < 255 and path.is_file()
 
 
-def read_table(path: Path, as_text: bool = False, known: DataNames = NO_NAMES) -> Any:
+def read_table(
+    path: Path, as_text: bool = False, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
+) -> Any:
     """The table in a file, read by pandas, or by polars where that is not installed; raises DataError.
 
     Args:
         as_text: take every cell of a ``.csv`` or ``.tsv`` as text: "NA" is a word there, too.
         known: columns that these names know as text stay text where a file happens to hold numbers alone: "01" is no 1.
+        specs: of a step; its labels, too, are read as text.
     """
     suffix = path.suffix.lower()
     if suffix not in SEPARATORS:
@@ -69,15 +72,8 @@ def read_table(path: Path, as_text: bool = False, known: DataNames = NO_NAMES) -
     _check_header(path, SEPARATORS[suffix])
     if as_text:
         return _read_by_library(path, _AS_TEXT)
-    texts = _known_texts(known)
-    while texts:
-        table = _read_by_library(path, _texts_alone(texts))
-        frame = Frame(table)
-        numbers = [n for n, classes in texts.items() if classes and n in frame and not _are_named(frame[n], classes)]
-        if not numbers:
-            return table
-        texts = {name: classes for name, classes in texts.items() if name not in numbers}
-    return _read_by_library(path, {})
+    texts = _texts_in(known, specs or {})
+    return _read_by_library(path, _texts_alone(texts) if texts else {})
 
 
 def written_in(table: Any) -> Any:
@@ -109,15 +105,14 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
     )
 
 
-def _known_texts(known: DataNames) -> dict[str, Sequence[str]]:
-    """The columns that are known as text; of those that name classes, these."""
+def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
+    """The columns that are read as text: labels, and those that are known as text."""
     plan = known.preprocess
-    texts: dict[str, Sequence[str]] = {}
-    for target, classes in known.classes.items():
-        texts |= dict.fromkeys(known.columns.get(target, [target])[:1], classes)
+    targets = [*known.classes, *(name for name, spec in specs.items() if takes_labels(spec) and _takes_one(spec))]
+    texts = {column for target in targets for column in list(known.columns.get(target, [target]))[:1]}
     if plan is not None:
-        texts |= {name: learnt.classes for name, learnt in plan.targets.items() if learnt.classes}
-        texts |= {name: () for name, kind in plan.read.items() if kind.takes_text}
+        texts |= {name for name, learnt in plan.targets.items() if learnt.classes}
+        texts |= {name for name, kind in plan.read.items() if kind.takes_text}
     return texts
 
 
@@ -127,11 +122,6 @@ def _texts_alone(names: Collection[str]) -> dict[str, dict[str, Any]]:
         "pandas": {"dtype": dict.fromkeys(names, str)},
         "polars": {"schema_overrides": dict.fromkeys(names, str)},
     }
-
-
-def _are_named(values: Array, classes: Sequence[str]) -> bool:
-    """Whether nothing but names of ``classes`` stands there."""
-    return set(text_of(values).tolist()) <= set(classes)
 
 
 def _check_header(path: Path, separator: str) -> None:
@@ -167,13 +157,17 @@ def first_row(path: Path) -> list[Any]:
 
 
 def columns_of(
-    table: Any, specs: Mapping[str, TensorSpec], known: DataNames = NO_NAMES, unread: Collection[str] = ()
+    table: Any,
+    specs: Mapping[str, TensorSpec],
+    known: DataNames = NO_NAMES,
+    unread: Collection[str] = (),
+    whole: bool = True,
 ) -> tuple[dict[str, Array], DataNames]:
     """The arrays that a step takes, from a table, with the names of what they are made of.
 
     What takes one number a sample is the column of its name. Whatever is ``known`` is made of the columns of which it
     was made before, in whatever order they come; a matrix that is not known is made of all others, in their order.
-    Columns of names that are ``unread`` are left out.
+    Columns of names that are ``unread`` are left out. Of a batch, the table is not ``whole``.
 
     Raises:
         UnmatchedError: columns that are known are missing, or labels are new.
@@ -186,16 +180,16 @@ def columns_of(
     if new is not None:
         log.info("'%s' is made of the columns %s", shown(new), listed(made_of[new]))
     rest = _rest(columns, specs, made_of, known, unread)
-    found, classes = dict[str, Array](made), dict[str, Sequence[str]]()
+    found, classes = dict[str, Array](made), NO_NAMES
     for name, each in made_of.items():
         if _takes_one(specs[name]) and len(each) == 1 and each[0] in columns.keys:
-            found[name], labels = columns.labels_or_numbers(specs[name], each[0], known)
-            classes |= {} if labels is None else {name: labels}
+            found[name], labels = columns.labels_or_numbers(specs[name], each[0], known, whole)
+            classes = classes if labels is None else classes.updated(labels.of(name))
             continue
         found[name] = columns.matrix(name, each, rest)
         rest = []  # which is told once
     own = {name: each for name, each in made_of.items() if each != [name]}
-    return {name: found[name] for name in every}, DataNames(own, classes, preprocess=known.preprocess)
+    return {name: found[name] for name in every}, DataNames(own, preprocess=known.preprocess).updated(classes)
 
 
 def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> dict[str, Array]:
@@ -380,22 +374,22 @@ class _Columns(Frame):
                         "is" if len(rest) == 1 else "are", shown(name), listed(made_of))  # fmt: skip
         return np.column_stack([self._numbers(column, may_have_gaps) for column in made_of])
 
-    def labels_or_numbers(self, spec: TensorSpec, column: str, known: DataNames) -> tuple[Array, Sequence[str] | None]:
-        """A column in the shape of ``spec``; of labels that are text the numbers of their classes, and the names of
-        all of these. Of two classes, numbers may be wanted for the labels, too: 0 and 1.
-        """
-        values = self[column] if isinstance(spec, TargetSpec) else np.zeros(0)
-        shape, names = (-1,) if len(spec.shape) == 1 else (-1, 1), known.classes.get(spec.name)
+    def labels_or_numbers(
+        self, spec: TensorSpec, column: str, known: DataNames, whole: bool = True
+    ) -> tuple[Array, Classes | None]:
+        """A column in the shape of ``spec``; of labels the numbers of their classes, and the classes."""
+        shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if numpy_dtype(spec.dtype).kind in "OUT":
             return text_of(self[column]).reshape(shape), None
         learnt = None if known.preprocess is None else known.preprocess.targets.get(column)
+        classes = Classes.known(known, spec.name)
         if learnt is not None and learnt.classes and takes_labels(spec):
-            names = learnt.classes
-        elif not _name_classes(values, spec, names):
+            classes = Classes(learnt.classes)
+        if not isinstance(spec, TargetSpec) or not _are_labels(self[column], spec, classes):
             numbers = self._numbers(column).reshape(shape)
             return (numbers if learnt is None else numbers.astype(numpy_dtype(spec.dtype))), None
-        numbers, names = _numbered(values, spec, names, f"the column '{shown(column)}'")
-        return numbers.reshape(shape), names
+        numbers, classes = labelled(self[column], spec, classes, f"the column '{shown(column)}'", whole=whole)
+        return numbers.reshape(shape), classes
 
     def is_text(self, name: str) -> bool:
         return self[name].dtype.kind in "OUT"
@@ -413,46 +407,56 @@ class _Columns(Frame):
         return array
 
 
-def text_labels(value: Any, spec: TensorSpec, known: DataNames) -> tuple[Array, DataNames] | None:
-    """The numbers of the classes that the labels of a target name, and the names of all of these; None of numbers.
+def array_labels(
+    value: Any, spec: TensorSpec, known: DataNames, raw: bool = True, whole: bool = True
+) -> tuple[Array, DataNames] | None:
+    """The numbers of the classes of labels, and the record of these classes; None where numbers stay as they are.
 
     Args:
         value: an array, a list, or a column of a table: [rows], or [rows, 1].
+        spec: of the target.
+        known: what the model was trained on.
+        raw: whole numbers are as somebody gave them, rather than numbers of classes already.
+        whole: these are all labels, rather than those of a batch.
 
     Raises:
         UnmatchedError: classes are known, and one is new.
         DataError: the model has fewer classes.
     """
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if not isinstance(spec, TargetSpec) or not (kind in ("U", "T", "O") or isinstance(value, list | tuple)):
+    if not isinstance(spec, TargetSpec) or isinstance(value, ClassNumbers):
         return None
-    if kind is None and not (value and isinstance(value[0], str)):
+    classes = Classes.known(known, spec.name)
+    looks = raw and (whole if classes is None else classes.look_at_numbers(spec))
+    if isinstance(value, list | tuple):
+        kind = {str: "U", bool: "b", int: "i", float: "f"}.get(type(value[0]), "") if value else ""
+    else:
+        kind = getattr(getattr(value, "dtype", None), "kind", "i" if hasattr(value, "__dlpack__") else "")
+    if kind not in ("iufbOUT" if looks else "bOUT") or not kind:
         return None
-    values = np.asarray(value, object)
-    names = known.classes.get(spec.name)
-    if values.size != len(values) or not _name_classes(values := values.reshape(-1), spec, names):
+    if getattr(value, "shape", ())[1:] not in ((), (1,)):
         return None
-    numbers, names = _numbered(values, spec, names, f"'{shown(spec.name)}'")
-    return numbers.reshape((-1,) if len(spec.shape) == 1 else (-1, 1)), DataNames(classes={spec.name: names})
+    values = np.asarray(value, object if kind in "OUT" else None)
+    if values.dtype.kind not in "iufbOUT" or values.size != len(values) or not values.size:
+        return None
+    values = values.reshape(-1)
+    if not _are_labels(values, spec, classes) or (classes is None and _are_numbers_of_classes(values, spec)):
+        return None
+    numbers, classes = labelled(values, spec, classes, f"'{shown(spec.name)}'", whole=whole)
+    if not classes.names and kind_of(values) == "number":
+        return None
+    return numbers.reshape((-1,) if len(spec.shape) == 1 else (-1, 1)), classes.of(spec.name)
 
 
-def _name_classes(values: Array, spec: TensorSpec, names: Sequence[str] | None) -> bool:
-    """Are these texts that name the classes of a target? Of two, numbers may be wanted for the labels, too."""
-    return _is_text(values) and (takes_labels(spec) or len(names or set(values.tolist())) == 2)
+def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
+    """Whether these are numbers that are certainly none of names: found in one pass."""
+    return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
-def _numbered(values: Array, spec: TensorSpec, names: Sequence[str] | None, where: str) -> tuple[Array, Sequence[str]]:
-    """The number of the class of each label, and the names of all classes."""
-    labels = text_of(values).tolist()
-    found = sorted(set(labels))
-    names = classes_for(spec, found, names, where)
-    number = dict(zip(found, class_numbers(found, names, where), strict=True))
-    return np.array([number[label] for label in labels], np.int64), names
-
-
-def _is_text(values: Array) -> bool:
-    is_text = values.dtype.kind == "O" and all(isinstance(value, str) for value in values.tolist())
-    return bool(values.size) and (values.dtype.kind in "UT" or is_text)
+def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
+    """Whether a target's values are labels of classes. Of two, numbers may be wanted for the labels, too."""
+    if takes_labels(spec) or (classes is not None and classes.names):
+        return True
+    return bool(values.size) and kind_of(values) == "text" and len(set(values.tolist())) == 2
 
 
 def _columns(names: Sequence[str]) -> str:

@@ -159,7 +159,7 @@ class Evaluator:
         bound, checker = self._opened.prediction(averaged), self._prediction_checker
         parts = []
         filling = replace(order, fills=True, augments=False)
-        source = as_source(self._without_targets(x), checker, filling, self._executor.names)
+        source = as_source(self._without_targets(x), checker, filling, self._executor.known)
         size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
         with released(bound, checker), self._executor.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -182,7 +182,7 @@ class Evaluator:
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:
         specs = [s for s in self._manifest.inputs if s.name in self._opened.prediction().inputs]
-        return BatchChecker(specs, known=lambda: self._executor.names)
+        return BatchChecker(specs, known=lambda: self._executor.known)
 
     def _without_targets(self, x: Any) -> Any:
         """The part of ``x`` that prediction reads; an array by itself is the only input."""

@@ -59,6 +59,7 @@ from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.classes import takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.fed_rate import with_fed_rate
 from gradgraph.step.manifest import LEARNING_RATE, column
@@ -80,13 +81,15 @@ class Executor:
     def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
         self.opened, self.progress = opened, progress
         self.definition, self.manifest, self.team = opened.definition, opened.manifest, opened.team
-        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.names)
+        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.known)
         self.checker.some_count = self._some_count(*self.manifest.parts)
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
         opened.checks_loss = check_loss
         self.parts = opened.parts
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
+        self._known: tuple[DataNames, DataNames] | None = None  # some names, and what is known by them
+        self._labels = tuple(target.name for target in self.manifest.targets if takes_labels(target))
 
     # what every step reads, at hand: made when it is first needed
     @functools.cached_property
@@ -111,6 +114,17 @@ class Executor:
     def names(self) -> DataNames:
         """The names by which data are matched: those of what it was trained on, or else its model was."""
         return self.progress.names or self._names_of_model
+
+    @property
+    def known(self) -> DataNames:
+        """:attr:`names`, and which targets were trained on numbers of classes that have no names."""
+        names = self.names
+        if not self.progress.steps:
+            return names
+        if self._known is None or self._known[0] is not names:
+            numbered = [target for target in self._labels if target not in names.classes]
+            self._known = names, names.updated(DataNames(numbered=numbered)) if numbered else names
+        return self._known[1]
 
     @functools.cached_property
     def _names_of_model(self) -> DataNames:
@@ -152,7 +166,7 @@ class Executor:
         self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
     ) -> Source:
         """Data for some of several steps, matched by the names that are ``known``, or DataError."""
-        known = self.names if known is None else known
+        known = self.known if known is None else known
         if steps is None:
             source = as_source(data, self.checker, order, known)
         else:
@@ -323,11 +337,14 @@ class Executor:
             raise ArgumentError(f"the name of a step is {described(name)}; it should be text, such as 'generator'")
         return self.named(None), batch if name is None else name
 
-    def batch_of(self, part: Part, batch: Batch) -> Mapping[str, Feed]:
-        """A batch to train on, checked for one step, or DataError; of several it may hold what others read, too."""
+    def batch_of(self, part: Part, batch: Batch, raw: bool = True) -> Mapping[str, Feed]:
+        """A batch to train on, checked for one step, or DataError; of several it may hold what others read, too.
+
+        It is ``raw`` unless it comes from a source.
+        """
         if not part.name:
-            return self._learnt(self.checker(batch))
-        return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch)))
+            return self._learnt(self.checker(batch, raw=raw))
+        return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
         """Remember the columns of a batch that came as tables."""
@@ -349,7 +366,7 @@ class Executor:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
             whole = names == self.checker.specs.keys()
-            own = BatchChecker(specs, self._check_inputs, lambda: self.names)
+            own = BatchChecker(specs, self._check_inputs, lambda: self.known)
             own.some_count = self._some_count(*steps)
             self._checkers[steps] = self.checker if whole else own
         return self._checkers[steps]

@@ -131,7 +131,7 @@ class Trial:
     def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
         """Train once, and return the loss and the number of its terms."""
         executor, part = self.executor, self.part
-        feeds = executor.batch_of(part, batch) if part.name else executor.check_batch(batch)
+        feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)
         counted = executor.counted(part.name, feeds)
         if self.accumulate is not None:
             rates = {**rates, **part.told_to_add_up(moves, counted)}

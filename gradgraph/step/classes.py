@@ -1,0 +1,400 @@
+"""Classes of a target. Which number a label stands for is decided here alone, whatever reads the label.
+
+Readers pass labels as they find them: text, booleans, or numbers, and the names of their own numbers where the source
+lists them (folders, categories of COCO, a dataset's features). What a model was trained on decides:
+
+- A name is matched exactly, so "01" and "1" are different classes. "TRUE" is "True", and "1.0" is "1".
+- A boolean is the class that is called so ("True", "yes"), or the number 0 or 1 where classes have no names.
+- A whole number is the class of that name where names look like numbers. Otherwise, or where training data wrote
+  numbers of classes beside their names, it is the number of a class.
+- Whatever is neither is refused by name, and so is a number that may mean two classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, UnmatchedError, listed
+from gradgraph.preprocess.frames import Array, is_gap, text_of
+from gradgraph.step.data_names import DataNames
+from gradgraph.step.manifest import TargetSpec, TensorSpec
+
+log = logging.getLogger("gradgraph")
+
+TRUTH = {"false": 0, "no": 0, "n": 0, "f": 0, "off": 0, "0": 0, "true": 1, "yes": 1, "y": 1, "t": 1, "on": 1, "1": 1}
+WORDS_OF_TRUTH = ("false", "true")
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")  # as a program writes it: "01" is none
+
+
+def takes_labels(spec: TensorSpec) -> bool:
+    """Whether ``spec`` is a target of class numbers."""
+    return isinstance(spec, TargetSpec) and spec.ignore_index is not None
+
+
+class ClassNumbers(np.ndarray[Any, Any]):
+    """Numbers of classes, which are never taken for names: ``array.view(ClassNumbers)``."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a target.
+
+    Attributes:
+        names: in the order of their numbers; empty where classes have no names, only numbers.
+        numbered: whole numbers in the data are numbers of classes, also where names look like numbers.
+    """
+
+    names: tuple[str, ...] = ()
+    numbered: bool = False
+
+    @classmethod
+    def known(cls, names: DataNames, target: str) -> Classes | None:
+        """The classes of a target that a model was trained on; None where nothing is known of them."""
+        found, numbered = names.classes.get(target), target in names.numbered
+        return cls(tuple(found or ()), numbered) if found is not None or numbered else None
+
+    def of(self, target: str) -> DataNames:
+        """The record of these classes for a target; empty where they have no names."""
+        return DataNames(classes={target: self.names}, numbered=(target,) if self.numbered else ()) if self.names else (
+            DataNames()
+        )  # fmt: skip
+
+    @cached_property
+    def look_like_numbers(self) -> bool:
+        """Whether a name is spelled as a number, so that a number may be a name."""
+        return any(_number(name) is not None for name in self.names)
+
+    @cached_property
+    def may_be_named_by_numbers(self) -> bool:
+        """Whether a whole number may stand for another class than that of its number."""
+        are_their_numbers = all(name == str(i) for i, name in enumerate(self.names))
+        return not self.numbered and self.look_like_numbers and not are_their_numbers
+
+    def look_at_numbers(self, spec: TensorSpec) -> bool:
+        """Whether whole numbers for a target must be matched: they may be names, or those of classes without a name."""
+        most = spec.classes if isinstance(spec, TargetSpec) else None
+        return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
+
+    def called(self, numbers: Sequence[int]) -> list[str]:
+        """The names of classes of these numbers; a number that has no name stands for itself."""
+        return [self.names[n] if 0 <= n < len(self.names) else str(n) for n in numbers]
+
+    # --- numbers of labels ------------------------------------------------------------------------------------
+
+    def of_names(self, found: Sequence[str], where: str) -> Array:
+        """The number of each of these names: int64.
+
+        Raises:
+            UnmatchedError: a name is new.
+        """
+        if not self.names:
+            numbered = self._of_texts(found, where, None)
+            return np.array([numbered[name] for name in found], np.int64)
+        numbers = [self._called(name) for name in found]
+        if new := [name for name, number in zip(found, numbers, strict=True) if number is None]:
+            raise self._new(new, found, where)
+        return np.array(numbers, np.int64)
+
+    def of_values(self, values: Array, where: str, ignored: int | None = None) -> Array:
+        """The number of the class of each label: int64. Numbers that are not whole are returned as they are.
+
+        Args:
+            values: text, booleans or numbers [n], without gaps.
+            where: they come from, in messages.
+            ignored: the label that does not count.
+
+        Raises:
+            UnmatchedError: a label names no class, or may name two.
+        """
+        kind = kind_of(values)
+        if kind == "number":
+            if not self.may_be_named_by_numbers:
+                return self._of_class_numbers(values, where, ignored)
+            found, inverse = np.unique(np.asarray(values, None if values.dtype.kind in "iuf" else np.float64),
+                                       return_inverse=True)  # fmt: skip
+            each = found.tolist()
+            numbers: list[int | None] = [self._numbered_as(v, where) if v != ignored else ignored for v in each]
+            if new := [_spelled(v) for v, number in zip(each, numbers, strict=True) if number is None]:
+                raise self._new(new, [_spelled(v) for v in each], where)
+            return np.array(numbers, np.int64)[inverse.reshape(-1)]
+        if kind == "truth":
+            return self._of_truth(values.astype(bool), where)
+        texts = text_of(values)
+        numbered = self._of_texts(sorted(set(texts.tolist())), where, ignored)
+        return np.array([numbered[text] for text in texts.tolist()], np.int64)
+
+    def _of_class_numbers(self, values: Array, where: str, ignored: int | None) -> Array:
+        """Whole numbers that are numbers of classes."""
+        array = values if values.dtype.kind in "iuf" else np.asarray(values, np.float64)
+        if array.dtype.kind == "f" and not (array == np.round(array)).all():
+            return array
+        numbers = array.astype(np.int64)
+        self._check_order_of_truth(where)
+        beyond = numbers >= len(self.names) if self.names else np.zeros(0, bool)
+        if ignored is not None and beyond.any():
+            beyond &= numbers != ignored
+        if beyond.any():
+            raise UnmatchedError(
+                f"{where} has the class number {numbers[beyond][0]}, and the model knows {len(self.names)} classes "
+                f"({listed(self.names)}), from 0 on; leave such samples out, or give names of classes"
+            )
+        return numbers
+
+    def _of_truth(self, values: Array, where: str) -> Array:
+        if not self.names:
+            return values.astype(np.int64)
+        meant = [[i for i, name in enumerate(self.names) if TRUTH.get(name.casefold()) == truth] for truth in (0, 1)]
+        for truth, places in enumerate(meant):
+            if len(places) != 1 and (values == bool(truth)).any():
+                raise UnmatchedError(
+                    f"{where} has booleans, and {bool(truth)} names no class, where the model knows "
+                    f"{listed(self.names)}; give labels as names of classes"
+                )
+        return np.where(values, meant[1][0] if meant[1] else 0, meant[0][0] if meant[0] else 0).astype(np.int64)
+
+    def _of_texts(self, found: Sequence[str], where: str, ignored: int | None) -> dict[str, int]:
+        """The number of each of these different texts."""
+        whole = {text: _whole(text) for text in found}
+        are_whole = None not in whole.values()
+        if not self.names:
+            if are_whole:
+                return {text: int(number or 0) for text, number in whole.items()}
+            if all(text.casefold() in WORDS_OF_TRUTH for text in found):
+                return {text: TRUTH[text.casefold()] for text in found}
+            raise UnmatchedError(
+                f"{where} has the {_classes(found)}, and the model was trained on numbers of classes, without names",
+                remedy="give numbers from 0 on, or say their names first: trainer.names = "
+                "gradgraph.DataNames(classes={target: names})",
+                shell="give numbers from 0 on",
+            )
+        as_numbers = are_whole and (self.numbered or not self.look_like_numbers)
+        if as_numbers:
+            twofold = [text for text in found if self._places.get(text, whole[text]) != whole[text]]
+            if twofold:
+                raise UnmatchedError(
+                    f"{where} has the {_classes(twofold)}, which may be a name or a number, as the model knows "
+                    f"{listed(self.names)} and was trained on their numbers; give labels as whole numbers"
+                )
+            numbers = self._of_class_numbers(np.array(list(whole.values()), np.int64), where, ignored)
+            return dict(zip(found, numbers.tolist(), strict=True))
+        known = {text: self._called(text) for text in found}
+        if ignored is not None and str(ignored) in known:
+            known[str(ignored)] = ignored
+        if new := [text for text, number in known.items() if number is None]:
+            raise self._new(new, found, where)
+        return {text: number for text, number in known.items() if number is not None}
+
+    # --- one label --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def _called(self, text: str) -> int | None:
+        """The number of the class of this name; None where there is none."""
+        if text in self._places:
+            return self._places[text]
+        if text.casefold() in WORDS_OF_TRUTH:
+            alike = [i for i, name in enumerate(self.names) if name.casefold() == text.casefold()]
+            return alike[0] if len(alike) == 1 else None
+        whole = _whole(text)
+        return None if whole is None else self._places.get(str(whole))
+
+    def _numbered_as(self, value: float, where: str) -> int | None:
+        """The number of the class whose name is this number; None where there is none."""
+        equal = [i for i, name in enumerate(self.names) if _number(name) == value]
+        if len(equal) > 1:
+            raise UnmatchedError(
+                f"{where} has the number {_spelled(value)}, which may be the "
+                f"{_classes([self.names[i] for i in equal])}; give labels as text"
+            )
+        spelled = {_spelled(value), repr(float(value))}
+        return equal[0] if equal and self.names[equal[0]] in spelled else None
+
+    def _check_order_of_truth(self, where: str) -> None:
+        """Raise UnmatchedError where 0 and 1 would be the classes that are called true and false."""
+        if self.numbered or [TRUTH.get(name.casefold()) for name in self.names] != [1, 0]:
+            return
+        raise UnmatchedError(
+            f"{where} has whole numbers, and the classes {listed(self.names)} have the numbers 0 and 1 in this order; "
+            "give labels as names of classes"
+        )
+
+    def _new(self, new: Sequence[str], found: Sequence[str], where: str) -> UnmatchedError:
+        missing = [name for name in self.names if name not in set(found)]
+        lacks = f", and lacks the {_classes(missing)}" if missing else ""
+        return UnmatchedError(
+            f"{where} has the new {_classes(new)}{lacks}, where the model knows {listed(self.names)}; "
+            "leave such samples out, or give classes the names that they had in training"
+        )
+
+
+# --- at first sight -------------------------------------------------------------------------------------------
+
+
+def labelled(
+    values: Array,
+    spec: TensorSpec,
+    known: Classes | None,
+    where: str,
+    *,
+    own: Sequence[str] = (),
+    whole: bool = True,
+) -> tuple[Array, Classes]:
+    """The number of the class of each label of a target, and the classes: those that are known, or else those found.
+
+    Args:
+        values: text, booleans or numbers [n].
+        spec: of the target.
+        known: the classes that the model was trained on; None where it was trained on nothing yet.
+        where: labels come from, in messages.
+        own: the names that the source itself has for whole numbers, from 0 on.
+        whole: all labels are there, so numbers that no class can have are names, if they leave out 0 and are few.
+
+    Raises:
+        UnmatchedError: a label is of no class that is known.
+        DataError: labels are missing, or the model has fewer classes.
+    """
+    ignored = spec.ignore_index if isinstance(spec, TargetSpec) else None
+    check_whole(values, where)
+    if own and kind_of(values) == "number":
+        return _by_own_names(values, spec, known, where, own, ignored)
+    if known is None:
+        known = _found(values, spec, where, ignored, whole)
+    return known.of_values(values, where, ignored), known
+
+
+def classes_for(spec: TensorSpec, found: Sequence[str], known: Classes | None, where: str) -> Classes:
+    """The classes of a target: those that are known, or else those of these names.
+
+    Raises:
+        UnmatchedError: a name is new.
+        DataError: the model has fewer classes.
+    """
+    if known is not None:
+        known.of_names(found, where)
+        return known
+    most = spec.classes if isinstance(spec, TargetSpec) else None
+    if most is None and len(spec.shape) == 2 and isinstance(spec.shape[1], int) and spec.shape[1] > 1:
+        most = spec.shape[1]  # of targets that are the share of each class
+    if most is not None and len(found) > most:
+        raise DataError(
+            f"{where} has {len(found)} classes ({listed(found)}), and the model's labels go from 0 to {most - 1}",
+            remedy="give it a head with as many (gradgraph.new_head), or leave samples out",
+            shell="give it a head with as many (gradgraph surgery --new-head), or leave samples out",
+        )
+    return Classes(tuple(found))
+
+
+def warn_of_missing(found: Sequence[str], known: Classes, where: str) -> None:
+    """Say which classes that are known were not found."""
+    there = set(known.of_names(found, where).tolist()) if known.names else set()
+    if missing := [name for i, name in enumerate(known.names) if i not in there]:
+        log.warning("%s lacks the %s, which the model knows", where, _classes(missing))
+
+
+def kind_of(values: Array) -> str:
+    """What labels are: "number", "truth", or "text", which anything else is taken for."""
+    if values.dtype.kind != "O":
+        return {"b": "truth", "i": "number", "u": "number", "f": "number"}.get(values.dtype.kind, "text")
+    kinds = {type(value) for value in values.tolist()}
+    if kinds and all(issubclass(kind, bool | np.bool_) for kind in kinds):
+        return "truth"
+    are_numbers = all(issubclass(kind, int | float | np.number) and not issubclass(kind, bool) for kind in kinds)
+    return "number" if kinds and are_numbers else "text"
+
+
+def _by_own_names(
+    values: Array, spec: TensorSpec, known: Classes | None, where: str, own: Sequence[str], ignored: int | None
+) -> tuple[Array, Classes]:
+    """The numbers of labels that are numbers of classes whose names the source has."""
+    if known is not None and not known.names:
+        return known.of_values(values, where, ignored), known
+    classes = classes_for(spec, own, known, where)
+    classes = Classes(classes.names, numbered=True) if known is None else classes
+    numbers = classes.of_names(own, where)
+    given = Classes(tuple(own), numbered=True).of_values(values, where, ignored)
+    inside = (given >= 0) & (given < len(own))
+    return np.where(inside, numbers[np.where(inside, given, 0)], given), classes
+
+
+def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, whole: bool) -> Classes:
+    """The classes of labels of which nothing is known."""
+    kind = kind_of(values)
+    if kind == "truth":
+        return Classes(("False", "True")) if takes_labels(spec) else Classes()
+    names = sorted(set(text_of(values).tolist())) if kind == "text" else []
+    if names and all(name.casefold() in WORDS_OF_TRUTH for name in names):
+        return classes_for(spec, _both_of_truth(names), None, where)
+    numbers: set[Any] = {_whole(name) for name in names}
+    if kind == "number" or None not in numbers:
+        if not whole or not takes_labels(spec):
+            return Classes()
+        numbers = numbers or set(np.unique(np.asarray(values, np.float64)).tolist())
+        if not _are_names(numbers, spec, ignored):
+            return Classes()
+        names = [_spelled(number) for number in sorted(numbers)]
+    found = classes_for(spec, names, None, where)
+    log.info("the classes of %s are %s, from 0 on", where, listed(found.names))
+    return found
+
+
+def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) -> bool:
+    """Whether these numbers cannot be those of classes, and leave out 0, as names do that begin with 1, say."""
+    most = spec.classes if isinstance(spec, TargetSpec) else None
+    if most is None or len(numbers) > most or not all(float(n).is_integer() and n > 0 for n in numbers):
+        return False
+    return any(n >= most and n != ignored for n in numbers)
+
+
+def _both_of_truth(names: Sequence[str]) -> list[str]:
+    """The words for false and true, where only one of them may stand in the data."""
+    by_word = {name.casefold(): name for name in names}
+    if len(by_word) < len(names):
+        return list(names)
+    alike = next(iter(names))
+    other = {word: word.upper() if alike.isupper() else word.title() if alike.istitle() else word
+             for word in WORDS_OF_TRUTH}  # fmt: skip
+    return [by_word.get(word, other[word]) for word in WORDS_OF_TRUTH]
+
+
+def check_whole(values: Array, where: str) -> None:
+    """Raise DataError where labels are missing."""
+    kind, gaps = values.dtype.kind, 0
+    if kind == "O":
+        gaps = sum(map(is_gap, values.tolist()))
+    elif kind in "fM":
+        gaps = int((np.isnan if kind == "f" else np.isnat)(values).sum())
+    if gaps:
+        raise DataError(f"{where} lacks {gaps} of {len(values)} labels; fill in or leave out those rows")
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that a text is, as programs write numbers; None where it is none."""
+    found = _WHOLE.fullmatch(text)
+    return int(found[1]) if found and len(text) < 20 else None
+
+
+def _number(name: str) -> float | None:
+    """The number that a name spells; None where it spells none."""
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _spelled(value: Any) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
+
+def _classes(names: Sequence[str]) -> str:
+    return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
