@@ -302,7 +302,7 @@ def warn_of_missing(found: Sequence[str], known: Classes, where: str) -> None:
 
 
 def kind_of(values: Array) -> str:
-    """What labels are: "number", "truth", or "text", which anything else is taken for."""
+    """The kind of some labels: "number", "truth", or "text" for anything else."""
     if values.dtype.kind != "O":
         return {"b": "truth", "i": "number", "u": "number", "f": "number"}.get(values.dtype.kind, "text")
     kinds = {type(value) for value in values.tolist()}
