@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,112 @@ def test_advice_on_weights_that_no_loss_depends_on_builds(
     assert run(command) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert run([*command, *shlex.split(said[said.index("--freeze") :])]) == 0
+
+
+# --- arguments in remedies -------------------------------------------------------------------------------------------
+
+ARGUMENT = re.compile(r"(?<![\w.'\"-])([a-z_][a-z_0-9]*)=(?!=)")
+Function = tuple[str, str]  # the module, and the name in it
+
+
+class Calls:
+    """Who calls whom, as far as names say it: those of a module, what it imports, and methods of ``self``."""
+
+    def __init__(self) -> None:
+        self.callers: dict[Function, set[Function]] = {}
+        self.remedies: list[tuple[Function, str]] = []
+        for file in (path for room in ROOMS[:3] for path in sorted((ROOT / room).rglob("*.py"))):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            module = ".".join(parts if parts[0] == "gradgraph" else ("gradgraph", *parts))
+            self._read(module, ast.parse(file.read_text("utf-8")))
+
+    def _read(self, module: str, tree: ast.Module) -> None:
+        known: dict[str, Function] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gradgraph"):
+                known |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        known |= {n.name: (module, n.name) for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        for outer in tree.body:
+            methods = outer.body if isinstance(outer, ast.ClassDef) else [outer]
+            for node in (n for n in methods if isinstance(n, ast.FunctionDef)):
+                of_class = outer.name if isinstance(outer, ast.ClassDef) else ""
+                name = f"{of_class}.{node.name}" if of_class else node.name
+                self._read_function((module, name), of_class, node, known)
+
+    def _read_function(self, own: Function, of_class: str, node: ast.FunctionDef, known: dict[str, Function]) -> None:
+        for inner in ast.walk(node):
+            match inner:
+                case ast.Name(id) if id in known:
+                    self.callers.setdefault(known[id], set()).add(own)
+                case ast.Attribute(ast.Name("self" | "cls"), name) if of_class:
+                    self.callers.setdefault((own[0], f"{of_class}.{name}"), set()).add(own)
+                case ast.keyword("remedy", ast.Constant(str(text))):
+                    self.remedies.append((own, text))
+                case ast.keyword("remedy", ast.JoinedStr(values)):
+                    text = "".join(str(v.value) if isinstance(v, ast.Constant) else "<…>" for v in values)
+                    self.remedies.append((own, text))
+
+    def public_from(self, function: Function) -> set[Callable[..., Any]]:
+        """The public functions from which one is reached."""
+        seen, left, found = {function}, [function], set()
+        while left:
+            one = left.pop()
+            if one in PUBLIC:
+                found.add(PUBLIC[one])
+                continue
+            made = (one[0], one[1].rpartition(".")[0]) if one[1].endswith(("__init__", "__post_init__")) else one
+            if made in PUBLIC:
+                found.add(PUBLIC[made])
+                continue
+            new = (self.callers.get(one, set()) | self.callers.get(made, set())) - seen
+            seen |= new
+            left += new
+        return found
+
+
+def public_functions() -> dict[Function, Callable[..., Any]]:
+    found: dict[Function, Callable[..., Any]] = {}
+    for name in gg.__all__:
+        value = getattr(gg, name)
+        members = [getattr(value, n) for n in getattr(value, "__all__", ())] if inspect.ismodule(value) else [value]
+        for member in members:
+            if inspect.isfunction(member) or inspect.isclass(member):
+                found[member.__module__, member.__qualname__] = member
+            for _, method in inspect.getmembers(member, inspect.isfunction) if member in (gg.Trainer, gg.Step) else ():
+                if not method.__name__.startswith("_"):
+                    found[method.__module__, method.__qualname__] = method
+    return found
+
+
+def takes(function: Callable[..., Any], *names: str) -> bool:
+    """Whether a call takes arguments of these names, of its own or of any name."""
+    found = inspect.signature(function).parameters
+    return {*names} <= {*found} or any(p.kind is p.VAR_KEYWORD for p in found.values())
+
+
+PUBLIC = public_functions()
+REACHED = Calls()
+NAMING = [(place, text) for place, text in REACHED.remedies if ARGUMENT.search(text)]
+# what names alone say is reached, and is not
+UNREACHED_FROM = {
+    ("gradgraph.runtime.data.sources", "Columns.__init__"): "an evaluation fills its last batch up",
+    ("gradgraph.autodiff.samples", "check_apart"): "a jacobian is told something else",
+    ("gradgraph.runtime.execution.session", "create_session"): "quantisation opens no session of CUDA",
+}
+OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls
+
+
+@pytest.mark.parametrize(("place", "text"), NAMING, ids=[f"{where[0]}.{where[1]}" for where, _ in NAMING])
+def test_an_argument_in_a_remedy_is_one_of_the_call(place: Function, text: str) -> None:
+    """Of calls that are written out, of those; else of each public one from which the remedy can be raised."""
+    for before, called, arguments in re.findall(r"([\w.]*?)\.?(\w+)\(([^()]*)\)", text):
+        ways = [function for (_, name), function in PUBLIC.items() if name.rpartition(".")[2] == called]
+        names = ARGUMENT.findall(arguments)
+        if ways and before.partition(".")[0] in OURS:
+            assert any(takes(way, *names) for way in ways), f"{called} has no arguments {names}"
+    bare = text
+    while "(" in bare and (shorter := re.sub(r"\([^()]*\)", "", bare)) != bare:
+        bare = shorter
+    for name in () if place in UNREACHED_FROM else ARGUMENT.findall(bare):
+        for function in REACHED.public_from(place):
+            assert takes(function, name), f"{function.__qualname__} has no argument {name}"
