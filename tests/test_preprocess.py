@@ -87,6 +87,12 @@ def _text(train: Any, frame: Any) -> Array:
     return vectors.transform(_filled(frame).to_list()).toarray()
 
 
+def _spaced(rng: Rng) -> str:
+    """Words between white space of every kind, and of none."""
+    spaces = [chr(i) for i in range(0x110000) if chr(i).isspace()]
+    return "".join(rng.choice([*WORDS[:5], *rng.choice(spaces, 5)], rng.integers(0, 30)))
+
+
 Made = Callable[[Rng], Any]
 KINDS: Mapping[str, tuple[Made, Callable[[Any, Any], Array], str | None]] = {
     "floats": (lambda rng: rng.normal(size=ROWS) * 1e5 + 1e6, _number, None),
@@ -118,6 +124,7 @@ KINDS: Mapping[str, tuple[Made, Callable[[Any, Any], Array], str | None]] = {
     "prose with gaps": (
         lambda rng: _gaps(rng, [" ".join(rng.choice(WORDS, 7)) + "  " for _ in range(ROWS)], None), _text, "text",
     ),
+    "prose between any white space": (lambda rng: [_spaced(rng) for _ in range(ROWS)], _text, "text"),
     "nothing but gaps": (lambda rng: [None] * ROWS, _text, "text"),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ import numpy as np
 from gradgraph.arguments import Table
 from gradgraph.errors import ArgumentError, DataError, shown
 from gradgraph.preprocess.frames import Array, are_numbers, is_text, numbers_of, text_of
+from gradgraph.preprocess.words import words_of
 
 if TYPE_CHECKING:
     from gradgraph.graph.builder import Builder, Var
@@ -275,7 +276,7 @@ class Date(ColumnKind):
 
 @dataclass(frozen=True)
 class Text(ColumnKind):
-    """How often each of some buckets occurs among the hashes of the words (between spaces), as a vector of length 1.
+    """How often each of some buckets occurs among the hashes of the words of ``str.split``, as a vector of length 1.
 
     Attributes:
         buckets: their number.
@@ -304,7 +305,7 @@ class Text(ColumnKind):
         """MurmurHash3 with seed 0, as scikit-learn's HashingVectorizer has it, of words with ASCII in lower case."""
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")
         lower.value.type = _typed(object)
-        words = _split_at(op, lower, None, None)
+        words = words_of(op, lower)
         bucket = op.Mod(op.Abs(op.Cast(_hashes(op, words), to=_int64())), self.buckets)
         bucket = op.Where(op.Equal(words, _text(op, "")), self.buckets, bucket)  # where a row has fewer words
         rows = op.Shape(x)
@@ -372,7 +373,7 @@ def _text(op: Builder, text: str) -> Var:
     return constant
 
 
-def _split_at(op: Builder, x: Var, sign: str | None, most: int | None) -> Var:
+def _split_at(op: Builder, x: Var, sign: str, most: int) -> Var:
     parts, _ = op.StringSplit(x, delimiter=sign, maxsplit=most, outputs=2)
     parts.value.type = _typed(object)
     return parts

@@ -46,6 +46,10 @@ class SoundForm:
     seconds: float | None = None
     length: int | None = None
 
+    def length_at(self, rate: int) -> int | None:
+        """How many samples a sound has at this rate; None where that is open."""
+        return self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
+
     def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
         """Complete the form by what is ``known`` of training, and by the model's input.
 
@@ -66,8 +70,7 @@ class SoundForm:
             )
         rate = self.rate or known.get("rate") or first
         fixed = spec.shape[-1] if isinstance(spec.shape[-1], int) else None
-        given = self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
-        length = given or fixed or known.get("length")
+        length = self.length_at(rate) or fixed or known.get("length")
         if length is None:
             raise DataError(
                 f"'{shown(spec.name)}' takes sounds of any length, and a batch has one",
@@ -103,7 +106,9 @@ class Sounds(Loadable):
 
     def __getitem__(self, i: int) -> Array:
         opened = _opened(self.files[i])
-        return self._samples(i, SoundForm(self.form.rate or opened.rate, None, self.form.length or opened.frames), ())
+        rate = self.form.rate or opened.rate
+        natural = -(-opened.frames * rate // opened.rate)  # of so many samples at this rate, the last is a part
+        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
         """The classes, and how sounds are read, as they are ``known``, where they are.

@@ -251,8 +251,9 @@ class TextTable(Loadable):
             texts = self._texts(form)
             self._encoded[key] = encoded = self.tokenizer.encode(texts, length, form.words is not None)
             if encoded.cut:
-                log.warning("%s of %s texts of %s are longer than %s tokens, and their ends are cut off",
-                            f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}")  # fmt: skip
+                log.warning("%s of %s texts of %s are longer than %s tokens, and their %s are cut off",
+                            f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}",
+                            "beginnings" if self.tokenizer.cuts_left else "ends")  # fmt: skip
         self._tell_of_padding(inputs)
         self._lengths = self._encoded[key].lengths.reshape(len(self), -1).max(axis=1)
         return self._encoded[key]

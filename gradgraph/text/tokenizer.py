@@ -63,6 +63,7 @@ class Tokenizer:
         content: the bytes of the file.
         digest: their SHA-256.
         pad: the number that fills a text up, and whether it stands in front of it.
+        cuts_left: whether texts that are too long lose their beginnings.
         longest: how many tokens a text may have, if the file says it.
 
     Raises:
@@ -97,6 +98,8 @@ class Tokenizer:
         known = next((number for number in found if number is not None), 0)
         self.pad, self.pads_left = int(padding.get("pad_id", known)), padding.get("direction") == "left"
         self.longest: int | None = truncation.get("max_length")
+        self.cuts_left = truncation.get("direction") == "left"
+        self._strategy = truncation.get("strategy", "longest_first")  # of pairs
         self._runner.no_padding()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -171,7 +174,9 @@ class Tokenizer:
 
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
         try:
-            self._runner.enable_truncation(max_length=length)
+            strategy = self._strategy if texts and isinstance(texts[0], tuple) else "longest_first"
+            side = "left" if self.cuts_left else "right"
+            self._runner.enable_truncation(max_length=length, strategy=strategy, direction=side)
             for first in range(0, max(len(texts), 1), CHUNK):
                 made = self._runner.encode_batch(list(texts[first : first + CHUNK]), is_pretokenized=words)
                 yield (

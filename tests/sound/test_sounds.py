@@ -87,6 +87,27 @@ def test_other_rates_are_resampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         samples_of(gg.sound.folder(tmp_path), length=8000)
 
 
+@pytest.mark.parametrize("rate", [4000, 8000, 11025, 16000, 44100])
+@pytest.mark.parametrize("frames", [1, 333, 4000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_sound_alone_is_as_long_as_it_sounds(rate: int, frames: int, channels: int, tmp_path: Path) -> None:
+    """Resampled by scipy.signal.resample_poly, of channels that are averaged; cut or filled up only where asked for."""
+    signal = pytest.importorskip("scipy.signal")
+    stereo = np.random.default_rng(0).uniform(-0.5, 0.5, (channels, frames))
+    wav_writing.write_wav(tmp_path / "a.wav", stereo)
+    exact = (np.round(stereo * 32767) / 32768).mean(axis=0)
+    common = np.gcd(rate, 8000)
+    expected = exact if rate == 8000 else signal.resample_poly(exact, rate // common, 8000 // common)
+    np.testing.assert_allclose(gg.sound.folder(tmp_path, rate=rate)[0], expected, atol=1e-5)
+    for seconds in (0.02, 1.0):
+        found, length = gg.sound.folder(tmp_path, rate=rate, seconds=seconds)[0], round(seconds * rate)
+        rest = len(expected) - length
+        middle = expected[rest // 2 :][:length] if rest > 0 else np.pad(expected, (-rest // 2, -rest - -rest // 2))
+        np.testing.assert_allclose(found, middle, atol=1e-5)
+        in_batch = samples_of(gg.sound.folder(tmp_path, rate=rate), rate=rate, length=length)[0]
+        np.testing.assert_allclose(in_batch, middle, atol=1e-5)
+
+
 def test_augment_changes_what_is_trained_on_alone(tmp_path: Path) -> None:
     wav_writing.write_wav(tmp_path / "a.wav", np.full(6, 0.5))
 

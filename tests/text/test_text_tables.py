@@ -131,6 +131,47 @@ def test_what_is_cut_is_counted(tokenizer: Path, steps: dict[str, gg.Step], capl
     )
 
 
+@pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("kind", ["text", "pair", "words"])
+def test_texts_are_cut_as_the_tokenizer_says(
+    kind: str, direction: str, strategy: str, left: Path, steps: dict[str, gg.Step], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(str(left))
+    own.enable_truncation(9, strategy="longest_first" if kind != "pair" else strategy, direction=direction)
+    data = json.loads(own.to_str())
+    if kind != "pair":  # of single texts it says nothing
+        data["truncation"]["strategy"] = "".join(part.capitalize() for part in strategy.split("_"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    frame = {"a": [" ".join(TEXTS[:3]), "the owl", "calm fox"], "b": ["the fox", " ".join(TEXTS[3:6]), "owl"]}
+    if kind != "pair" or strategy != "longest_first":  # what may not be cut may not be too long
+        frame["a" if strategy == "only_second" and kind == "pair" else "b"] = ["the fox", "the owl", "calm fox"]
+    tags = [["O" if k % 3 else "B" for k in range(len(text.split()))] for text in frame["a"]]
+    given: dict[str, Any] = {"text": {"text": "a"}, "pair": {"text": "a", "pair": "b"}, "words": {"words": "a"}}[kind]
+    labels: list[Any] = tags if kind == "words" else [0, 1, 0]
+    table = gg.text.table(frame | {"label": labels}, tmp_path / "tokenizer.json", **given)
+    with caplog.at_level(logging.WARNING):
+        batch = loaded(table, steps["tokens" if kind == "words" else "texts"], [0, 1, 2])
+    texts: list[Any] = frame["a"] if kind == "text" else [*zip(frame["a"], frame["b"], strict=True)]
+    texts = [text.split() for text in frame["a"]] if kind == "words" else texts
+    made = own.encode_batch(texts, is_pretokenized=kind == "words")
+    assert sum(bool(one.overflowing) for one in made) >= 1
+    assert f"their {'beginnings' if direction == 'left' else 'ends'} are cut off" in caplog.text
+    for row, one in enumerate(made):
+        there = batch["attention_mask"][row] == 1
+        ids = [i for i, real in zip(one.ids, one.attention_mask, strict=True) if real]
+        assert batch["input_ids"][row][there].tolist() == ids
+        if kind == "words":
+            numbers = [n for n, real in zip(one.word_ids, one.attention_mask, strict=True) if real]
+            first = [n is not None and n != before for n, before in zip(numbers, [None, *numbers], strict=False)]
+            classes = {"B": 0, "O": 1}
+            expected = [classes[tags[row][n]] if is_first else -100 for n, is_first in zip(numbers, first, strict=True)]
+            assert batch["target"][row][there].tolist() == expected
+
+
 def test_a_model_of_fixed_length_gets_it(tokenizer: Path, steps: dict[str, gg.Step]) -> None:
     batch = loaded(gg.text.table(FRAME, tokenizer, text="review", label="stars"), steps["fixed"], [0, 1])
     assert batch["input_ids"].shape == (2, 12)
