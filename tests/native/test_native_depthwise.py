@@ -11,7 +11,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import ORT_NATIVE, native_table
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.native_bounds import CLOSED, NONE, OPEN
 from gradgraph.frontend import Input, Module, nn
@@ -235,6 +235,23 @@ def test_steps_fold_activations_and_merge_gradients(activation: type[Module]) ->
     norms = [n for n in nodes if "BatchNormalization" in n.op_type]
     assert {n.op_type for n in norms} == {"BatchNormalization", "UnscaledBatchNormalizationGrad"}
     assert {a.i for n in norms for a in n.attribute if a.name == "activation"} == {kind}
+
+
+@pytest.mark.parametrize("levels", [[], ["x86-64-v2"], ["x86-64-v2", "avx2"], ["x86-64-v2", "avx2", "avx512"]], ids=str)
+def test_kernels_are_taken_where_they_were_measured_to_be_faster(
+    levels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_table, "levels_in_use", lambda: levels)
+    families = {"depthwise convolution": "DepthwiseConv", "batch normalisation": "BatchNormalization"}
+    assert native_table.LEAST_LEVEL.keys() == families.keys()
+    for least in ("avx512", "avx2"):
+        for family in families:
+            monkeypatch.setitem(native_table.LEAST_LEVEL, family, least)
+        nodes = for_machine(separable(nn.ReLU6).train, ORT_NATIVE).graph.node
+        own = {n.op_type for n in nodes if n.domain == native.DOMAIN}
+        for name in families.values():
+            assert any(op_type.startswith(name) for op_type in own) == (least in levels)
+        assert "Elementwise" in own
 
 
 @pytest.mark.parametrize("batch", [8, "n"])

@@ -19,6 +19,11 @@ pytestmark = pytest.mark.one_level
 WORKERS = 3
 
 
+@pytest.fixture(autouse=True)
+def every_family() -> None:
+    """Processes of their own choose kernels by this processor, so this one does, too."""
+
+
 def batch(rows: int = 8) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {"x": rng.normal(size=(rows, 3, 8, 8)).astype(np.float32), "target": rng.integers(0, 5, rows)}

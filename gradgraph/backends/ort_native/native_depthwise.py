@@ -5,13 +5,15 @@ Their kernels take a map while it lies in the cache, so what is next to them cos
 1. Clip by known bounds, or Relu, in front of one is computed where x is read, and its gradient where dx is written;
 2. both gradients are computed at once, and read dy once.
 
-Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: MobileNetV2's depthwise layers.
+Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: MobileNetV2's depthwise layers. At lower
+levels they are slower than onnxruntime's and not taken (``native_table.LEAST_LEVEL``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -28,7 +30,7 @@ from gradgraph.backends.ort_native.native_bounds import (
     is_native,
 )
 from gradgraph.backends.ort_native.native_forms import native_kernel, where_windows_lie
-from gradgraph.backends.ort_native.native_table import FORMS
+from gradgraph.backends.ort_native.native_table import FORMS, pays_here
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, case, real
@@ -42,6 +44,8 @@ DEPTHWISE = (
     case(real(2, 3, 8, 7), real(3, 1, 1, 2), group=3, strides=[2, 1], pads=[0, 1, 1, 3]),
     case(real(2, 3, 40, 70), real(3, 1, 4, 4), group=3, strides=[2, 2], dilations=[2, 1], pads=[0, 3, 2, 5]),
 )
+
+_PAYS = partial(pays_here, "depthwise convolution")
 
 
 def _serves(conv: Layer) -> bool:
@@ -59,20 +63,20 @@ def _sizes(conv: Layer) -> dict[str, Any]:
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
-@conv_form("Conv", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+@conv_form("Conv", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """``Conv``."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
     return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
-@conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+@conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
     """``ConvGradInput``."""
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
-@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """``ConvGradWeight``."""
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_cpu.pool_forms import TIES
 from gradgraph.backends.ort_native.library import DOMAIN, MOST_AXES
 from gradgraph.backends.ort_native.native_bounds import FREE
-from gradgraph.backends.ort_native.native_table import form
+from gradgraph.backends.ort_native.native_table import form, pays_here
 from gradgraph.backends.ort_native.programs import written_number
 from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Builder, Var, Written
@@ -160,6 +161,10 @@ NORMS = (
 )
 
 
+def _norms_pay(_: Call) -> bool:
+    return pays_here("batch normalisation")
+
+
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
@@ -170,13 +175,13 @@ def _norm_gradient(
     return native_kernel(op, op_type, inputs, like, **attrs, block=1, **FREE)
 
 
-@form("BatchNormalizationGrad", *NORMS)
+@form("BatchNormalizationGrad", *NORMS, when=_norms_pay)
 def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
     """Two passes, where the form without kernels takes 5."""
     return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
-@form("UnscaledBatchNormalizationGrad", *NORMS)
+@form("UnscaledBatchNormalizationGrad", *NORMS, when=_norms_pay)
 def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
     """The same without the factor of dx: ``u``, a, dscale and db."""
     return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
@@ -191,6 +196,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     case(real(3, 5, 7, 9), *STATISTICS, outputs=3, **OF_BATCH),
     case(real(2, 5, 9_000), *STATISTICS, outputs=3, **OF_BATCH),
     case(real(131, 5, 3, 3), *STATISTICS, outputs=3, **OF_BATCH),
+    when=_norms_pay,
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
     """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from gradgraph.backends.forms import Forms
+from gradgraph.machine.hardware import levels_in_use
 
 FORMS = Forms()
 form = FORMS.add
+
+# The lowest level of processors (``gradgraph.machine.hardware.LEVELS``) at which kernels of a family were measured to
+# be faster than the forms without them; "" for any (``docs/how-it-works/native.md``, section Depthwise convolutions).
+LEAST_LEVEL = {"depthwise convolution": "avx512", "batch normalisation": "avx512"}
+
+
+def pays_here(family: str) -> bool:
+    """Whether kernels of this family are taken on this processor, where nobody chooses."""
+    return LEAST_LEVEL[family] in ("", *levels_in_use())

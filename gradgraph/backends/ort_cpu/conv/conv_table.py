@@ -81,6 +81,7 @@ def conv_form(
     *,
     serves: Good = always,
     when: Good | None = always,
+    here: Callable[[], bool] = lambda: True,
     forms: Forms = FORMS,
 ) -> Callable[[Write], Write]:
     """Declare a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
@@ -90,12 +91,13 @@ def conv_form(
         convolutions: cases of Conv, from which those of a gradient follow.
         serves: whether it can compute a layer.
         when: whether it is the best choice for a layer whose batch is known; None for any call.
+        here: whether it is on this machine.
         forms: the table.
     """
 
     def worth(call: Call) -> bool:
-        if when is None:
-            return True
+        if when is None or not here():
+            return here()
         conv = layer_of(call)
         return conv is not None and conv.images > 0 and serves(conv) and when(conv)
 
