@@ -33,7 +33,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        return self.flag.lstrip("-").replace("-", "_")
+        return self.flag.partition("/")[0].lstrip("-").replace("-", "_")
 
     def argument(self, ctx: click.Context, given: Any) -> Any:
         """The argument of a function.
@@ -148,8 +148,10 @@ CHANGES: Sequence[Change] = (
         "(name)": _flag("--name-weights", "Name anonymous weights by where they are used."),
     }),
     Change("load_weights", "took weights from {load}", {
-        "weights": _option("--load", "Take weights by name from a .safetensors or .npz file.", type=PATH,
+        "weights": _option("--load", "Take weights by name from a .safetensors, .npz, .onnx or checkpoint.", type=PATH,
                            metavar="FILE"),
+        "turned": _option("--turned/--not-turned", "With --load: square matrices are transposed there, as nn.Linear "
+                          "stores them; or they are not.", default=None),
         "strict": _flag("--partly", "With --load: take what fits, and leave the rest as it is.",
                         lambda partly: not partly),
     }),

@@ -24,6 +24,7 @@ from gradgraph.passes.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.execution.frozen_weights import initial_value
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.partial import AS_IN_MODEL, OfModel
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 
@@ -117,7 +118,8 @@ def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool
     names = [s.name for s in manifest.state if s.kind in ("parameter", "statistic")]
     moving = trainer.state.seen_for_use(names, manifest.averages if averaged else {})
     still = {t.name: t for t in trainer.definition.eval.graph.initializer}
-    return {**moving, **{n: initial_value(trainer.definition, still[n]) for n in manifest.frozen if n in still}}
+    frozen = {n: initial_value(trainer.definition, still[n]) for n in manifest.frozen if n in still}
+    return OfModel({**moving, **frozen})
 
 
 def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
@@ -129,7 +131,7 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
     """
     check_suffix(path, ".safetensors")
     arrays = weights(step, checkpoint, averaged=averaged)
-    write_atomically(path, safetensors_pieces(dict(sorted(arrays.items()))))
+    write_atomically(path, safetensors_pieces(dict(sorted(arrays.items())), {AS_IN_MODEL: "1"}))
     return arrays
 
 

@@ -49,9 +49,9 @@ from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
-from gradgraph.runtime.saved.partial import Loaded, read_values
+from gradgraph.runtime.saved.partial import Loaded, OfModel, Stored, read_values
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.placed_columns import fitting, placed
 from gradgraph.step.step import Step
@@ -472,7 +472,7 @@ class Trainer(Exports):
     @in_turn
     def parameters(self) -> dict[str, Array]:
         """Copies of the trained weights, by name."""
-        return self._executor.state.read(self.manifest.trainable)
+        return OfModel(self._executor.state.read(self.manifest.trainable))
 
     @in_turn
     def close_sessions(self) -> None:
@@ -482,7 +482,7 @@ class Trainer(Exports):
     @in_turn
     def state_dict(self) -> dict[str, Array]:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
-        return self._executor.read()
+        return OfModel(self._executor.read())
 
     @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
     def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:
@@ -503,7 +503,8 @@ class Trainer(Exports):
                 fits. Nothing was changed then.
             BusyError: ``fit`` runs in another thread.
         """
-        given, names = (values, NO_NAMES) if isinstance(values, Mapping) else read_values(values)
+        stored = Stored(values) if isinstance(values, Mapping) else read_values(values)
+        given, names = stored.values, stored.names
         names = fitting(names, self.manifest.inputs, self.manifest.targets)
         with self.turns.trained("load_state_dict"):
             loaded = self._executor.take(given, strict)

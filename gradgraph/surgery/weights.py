@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,9 +15,10 @@ from gradgraph.errors import DataError, GradgraphError, ModelError, UnknownNameE
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.graph.weight_layouts import layouts
-from gradgraph.runtime.saved.partial import read_values
+from gradgraph.passes.normal.weights.verdicts import judge_weights, verdicts
+from gradgraph.runtime.saved.partial import OfModel, Stored, read_values
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operated import Path, Result, closed, layers_log, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
@@ -140,100 +140,189 @@ def load_weights(
     turned: bool | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model with numbers from a ``.safetensors`` or ``.npz`` file (or a dict of arrays), found by name.
+    """The model with numbers from a file (or a dict of arrays), found by name.
 
-    A matrix whose file has it transposed, as ``nn.Linear`` stores what a MatMul reads, is turned. The shape of a square
-    one does not say it: it is turned as others of the file are that only MatMuls read, which have a shape that does.
-    Where there are none, it is turned, but not from an ``.onnx`` file.
+    A matrix may be transposed in the file, as ``nn.Linear`` stores what a MatMul reads; its shape says so, and it is
+    turned. Of a square one, it is said by the model that the file is, by a checkpoint or a file of
+    ``gg.export.save_weights``, or proved by the other matrices with such a name; otherwise ``turned`` must say it.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        weights: the file, or arrays by name.
-        turned: of square matrices that MatMuls read, whether they are transposed in the file, if that is known.
+        weights: a ``.safetensors``, ``.npz``, ``.onnx`` or checkpoint, or arrays by name.
+        turned: of square matrices that MatMuls read, whether they are transposed in the file.
         names: what a weight of the model is called in the file, where it is called otherwise there.
-        strict: refuse if a weight of the model has nothing in the file, or the other way round; what only exporters
-            make (constants of formulas) is never missed.
+        strict: refuse if a weight of the model has nothing in the file, or the other way round; constants of formulas
+            are no weights. If not, what fits is taken, and one line says how much; nothing at all is an error.
         out: write the result to this path.
 
     Raises:
-        DataError: the file cannot be read; names are missing or left over; a shape does not fit.
+        DataError: the file cannot be read; names are missing or left over, or none fits; a shape does not fit; nothing
+            says whether a square matrix is transposed.
         UnknownNameError: ``names`` has a weight that the model has not.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    given = weights if isinstance(weights, Mapping) else _read(weights)
+    stored = Stored(weights) if isinstance(weights, Mapping) else _read(weights)
     own = {n: v for n, v in work.graph.initializers.items() if v.const_value is not None}
     called = dict(names or {})
     for name in called:
         if name not in own:
             raise UnknownNameError(f"the model has no weight '{shown(name)}'{suggestion(name, own)}")
-    found = {n: called.get(n, n) for n in own if called.get(n, n) in given}
-    if strict:
-        _check_all(own, found, given)
-    pairs = [(own[name], np.asarray(given[source]), source) for name, source in found.items()]
-    if turned is None:
-        turned = _are_turned(
-            pairs, by_default=isinstance(weights, Mapping) or FilePath(os.fspath(weights)).suffix != ".onnx"
-        )
+    found = {n: called.get(n, n) for n in own if called.get(n, n) in stored.values}
+    _check_all(work, found, stored, strict)
+    pairs = [(own[name], np.asarray(stored.values[source]), source) for name, source in found.items()]
+    lying = _lying(pairs)
     for value, data, source in pairs:
-        _give(work, value, data, source, turned)
+        if _is_square(data) and _is_turned(value, source, stored, lying, turned):
+            data = data.T
+        _give(work, value, data, source)
     return closed(work, model, out)
 
 
 def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
-    """Let every weight that has something of its name and shape in ``weights`` have these numbers, in place."""
-    given = weights if isinstance(weights, Mapping) else _read(weights)
+    """Let every weight that has something of its name and shape in ``weights`` have these numbers, in place.
+
+    Raises:
+        DataError: the file cannot be read, or nothing in it fits.
+    """
+    given = weights if isinstance(weights, Mapping) else _read(weights).values
+    taken = False
     for name, value in work.graph.initializers.items():
         tensor = value.const_value
         if name in given and tensor is not None and np.shape(given[name]) == tuple(tensor.shape.numpy()):
             set_numbers(work, value, np.asarray(given[name]).astype(tensor.dtype.numpy()))
+            taken = True
+    if given and not taken:
+        raise DataError(f"none of {_counted(given, 'tensor')} ({_some([*given])}) has name and shape of a weight of "
+                        "the model")  # fmt: skip
 
 
-def _read(path: Path) -> Arrays:
+def _read(path: Path) -> Stored:
     try:
-        return read_values(path)[0]
+        return read_values(path)
     except GradgraphError as error:
         what = f"'{shown(path)}'"
         problem = error.problem.replace(what, "it")
         raise DataError(f"cannot read the weights in {what}: {problem}; give a .safetensors or .npz file") from None
 
 
-def _check_all(own: Mapping[str, ir.Value], found: Mapping[str, str], given: Arrays) -> None:
-    floats = {n: v for n, v in own.items() if v.dtype is not None and v.dtype.is_floating_point() and v.uses()}
-    missing = [n for n, v in floats.items() if n not in found and v.const_value is not None and v.const_value.size > 1]
-    spare = [n for n in given if n not in found.values()]
-    if missing or spare:
-        parts = [f"{len(missing)} weights of the model are not in the file ({_some(missing)})"] if missing else []
-        parts += [f"{len(spare)} tensors of the file are not in the model ({_some(spare)})"] if spare else []
+def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict: bool) -> None:
+    """Raise DataError where names do not fit, and say how much is taken."""
+    wanted = _weights_of(work)
+    missing = [name for name in wanted if name not in found]
+    taken = set(found.values())
+    theirs = [*stored.values] if stored.model is None else _weights_of(stored.model)
+    kept = {
+        name for name in theirs if isinstance(stored.values, OfModel) and _is_kept(name, stored.values[name], taken)
+    }
+    spare = [name for name in theirs if name not in taken | kept]
+    sides = ((missing, "weight", "model", "file"), (spare, "tensor", "file", "model"))
+    parts = [
+        f"{_counted(rest, what)} of the {here} {'is' if len(rest) == 1 else 'are'} not in the {there} ({_some(rest)})"
+        for rest, what, here, there in sides
+        if rest
+    ]
+    if (strict and parts) or not found:
         raise DataError(
-            f"names do not fit: {'; '.join(parts)}",
-            remedy="map names with names={...}, name the model's weights with gg.surgery.name_weights, or pass "
-            "strict=False to load what fits",
-            shell="name the model's weights with --name-weights, or add --partly to load what fits",
+            f"names do not fit: {'; '.join(parts)}" if parts else "there is no weight to take",
+            remedy="map names with names={...}, or name the model's weights with gg.surgery.name_weights"
+            + (", or pass strict=False to load what fits" if found else ""),
+            shell="name the model's weights with --name-weights"
+            + (", or add --partly to load what fits" * bool(found)),
         )
+    count = sum(name in found for name in wanted)
+    layers_log.info("%s", "; ".join([f"took {count} of {_counted(wanted, 'weight')}", *parts]))
+
+
+def _weights_of(model: ir.Model) -> list[str]:
+    """The names of the weights of a model, of more than one number."""
+    judged = model.clone()
+    judge_weights(judged)
+    initializers = judged.graph.initializers
+    sizes = {n: v.const_value.size for n, v in initializers.items() if v.const_value is not None and v.uses()}
+    return [n for n, verdict in verdicts(judged.graph).items() if verdict.is_weight and sizes.get(n, 0) > 1]
+
+
+def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
+    """Does a trainer keep this beside the weights: what its optimizer remembers, a counter?"""
+    return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
+
+
+def _counted(things: Collection[str], what: str) -> str:
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def _are_turned(pairs: Sequence[tuple[ir.Value, np.ndarray, str]], by_default: bool) -> bool:
-    """Do matrices that MatMuls read lie the other way round in the file? Those that are not square say it."""
-    for value, data, _ in pairs:
-        if data.ndim == 2 and data.shape[0] != data.shape[1] and _is_only_multiplied(value):
-            return data.shape != tuple(known_sizes(shape_of(value)))
-    return by_default
+# --- matrices that may be transposed -----------------------------------------------------------------------------
 
 
-def _is_only_multiplied(value: ir.Value) -> bool:
-    return all(node.op_type == "MatMul" and place == 1 for node, place in value.uses())
+def _is_square(data: np.ndarray) -> bool:
+    return data.ndim == 2 and data.shape[0] == data.shape[1] > 1
 
 
-def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str, turned: bool) -> None:
+def _outputs(value: ir.Value) -> int | None:
+    """The axis of a matrix that counts outputs; None for tables of rows, and for what no product reads."""
+    found = layouts(value)
+    axes = {layout.outputs for layout in found if len(layout.outputs) == 1}
+    return axes.pop()[0] if axes and all(layout.inputs is not None for layout in found) else None
+
+
+def _kinds(source: str) -> list[str]:
+    """Whose names are of one kind, the closest first: ``c_proj.weight``, ``weight``."""
+    words = [re.sub(r"\d+", "", word) for word in re.split(r"[./]", source)]
+    return [".".join(words[-2:]), words[-1]] if len(words) > 1 else [""]
+
+
+def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[int]]:
+    """By kinds of names, the axis of the outputs in the file, as matrices that are not square prove it."""
+    found: dict[str, set[int]] = {}
+    for value, data, source in pairs:
+        if data.ndim != 2 or data.shape[0] == data.shape[1] or (axis := _outputs(value)) is None:
+            continue
+        as_in_model = data.shape == tuple(known_sizes(shape_of(value)))
+        for kind in _kinds(source):
+            found.setdefault(kind, set()).add(axis if as_in_model else 1 - axis)
+    return found
+
+
+def _is_turned(
+    value: ir.Value, source: str, stored: Stored, lying: Mapping[str, set[int]], turned: bool | None
+) -> bool:
+    """Is a square matrix transposed in the file?
+
+    Raises:
+        DataError: nothing says it.
+    """
+    axis = _outputs(value)
+    if axis is None:
+        return False
+    if turned is not None:
+        return turned and axis == 1
+    if stored.model is not None and (theirs := _outputs(stored.model.graph.initializers[source])) is not None:
+        return theirs != axis
+    proved = next((lying[kind] for kind in _kinds(source) if kind in lying), set())
+    if len(proved) == 1:
+        return axis not in proved
+    if isinstance(stored.values, OfModel) or stored.model is not None or (axis == 0 and not proved):
+        return False
+    raise DataError(
+        f"'{shown(source)}' is square, and nothing says whether it is transposed in the file: no other matrix with "
+        "such a name has a shape that does",
+        remedy="pass turned=True for matrices of (outputs, inputs), as nn.Linear stores them, or turned=False for "
+        "those of (inputs, outputs), as the model's MatMul reads them",
+        shell="add --turned for matrices of (outputs, inputs), as nn.Linear stores them, or --not-turned for those of "
+        "(inputs, outputs), as the model's MatMul reads them",
+    )
+
+
+def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> None:
     tensor = numbers_of(value)
     assert tensor is not None
     wanted = tuple(tensor.shape.numpy())
-    if data.ndim == 2 and data.T.shape == wanted and (data.shape != wanted or (turned and _is_only_multiplied(value))):
+    if data.ndim == 2 and data.shape != wanted == data.T.shape:
         data = data.T
     if data.shape != wanted:
         raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, and '{shown(value.name)}' of the "

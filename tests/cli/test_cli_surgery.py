@@ -120,7 +120,7 @@ def test_the_kinds_are_those_of_the_table(cli: Cli) -> None:
 PYTHON_ONLY = {
     "distill": {"match_weight", "output", "teacher_output"},
     "language_model": {"keep", "outputs", "packed"},  # rows of several texts: finetune --pack
-    "load_weights": {"names", "turned"},
+    "load_weights": {"names"},
     "use_adapters": {"train"},
 }
 

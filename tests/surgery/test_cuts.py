@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -246,17 +247,28 @@ def test_weights_come_from_a_file(suffix: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(data, stored[name])
 
 
-def test_a_square_matrix_of_a_linear_layer_is_turned() -> None:
+def test_a_square_matrix_is_not_turned_by_a_guess() -> None:
     model = made("g (float[rows, 3] x) => (float[rows, 3] y) { y = MatMul(x, w) }", {"w": (3, 3)})
     data = np.arange(9, dtype=np.float32).reshape(3, 3)
-    np.testing.assert_array_equal(weights(surgery.load_weights(model, {"w": data}))["w"], data.T)
+    with pytest.raises(DataError, match=r"'w' is square, and nothing says .*turned=True .* or turned=False"):
+        surgery.load_weights(model, {"w": data})
+    np.testing.assert_array_equal(weights(surgery.load_weights(model, {"w": data}, turned=True))["w"], data.T)
+
+
+def test_nothing_that_fits_is_an_error_and_a_part_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError, match="4 weights of the model are not in the file"):
+        surgery.load_weights(network(), {"other": np.zeros(3)}, strict=False)
+    with caplog.at_level(logging.INFO, "gradgraph.surgery"):
+        surgery.load_weights(network(), {"body_bias": np.zeros(5), "other": np.zeros(3)}, strict=False)
+    assert "took 1 of 4 weights; 3 weights of the model are not in the file" in caplog.text
+    assert "1 tensor of the file is not in the model (other)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"body_weight": np.zeros((5, 4), np.float32)}, "3 weights of the model are not in the file (body_bias, "),
-        ({"other": np.zeros(3)}, "1 tensors of the file are not in the model (other)"),
+        ({"other": np.zeros(3)}, "1 tensor of the file is not in the model (other)"),
     ],
 )
 def test_names_that_do_not_fit_are_told(given: dict[str, np.ndarray], says: str) -> None:

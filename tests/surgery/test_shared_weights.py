@@ -11,8 +11,9 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+import gradgraph as gg
 from gradgraph import surgery
-from gradgraph.errors import ModelError
+from gradgraph.errors import DataError, ModelError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 6)).astype(np.float32)
@@ -167,6 +168,73 @@ def test_square_matrices_alone_are_turned_as_is_said(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights(surgery.load_weights(model, {"w": own}, turned=True))["w"], own.T)
     onnx.save(model, tmp_path / "own.onnx")
     np.testing.assert_array_equal(weights(surgery.load_weights(model, tmp_path / "own.onnx"))["w"], own)
+
+
+def in_squares() -> onnx.ModelProto:
+    """Only square matrices, each of which a MatMul reads."""
+    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 4] x) => (float[n, 4] y)'
+    model = onnx.parser.parse_model(f"{header} {{ h = MatMul(x, a) y = MatMul(h, b) }}")
+    model.graph.initializer.extend(numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), n) for n in "ab")
+    return model
+
+
+@pytest.mark.parametrize("source", ["state_dict", "parameters", "checkpoint", "save_weights", "export"])
+def test_what_gradgraph_wrote_is_never_turned(source: str, tmp_path: Path) -> None:
+    trainer = gg.Trainer(gg.build(in_squares(), "mse", gg.optim.adam(0.1)), device="cpu")
+    trainer.step({"x": np.ones((2, 4), np.float32), "target": np.zeros((2, 4), np.float32)})
+    given: Any = trainer.state_dict() if source == "state_dict" else trainer.parameters
+    if source == "checkpoint":
+        trainer.save(given := tmp_path / "run.ckpt")
+    elif source == "save_weights":
+        trainer.save(tmp_path / "run.ckpt")
+        gg.build(in_squares(), "mse", gg.optim.adam(0.1)).save(tmp_path / "step")
+        gg.export.save_weights(tmp_path / "step", given := tmp_path / "w.safetensors", tmp_path / "run.ckpt")
+    elif source == "export":
+        trainer.export(given := tmp_path / "trained.onnx")
+    loaded = weights(surgery.load_weights(in_squares(), given))
+    for name, array in trainer.parameters.items():
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_an_export_with_constants_of_formulas_loads_back(tmp_path: Path) -> None:
+    """My opset and my operators, with new weights: what the export wrote into formulas is no weight."""
+    text = """<ir_version: 4, opset_import: ["" : 9]> g (float[n, 4] x) => (float[n, 2] y)
+              { h = Gemm<transB = 1>(x, w, b) c = Clip<min = -5.0, max = 5.0>(h) y = Selu(c) }"""
+    model = onnx.parser.parse_model(text)
+    arrays = {"w": RNG.normal(size=(2, 4)), "b": RNG.normal(size=2)}
+    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items())
+    trainer = gg.Trainer(gg.build(model, "mse", gg.optim.sgd(0.1)), device="cpu")
+    trainer.step({"x": np.ones((2, 4), np.float32), "target": np.ones((2, 2), np.float32)})
+    trainer.export(tmp_path / "trained.onnx")
+    back = surgery.load_weights(model, tmp_path / "trained.onnx")
+    assert [n.op_type for n in back.graph.node] == ["Gemm", "Clip", "Selu"] and back.opset_import[0].version == 9
+    np.testing.assert_array_equal(weights(back)["w"], trainer.parameters["w"])
+
+
+def test_matrices_of_one_name_say_how_a_square_one_lies() -> None:
+    """GPT-2 stores those of its Conv1D inputs first, and its head outputs first, in one file."""
+    layers = {"0.c_proj.weight": (4, 4), "0.c_fc.weight": (4, 8), "1.c_proj.weight": (8, 4), "head.weight": (4, 6)}
+    nodes, value = [], "x"
+    for name in layers:
+        nodes.append(helper.make_node("MatMul", [value, name], [f"{name}.y"]))
+        value = f"{name}.y"
+    own = {n: RNG.normal(size=s).astype(np.float32) for n, s in layers.items()}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["n", 4])],
+        [helper.make_tensor_value_info(value, 1, ["n", 6])],
+        [numpy_helper.from_array(a, n) for n, a in own.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    of_gpt = {n: np.ascontiguousarray(a.T) if n == "head.weight" else a for n, a in own.items()}
+    of_linear = {n: np.ascontiguousarray(a.T) for n, a in own.items()}
+    for given in (of_gpt, of_linear):
+        for name, array in weights(surgery.load_weights(model, given)).items():
+            np.testing.assert_array_equal(array, own[name])
+    mixed = {n: a for n, a in of_gpt.items() if n != "1.c_proj.weight"}
+    with pytest.raises(DataError, match=r"'0\.c_proj\.weight' is square"):
+        surgery.load_weights(model, mixed, strict=False)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,28 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
 
 WEIGHTS = ("parameter", "statistic")
+AS_IN_MODEL = (
+    "gradgraph.weights"  # metadata of a safetensors file: its arrays lie as the nodes of their model read them
+)
+
+
+class OfModel(dict[str, Array]):
+    """Arrays by name that lie as the nodes of their model read them, as a trainer gives them."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of a file of weights.
+
+    Attributes:
+        values: arrays by name; those of a checkpoint or of ``save_weights`` are ``OfModel``.
+        names: of the data that they were trained on, of a model and of a checkpoint.
+        model: that they were read from, of an ``.onnx``.
+    """
+
+    values: Mapping[str, Any]
+    names: DataNames = NO_NAMES
+    model: ir.Model | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +138,8 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def read_values(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], DataNames]:
-    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder. And
-    the names of the data that they were trained on, of a model and of a checkpoint.
+def read_values(path: str | os.PathLike[str]) -> Stored:
+    """Read arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder.
 
     Raises:
         CheckpointError, DataError, ModelError: not there, or damaged.
@@ -128,9 +149,9 @@ def read_values(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], DataNa
         model = load_plain(path)
         weights = {name: v.const_value for name, v in model.graph.initializers.items()}
         found = {name: t.numpy() for name, t in weights.items() if isinstance(t, ir.TensorProtocol)}
-        return found, DataNames.read_from(model.metadata_props)
+        return Stored(found, DataNames.read_from(model.metadata_props), model)
     if path.suffix == ".npz":
-        return load_arrays(path), NO_NAMES
+        return Stored(load_arrays(path))
     if not is_there(path):
         raise CheckpointError(
             mistaken(path, Place.CHECKPOINT, Place.MODEL)
@@ -146,4 +167,4 @@ def read_values(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], DataNa
     names = NO_NAMES
     with contextlib.suppress(ValueError):  # its weights are of use without its record
         names = from_text(metadata[METADATA_KEY]).progress.names if METADATA_KEY in metadata else NO_NAMES
-    return values, names
+    return Stored(OfModel(values) if {METADATA_KEY, AS_IN_MODEL} & metadata.keys() else values, names)
