@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from gradgraph.step.data_names import DataNames
 
 NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file
+LONGER = 1000  # times that it may make a text as long
 LONGEST = 512  # tokens, where neither the model nor the tokenizer says how many
 CHUNK = 4096  # texts that are encoded at once: what the package returns takes far more memory than the numbers
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
@@ -92,6 +94,12 @@ class Tokenizer:
                 f"'{shown(path)}' is no tokenizer ({reason_of(error)}); give the tokenizer.json that lies beside the "
                 "model where it comes from"
             ) from None
+        parts = (self._runner.normalizer, self._runner.post_processor, self._runner.decoder)
+        if math.prod(_growth(json_of(part.__getstate__())) for part in parts if part is not None) > LONGER:
+            raise DataError(
+                f"'{shown(path)}' makes texts more than {LONGER:,} times as long; give the tokenizer.json that lies "
+                "beside the model where it comes from"
+            )
         self.digest = hashlib.sha256(self.content).hexdigest()
         padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
         found = (self._runner.token_to_id(name) for name in PADS)
@@ -167,9 +175,11 @@ class Tokenizer:
     @functools.cached_property
     def _untrimmed(self) -> Any:
         """The same tokenizer; of one that leaves spaces out of the characters of tokens, one that does not."""
-        whole = json_of(self.content, largest=LARGEST)
-        if not isinstance(whole, dict) or not _let_spaces_be(whole.get("post_processor")):
+        processor = self._runner.post_processor
+        if processor is None or not _let_spaces_be(json_of(processor.__getstate__())):
             return self._runner
+        whole = json_of(self.content, largest=LARGEST)
+        _let_spaces_be(whole["post_processor"])
         return type(self._runner).from_buffer(json.dumps(whole).encode())
 
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
@@ -205,6 +215,23 @@ def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, in
     """The characters of a token; of a special one, without those beside it that it swallows (lstrip, rstrip)."""
     at = -1 if special is None else text.find(special, first, last)
     return (first, last) if at < 0 or not special else (at, at + len(special))
+
+
+def _growth(part: Any) -> int:
+    """How many times as long a part of a tokenizer may make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    pattern, specials = part.get("pattern"), part.get("special_tokens")
+    replaced = pattern.get("String", "") if isinstance(pattern, dict) else ""
+    own = len(part.get("content") or "") // max(1, len(replaced))
+    own += 2 * len(part.get("prepend") or "")
+    if isinstance(specials, dict):
+        put = max((len(one["ids"]) for one in specials.values()), default=0)
+        own += put * max(len(part["single"]), len(part["pair"]))
+    inner = [value for key, value in part.items() if key in ("normalizers", "processors", "decoders")]
+    return max(1, own) * _growth(inner)
 
 
 def _let_spaces_be(processor: Any) -> bool:

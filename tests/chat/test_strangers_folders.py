@@ -19,6 +19,7 @@ from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import DataError, GradgraphError, ModelError
 from gradgraph.files.untrusted.inside import bytes_inside, check_relative, path_inside
 from gradgraph.files.untrusted.regular import UnreadableError
+from gradgraph.text.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -210,3 +211,48 @@ def test_an_adapter_with_a_missing_half_is_a_sentence(
     with pytest.raises(DataError) as caught:
         surgery.load_adapter(llm / "model.onnx", tmp_path / "adapter")
     assert lacks.removesuffix(".weight") in str(caught.value)
+
+
+# --- tokenizers --------------------------------------------------------------------------------------------------
+
+
+def _replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+LONG = [_replacing({"String": "a"}, "a" * 100)] * 5
+SPECIAL = {"x": {"id": "x", "ids": [0] * 3000, "tokens": ["a"] * 3000}}
+PUT = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+TWO = [*PUT, {"Sequence": {"id": "B", "type_id": 0}}]
+GREEDY = {
+    "again and again": {"normalizer": {"type": "Sequence", "normalizers": LONG}},
+    "behind each character": {"normalizer": _replacing({"Regex": ""}, "b" * 100_000)},
+    "in front": {"normalizer": {"type": "Prepend", "prepend": "b" * 100_000}},
+    "in a sequence": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": LONG}]}},
+    "around": {"post_processor": {"type": "TemplateProcessing", "single": PUT, "pair": TWO, "special_tokens": SPECIAL}},
+    "in answers": {"decoder": {"type": "Sequence", "decoders": LONG}},
+}
+SLOW = {
+    "split": {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
+                                "invert": False}},
+    "replace": {"normalizer": _replacing({"Regex": "(a|aa)+$"}, "b")},
+}  # fmt: skip
+
+
+def _with(part: dict[str, Any], folder: Path) -> Path:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, **part}))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_no_tokenizer_makes_texts_of_any_length(name: str, llm: Path) -> None:
+    with pytest.raises(DataError, match="1,000 times as long"):
+        Tokenizer(_with(GREEDY[name], llm))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_pattern_that_takes_ages_is_a_sentence(name: str, llm: Path) -> None:
+    slow = Tokenizer(_with(SLOW[name], llm))
+    with pytest.raises(DataError, match="the tokenizer failed"):
+        list(slow.spans(["a" * 40 + "b"], special=False))
