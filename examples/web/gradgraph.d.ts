@@ -54,7 +54,10 @@ export type Value =
   | Numbers
   | { readonly data: TypedArray | Numbers; readonly dims?: readonly number[]; readonly type?: string };
 
-/** Inputs and targets by their names. */
+/**
+ * Inputs and targets by their names. Labels may be names of classes, or booleans, where `manifest.data` knows these; a whole
+ * number is then the class of that name if names look like numbers, and else the number of a class.
+ */
 export type Batch = Readonly<Record<string, Value>>;
 
 /** A tensor that comes back: a copy, in memory of JavaScript. */

@@ -11,6 +11,7 @@
 import { decodeAdapterFile, isAdapterFile } from "./adapter-format.js";
 import { adapterFile, adapterFrom, adaptersOf, chosen, peftFiles } from "./adapters.js";
 import { decodeCheckpoint, encodeCheckpoint } from "./checkpoint.js";
+import { asNumbers } from "./classes.js";
 import { DivergedError, GradgraphError } from "./errors.js";
 import { finished } from "./measures.js";
 import { inferenceModel, storedTensors } from "./onnx-file.js";
@@ -394,7 +395,7 @@ export class Trainer {
       names.map((name) => {
         const spec = this.batch[name];
         if (batch[name] === undefined) throw new GradgraphError(`the batch lacks '${name}'`);
-        const tensor = asTensor(this.ort, spec, batch[name]);
+        const tensor = asTensor(this.ort, spec, asNumbers(this.manifest, spec, batch[name]));
         checkSizes(spec, tensor.dims, sizes);
         checkLabels(spec, tensor);
         return [name, tensor];
