@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +17,8 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import CHECKED_BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import build_option
-from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
+from gradgraph.errors import DataError, ModelError, UnsupportedOperatorError, shown
+from gradgraph.machine.limits import limited_memory
 
 if TYPE_CHECKING:
     from gradgraph.verify.check_backend import BackendReport
@@ -38,7 +44,17 @@ if TYPE_CHECKING:
 @click.option(
     "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="How many samples of --data to use."
 )
+@build_option("size")
 @build_option("seed")
+@click.option(
+    "--seconds", type=click.IntRange(min=1), default=300, show_default=True, help="Stop a check that takes longer."
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0.1),
+    metavar="GB",
+    help="Stop a check that takes more. By default 1 GB and 16 times the size of the file.",
+)
 @output.json_option
 def command(
     model: Path,
@@ -47,7 +63,10 @@ def command(
     target: str | None,
     data: Path | None,
     rows: int,
+    size: dict[str, Any],
     seed: int,
+    seconds: int,
+    memory: float | None,
     as_json: bool,
 ) -> None:
     """Validate MODEL (.onnx) and check its gradients against finite differences, tensor by tensor.
@@ -60,6 +79,9 @@ def command(
     Everything that is wrong with the model itself is told in one run. The exit code is 1 if something is, or if a
     gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
     the model, they are float32 and the tolerance is wider, which is said.
+
+    Open sizes are tried from small ones on; --size chooses them. A check that takes more time or memory than --seconds
+    and --memory allow ends with one sentence.
 
     With --backend, MODEL (or a step folder) is held against the table of what that runtime can do, and nothing is run.
     The exit code is 1 if a node would be refused or computed wrong; what onnxruntime computes on the CPU instead, and
@@ -84,8 +106,10 @@ def command(
     if data is not None:
         feeds = {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
     try:
-        with output.progress("tensors") as advance:
-            report = check_gradients(model, feeds, output=target, wrt=list(wrt) or None, seed=seed, progress=advance)
+        with _bounded(model, seconds, memory), output.progress("tensors") as advance:
+            report = check_gradients(
+                model, feeds, output=target, wrt=list(wrt) or None, sizes=size or None, seed=seed, progress=advance
+            )
     except (ModelError, UnsupportedOperatorError) as error:
         findings = diagnose(model, list(wrt) or None, target)
         if len(findings) < 2:  # the error says everything
@@ -100,6 +124,32 @@ def command(
         _print_report(report)
     if not report.ok:
         raise click.exceptions.Exit(1)
+
+
+@contextlib.contextmanager
+def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
+    """End with one sentence what takes longer, or more memory (on Linux): a model may ask for any number of both."""
+    held = sum(f.stat().st_size for f in model.parent.glob(f"{glob.escape(model.name)}*") if f.is_file())
+    most = int(memory * 1e9) if memory else 1_000_000_000 + 16 * held
+
+    def stop() -> None:
+        output.error(f"checking '{shown(model)}' takes more than {seconds} seconds; give small sizes with --size, or "
+                     "more with --seconds")  # fmt: skip
+        os._exit(1)  # from a library's loop, nothing else ends the process
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    try:
+        with limited_memory(most):
+            timer.start()
+            yield
+    except MemoryError:
+        raise DataError(
+            f"checking '{shown(model)}' takes more than {most / 1e9:.3g} GB of memory",
+            remedy="give small sizes with --size, or more with --memory",
+        ) from None
+    finally:
+        timer.cancel()
 
 
 _SAID = {"untried": "not tried", "falls back": "on the CPU instead", "refused": "refused", "wrong": "computed wrong"}

@@ -21,7 +21,7 @@ FOR_OTHERS = 2_000_000_000  # bytes
 _STATUS = Path("/proc/self/statm")
 _SIZE, _DATA = 0, 5  # their places there, in pages
 _STACK = 32_000_000  # bytes by which the stack may grow; an arena of the C library, which takes 64 MiB, may not begin
-_lock = threading.Lock()  # the limit is the process's
+_lock = threading.RLock()  # the limit is the process's, and a call within a limit may set a tighter one
 
 
 @contextlib.contextmanager

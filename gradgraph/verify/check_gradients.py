@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx
@@ -31,11 +31,12 @@ from gradgraph.errors import (
     shown,
     suggestion,
 )
-from gradgraph.files.models import Source
+from gradgraph.files.models import Source, load_model
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import forget_detached, is_detached
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.sizes.fixed import GIVEN, Sizes, fix_sizes
 from gradgraph.runtime.execution.frozen_weights import proto_and_weights
 from gradgraph.runtime.execution.session import Placement, create_session, explained, results
 from gradgraph.transforms import vjp
@@ -65,6 +66,7 @@ SINGLE_INSIDE = frozenset({"AffineGrid", "DeformConv", "GridSample", "LinearAtte
 ROUNDING = 10  # units in the last place that a whole model is allowed to lose
 _POINTS = 2  # beside a kink, of those that lie on none
 _DRAWS = 20  # of directions, while the terms of few elements cancel: a wrong gradient would hide there
+_SIZES_FOR_GRADIENTS = 6  # of open dimensions, at which the gradient is tried where it does not run
 NUDGE = 16  # units in the last place by which cotangents are moved to see how far rounding errors reach
 
 
@@ -138,11 +140,22 @@ class Report:
         return all(t.ok for t in self.tensors)
 
 
+class _First(NamedTuple):
+    """The first feeds that do, what the model and its gradient are there, and the weights of the outputs."""
+
+    feeds: Feeds
+    ys: Mapping[str, Array]
+    weights: Feeds
+    values: _Values
+    gradients: _Gradients
+    slopes: dict[str, _Slope]
+
+
 class _CannotRunError(Exception):
     """The model cannot be run in this precision; the message says why."""
 
 
-@checked(wrt=NAMES.or_none(), output=TEXT.or_none(), seed=WHOLE, progress=FUNCTION,
+@checked(wrt=NAMES.or_none(), output=TEXT.or_none(), sizes=GIVEN, seed=WHOLE, progress=FUNCTION,
          feeds=instance(Mapping, "a dict of arrays by name").or_none())  # fmt: skip
 def check_gradients(
     model: Source,
@@ -150,6 +163,7 @@ def check_gradients(
     *,
     output: str | None = None,
     wrt: str | Sequence[str] | None = None,
+    sizes: Sizes | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
@@ -160,6 +174,8 @@ def check_gradients(
         feeds: an array for each input; drawn at random by default (see ``gradgraph.verify.feeds``).
         output: the floating output to differentiate, of any shape; all of them by default.
         wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
+        sizes: numbers for sizes that the model leaves open, such as ``{"batch": 2}``; or by the name of an input all
+            its sizes. By default small ones are tried, and larger ones where these do not run.
         seed: of inputs, weights and directions.
         progress: called with the number of tensors done and their total.
 
@@ -171,6 +187,9 @@ def check_gradients(
     """
     if seed < 0:
         raise DataError(f"the seed is {seed}; give a number from 0 on")
+    if sizes:
+        model = load_model(model)
+        fix_sizes(model, sizes)
     normal = normalise(model, parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
@@ -305,13 +324,15 @@ class _Check:
         rng = np.random.default_rng(self.seed)
         try:
             model, f, gradient, g = self.subject.engines(precision)
-            feeds, ys = self._first_run(model, f, rng)
-            weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
-            values = _Values(model, feeds)
-            gradients = _Gradients(
-                _gradient_names(gradient, self.subject.names), g, *_weighings(model, gradient, weights, rng), self.seed
-            )
-            slopes = gradients.at(feeds, values)
+            names = _gradient_names(gradient, self.subject.names)
+
+            def at(feeds: Feeds, ys: Mapping[str, Array]) -> _First:
+                weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
+                values = _Values(model, feeds)
+                gradients = _Gradients(names, g, *_weighings(model, gradient, weights, rng), self.seed)
+                return _First(feeds, ys, weights, values, gradients, gradients.at(feeds, values))
+
+            feeds, ys, weights, values, gradients, slopes = self._first_run(model, f, at, rng)
         except (GradgraphError, _CannotRunError):
             raise
         except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
@@ -330,9 +351,11 @@ class _Check:
         outputs = tuple(self.subject.outputs)
         return Report(precision.name, reason, precision.tolerance, outputs, tuple(found), tuple(lanes))
 
-    def _first_run(self, model: ir.Model, f: Run, rng: np.random.Generator) -> tuple[Feeds, dict[str, Array]]:
-        """Feeds at which the outputs are finite, and the outputs there."""
-        graph = model.graph
+    def _first_run(
+        self, model: ir.Model, f: Run, at: Callable[[Feeds, Mapping[str, Array]], _First], rng: np.random.Generator
+    ) -> _First:
+        """Feeds at which the outputs are finite and the gradient runs, too, and what both are there."""
+        graph, left = model.graph, _SIZES_FOR_GRADIENTS
         tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
         failure: Exception | None = None
         for feeds in tries:
@@ -343,7 +366,12 @@ class _Check:
                 continue
             if all(ys[y].size and np.isfinite(ys[y]).all() for y in self.subject.outputs):
                 self._check_deterministic(f, feeds, ys)
-                return feeds, ys
+                try:
+                    return at(feeds, ys)
+                except GradgraphError as error:  # sizes at which the model itself runs may be too small for a gradient
+                    failure, left = error, left - 1
+                    if not left:
+                        break
         if failure is not None:
             raise failure
         where = "random inputs; give the check data of yours to run on"

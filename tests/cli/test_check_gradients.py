@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from command_line import Cli, mlp
 from onnx.helper import (
@@ -22,7 +25,7 @@ from onnx.helper import (
 )
 
 from gradgraph.backends.capability import Row, Table
-from gradgraph.errors import DataError
+from gradgraph.errors import DataError, ModelError
 from gradgraph.rules import registry
 from gradgraph.verify import check_gradients as module
 from gradgraph.verify.check_gradients import check_gradients
@@ -320,3 +323,48 @@ def test_steep_ends_of_a_domain_are_no_faults(op_type: str, height: float) -> No
         model_of(nodes, {"x": (FLOAT, [4, 3])}, weights), {"x": np.abs(weight(4, 3)) + 1}, wrt=["w"]
     )
     assert report.ok, report
+
+
+def test_command_checks_at_the_sizes_that_are_given(cli: Cli, folder: Path) -> None:
+    onnx.save(convolution(), folder / "open.onnx")
+    ran = cli("check", "open.onnx", "--size", "H=9", "--size", "N=3", "--wrt", "x", "--json")
+    assert json.loads(ran.out)["tensors"][0]["shape"][:3] == [3, 2, 9]
+    ran = cli("check", "open.onnx", "--size", "K=9")
+    assert ran.code == 1
+    assert "no input has a dimension called 'K'" in ran.err
+
+
+def hostile(name: str) -> onnx.ModelProto:
+    """One that repeats a number more often than memory holds, and one that never ends."""
+    text = {
+        "Expand": "<int64[2] s = {60000,60000}> { e = Expand(x, s) q = Exp(e) y = ReduceSum<keepdims=0>(q) }",
+        "Loop": "<int64 n = {1000000000000}, bool c = {1}> { y = Loop(n, c, x) <body = b (int64 i, bool ci, float[1] a)"
+        " => (bool co, float[1] o) { co = Identity(ci) o = Mul(a, a) }> }",
+    }[name]
+    y = "float y" if name == "Expand" else "float[1] y"
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g (float[1] x) => ({y}) {text}')
+
+
+@pytest.mark.parametrize("name", ["Expand", "Loop"])
+def test_command_ends_what_takes_too_long_or_too_much(name: str, tmp_path: Path) -> None:
+    onnx.save(hostile(name), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "gradgraph", "check", str(tmp_path / "m.onnx"), "--seconds", "10"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: ") and ran.stderr.count("\n") == 1
+    assert "seconds" in ran.stderr or "memory" in ran.stderr
+
+
+def test_sizes_at_which_the_gradient_runs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes any size may have a gradient that does not."""
+    real = module._Gradients.at
+
+    def small(self: Any, feeds: Any, values: Any) -> Any:
+        if feeds["x"].shape[-1] < 16:
+            raise ModelError("too small")
+        return real(self, feeds, values)
+
+    monkeypatch.setattr(module._Gradients, "at", small)
+    report = check_gradients(model_of([make_node("Exp", ["x"], ["y"])], {"x": (FLOAT, ["N", "M"])}))
+    assert report.ok
+    assert report.tensors[0].shape == (2, 16)
