@@ -120,3 +120,23 @@ def test_what_is_shared_on_purpose_is_left(name: str) -> None:
         surgery.untie_weights(model)
     if not name.startswith("one module"):  # as is told by name
         assert len(weights(surgery.untie_weights(model, "w"))) == len(stored) + 1
+
+
+@pytest.mark.parametrize(("second", "merged"), [("l_1", False), ("other", True)])
+def test_a_module_that_both_branches_of_an_if_call_is_one(second: str, merged: bool) -> None:
+    def branch(name: str, module: str) -> onnx.GraphProto:
+        node = onnx.helper.make_node("MatMul", ["x", "l.weight"], [name], name=f"/{module}/MatMul")
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["b", 4])
+        return onnx.helper.make_graph([node], name, [], [info])
+
+    choice = onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch("t", "l"), else_branch=branch("e", second))
+    inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["b", 4]),
+              onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])]  # fmt: skip
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["b", 4])]
+    weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), "l.weight")]
+    graph = onnx.helper.make_graph([choice], "g", inputs, outputs, weights)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8, producer_name="pytorch"
+    )
+    step = gg.build(model)
+    assert any("modules read" in str(finding) for finding in step.findings) is merged

@@ -7,6 +7,7 @@ biases are zeros, all scales are ones, and layers that were copied are copies. T
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 
+_NUMBER = re.compile(r"_\d+$")
 _SAMPLE = 256  # numbers that are looked at first
 
 
@@ -30,17 +32,44 @@ def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
 def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
     """The uses of a weight by the module that they belong to; each is one of its own where the file does not say."""
     found: dict[str, list[tuple[ir.Node, int]]] = {}
-    for i, (node, position) in enumerate(value.uses()):
-        module, _ = place_of(node, position)
+    for i, (node, position, module, _) in enumerate(_places(value)):
         found.setdefault(module or f"/{i}", []).append((node, position))
     return found
 
 
+def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
+    """The uses of a weight with module and role; a module that branches of an If call has one name, though exporters
+    number its calls: ``l`` in one branch and ``l_1`` in the other.
+    """
+    found = [(node, position, *place_of(node, position)) for node, position in value.uses()]
+    if all(node.graph is value.graph for node, *_ in found) or value.graph is None:
+        return found
+    branches = _branches(value.graph)
+    first: dict[tuple[ir.Node, str], tuple[ir.Graph, str]] = {}  # by the If, and the name without its number
+    for i, (node, position, module, role) in enumerate(found):
+        graph = node.graph
+        inside = branches.get(graph) if isinstance(graph, ir.Graph) else None
+        if inside is not None and isinstance(graph, ir.Graph) and module:
+            branch, name = first.setdefault((inside, _NUMBER.sub("", module)), (graph, module))
+            found[i] = (node, position, module if branch is graph else name, role)
+    return found
+
+
+def _branches(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
+    """The If nodes by their branches."""
+    return {
+        a.as_graph(): node
+        for node in graph.all_nodes()
+        if node.op_type == "If"
+        for a in node.attributes.values()
+        if a.type == ir.AttributeType.GRAPH
+    }
+
+
 def _is_merged(value: ir.Value) -> bool:
     kinds: dict[tuple[str, int], set[str]] = {}
-    for node, position in value.uses():
+    for node, position, module, role in _places(value):
         reader, at = behind_moves(node, position)
-        module, role = place_of(node, position)
         is_table = reader.op_type == "Gather" or (reader.op_type in ("MatMul", "Gemm") and at == 0)
         if module and role and not is_table and not _is_of_a_gradient(reader):
             kinds.setdefault((reader.op_type, at), set()).add(module)
