@@ -303,3 +303,19 @@ def test_a_prediction_does_not_depend_on_the_samples_beside_it(kind: Any) -> Non
     for rows in (1, 2, 7):
         parts = [getattr(trained, predict)(X[i : i + rows]) for i in range(0, len(X), rows)]
         np.testing.assert_array_equal(np.concatenate(parts), getattr(trained, predict)(X))
+
+
+def test_later_labels_are_matched_with_the_classes() -> None:
+    """Those of an estimator are names: 5 is the class 5, in training with a share held out, and in its trainer."""
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 3, 60)
+    X = rng.normal(size=(60, 3)) + np.eye(3)[numbers] * 5
+    y = np.array([1, 2, 5])[numbers]
+    found = Classifier(hidden=(), learning_rate=0.1, epochs=20, random_state=0, early_stopping=True).fit(X, y)
+    assert found.score(X, y) > 0.9
+    trainer = found.trained_.trainer
+    some = y != 1
+    data = {trainer.manifest.inputs[0].name: X[some].astype(np.float32), trainer.manifest.targets[0].name: y[some]}
+    scores = found.predict_proba(X[some])
+    expected = -np.log(scores[np.arange(len(scores)), numbers[some]]).mean()
+    assert trainer.evaluate(data)["loss"] == pytest.approx(expected, rel=1e-4)

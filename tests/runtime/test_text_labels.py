@@ -151,3 +151,45 @@ def test_names_of_another_head_are_left_behind(tmp_path: Path) -> None:
     assert not other.names
     other.fit({"x": X, "target": np.array(list("abcde") * 6)}, progress=False)
     assert other.names.classes == {"target": tuple("abcde")}
+
+
+# --- whole numbers that are names ----------------------------------------------------------------------------------
+
+STARS = np.array([1, 2, 5])[NUMBERS]
+
+
+def test_whole_numbers_are_names_from_training_to_a_batch_that_diverged(tmp_path: Path) -> None:
+    """In a fit, an evaluation, a step, after a resume, in an exported model, and in the batch of an error."""
+    it, plain = trainer(), trainer()
+    it.fit({"x": X, "target": STARS}, 8, progress=False)
+    plain.fit({"x": X, "target": NUMBERS}, 8, progress=False)
+    np.testing.assert_equal(it.state_dict(), plain.state_dict())
+    assert it.names.classes == {"target": ("1", "2", "5")}
+    some, expected = NUMBERS > 0, plain.evaluate({"x": X[NUMBERS > 0], "target": NUMBERS[NUMBERS > 0]})
+    for labels in (STARS[some], STARS[some].tolist(), STARS[some].astype(str), STARS[some].astype(float)):
+        assert it.evaluate({"x": X[some], "target": labels})["loss"] == expected["loss"]
+    it.save(tmp_path / "a.ckpt")
+    it.export(tmp_path / "a.onnx")
+    resumed = gg.Trainer.resume(it.definition, tmp_path / "a.ckpt", device="cpu")
+    exported = gg.Trainer(gg.build(tmp_path / "a.onnx", "cross_entropy"), device="cpu")
+    for other in (resumed, exported):
+        assert other.evaluate({"x": X[some], "target": STARS[some]})["loss"] == pytest.approx(expected["loss"])
+    assert it.step({"x": X[:8], "target": STARS[:8]})["loss"] == plain.step({"x": X[:8], "target": NUMBERS[:8]})["loss"]
+    with pytest.raises(DataError, match="the new class '0'"):
+        it.step({"x": X[:1], "target": [0]})
+    with pytest.raises(gg.errors.DivergedError) as raised:
+        it.step({"x": X[:3] * np.nan, "target": STARS[:3]})
+    assert raised.value.batch["target"].tolist() == NUMBERS[:3].tolist()
+    with pytest.raises(gg.errors.DivergedError):
+        it.step(raised.value.batch)
+
+
+def test_a_model_that_was_trained_on_numbers_takes_no_names() -> None:
+    it = trainer()
+    it.fit({"x": X, "target": NUMBERS}, progress=False)
+    expected = it.evaluate({"x": X, "target": NUMBERS})
+    np.testing.assert_equal(it.evaluate({"x": X, "target": NUMBERS.astype(str)}), expected)
+    with pytest.raises(DataError, match="has the classes 'cat', 'dog', 'emu', and the model was trained on numbers"):
+        it.evaluate({"x": X, "target": TEXT})
+    it.names = gg.DataNames(classes={"target": CLASSES})
+    np.testing.assert_equal(it.evaluate({"x": X, "target": TEXT}), expected)
