@@ -254,3 +254,15 @@ def test_a_step_prints_as_one_line() -> None:
     assert re.fullmatch(
         r"Step\(trains 2 tensors, 0 frozen; loss cross_entropy, optimizer adam; \d+ nodes\)", repr(step)
     )
+
+
+@pytest.mark.parametrize("how", ["output", "losses"])
+def test_an_inner_value_that_a_loss_reads_is_no_output_of_what_is_exported(how: str) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 4] x) => (float[n, 3] p)
+              { logits = MatMul(x, w) p = Softmax(logits) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    losses = {"logits": "cross_entropy", "p": ("mse", 0.1)}
+    step = gg.build(model, "cross_entropy", output="logits") if how == "output" else gg.build(model, losses)
+    assert step.manifest.outputs == ("p",)
+    assert [v.name for v in gg.Trainer(step, device="cpu").export().graph.output] == ["p"]

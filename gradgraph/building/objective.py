@@ -51,7 +51,7 @@ class Objective:
         function: computes the loss in place of terms.
         factors: the inputs that weigh samples or elements.
         imitation: of a teacher; it is all there is without terms and function.
-        logits: those that terms read in place of outputs of the model.
+        logits: inner values that terms read, and that are no outputs of the model.
     """
 
     terms: tuple[Term, ...] = ()
@@ -277,8 +277,7 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
         taken, findings = logits_behind(model.graph, tried, options.output is not None or isinstance(loss, Mapping))
         named = [v.name for v in model.graph.outputs if v not in own and v.name]
         model.graph.outputs[:] = own
-        behind = tuple(make_outputs(model, list(taken.values())))
-        make_outputs(model, named)
+        behind = tuple(make_outputs(model, [*taken.values(), *named]))  # which are no outputs of the model itself
 
     def objective(graph: ir.Graph, read: Sequence[str], kept: Sequence[str]) -> Objective:
         terms: tuple[Term, ...] = ()

@@ -131,6 +131,14 @@ def _find(output: ir.Value) -> _Head:
     """The layer whose result, unmixed, ``output`` is."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
+        if _does_nothing(node) and (same := node.inputs[0]) is not None:
+            if value.is_graph_output():
+                behind.append(node)
+            else:
+                replace_value(value, same)
+                discard(node)
+            value = same
+            continue
         if node.op_type in _LINEAR and node.domain in DOMAINS:
             return _Head(_layer(node, output), added, behind)
         summand, other = _withstored(node)
@@ -152,6 +160,13 @@ def _find(output: ir.Value) -> _Head:
     raise ModelError(
         f"no last linear layer found behind the output '{shown(output.name)}': it is '{shown(value.name)}'"
     )
+
+
+def _does_nothing(node: ir.Node) -> bool:
+    """Is it an Identity, or a Cast to the type that a value has already, as converters of models write them?"""
+    if node.domain or node.op_type not in ("Cast", "Identity") or node.inputs[0] is None:
+        return False
+    return node.op_type == "Identity" or node.inputs[0].dtype == node.attributes["to"].as_int()
 
 
 def _called(node: ir.Node) -> str:

@@ -25,6 +25,12 @@ HEADS = {
     "Gemm, no bias": (X, "y = Gemm<transB=1>(x, w)", LOGITS, {"w": (5, 6)}),
     "MatMul and Add": (X, "p = MatMul(x, w) y = Add(b, p)", LOGITS, {"w": (6, 5), "b": (5,)}),
     "MatMul": (X, "y = MatMul(x, w)", LOGITS, {"w": (6, 5)}),
+    "nodes that do nothing": (
+        X,
+        "p = MatMul(x, w) c = Cast<to=1>(p) i = Identity(c) a = Add(i, b) d = Cast<to=1>(a) y = Softmax(d)",
+        LOGITS,
+        {"w": (6, 5), "b": (5,)},
+    ),
     "a weight that is turned": (
         X,
         "t = Transpose<perm=[1, 0]>(w) p = MatMul(x, t) y = Add(p, b)",
