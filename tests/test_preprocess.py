@@ -71,7 +71,11 @@ def _date(train: Any, frame: Any) -> Array:
     years = known.dt.year.dropna()
     day = (given.dt.hour * 60 + given.dt.minute) / 1440
     has_times = ((known.dt.hour > 0) | (known.dt.minute > 0)).any()
-    turns = [(given.dt.month - 1) / 12, given.dt.day_of_week / 7, *([day] if has_times else [])]
+    turns = [
+        (given.dt.day_of_year - 1) / (365 + given.dt.is_leap_year),
+        given.dt.day_of_week / 7,
+        *([day] if has_times else []),
+    ]
     circles = [f(2 * np.pi * turn) for turn in turns for f in (np.sin, np.cos)]
     year = (given.dt.year - years.mean()) / (years.std(ddof=0) or 1)
     gaps = [given.isna()] if known.isna().any() else []
@@ -309,7 +313,7 @@ def test_what_cannot_be_learnt_is_said() -> None:
         fit(frame, "y", {"town": "categories"})
     with pytest.raises(ArgumentError, match=r"'bucket'.*did you mean 'buckets'"):
         fit(frame, "y", {"town": {"kind": "text", "bucket": 3}})
-    with pytest.raises(DataError, match="the column 'age' holds infinite numbers"):
+    with pytest.raises(DataError, match="the column 'age' holds inf in row 0, where the model takes finite numbers"):
         fit(frame.assign(age=np.inf), "y")
     with pytest.raises(ArgumentError, match="reads no column"):
         fit(frame[["y"]], "y")

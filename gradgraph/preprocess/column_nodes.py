@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import prune
-from gradgraph.preprocess.column_kinds import ML
+from gradgraph.preprocess.column_parts import ML
 from gradgraph.preprocess.plan import Plan
 
 SCOPE = "preprocess"

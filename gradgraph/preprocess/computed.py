@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,10 @@ class Preprocessing(Plan):
         Raises:
             UnmatchedError, DataError: as for :meth:`feeds`.
         """
-        feeds = self.feeds(table)
+        return self.computed(self.feeds(table))
+
+    def computed(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays that a model takes, of columns as :meth:`feeds` returns them."""
         rows = len(next(iter(feeds.values())))
         session = _session(json.dumps(self.as_data()))
         parts: dict[str, list[Array]] = {name: [] for name in self.features}

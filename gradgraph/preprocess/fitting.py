@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradgraph.arguments import FLAG, NAMES, Kind, as_names, bound, checked, instance
-from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.preprocess.column_kinds import DATE, KINDS, Category, ColumnKind, Number, _centre
+from gradgraph.arguments import FLAG, NAMES, Kind, as_names, checked, instance, meant
+from gradgraph.errors import ArgumentError, DataError, listed, shown, suggestion
+from gradgraph.preprocess.column_kind import ColumnKind, centre, missing
+from gradgraph.preprocess.column_kinds import KINDS, Category, Number
 from gradgraph.preprocess.computed import Preprocessing
-from gradgraph.preprocess.frames import Array, Frame, are_numbers, is_gap, is_table, numbers_of, text_of
+from gradgraph.preprocess.date_column import Date
+from gradgraph.preprocess.date_forms import FORMS, DateForm, forms_of, nearest
+from gradgraph.preprocess.frames import (
+    EXACT,
+    GAP_WORDS,
+    Array,
+    Frame,
+    are_dates,
+    are_numbers,
+    as_typed,
+    column_text,
+    is_gap,
+    is_table,
+    numbers_of,
+    text_of,
+)
 from gradgraph.preprocess.plan import Learnt
+
+log = logging.getLogger("gradgraph")
 
 MOST_CATEGORIES = 100  # text of more different values is read by its words
 MOST_CLASSES = 20  # of whole numbers that are classes
+FEWEST_IDS = 20  # rows, all different, from which on they may be ids
+DAYS = "YYYYMMDD"
 OVERRIDES = "a dict of columns and kinds, such as {'zip': 'category', 'notes': {'kind': 'text', 'buckets': 256}}"
 
 
@@ -61,6 +81,7 @@ def fit(
     columns = {name: _learnt(name, frame[name], given.get(name), index) for name in frame if name not in targets}
     rows = len(frame[next(iter(frame))]) if frame.keys else 0
     learnt = {name: _target(name, frame[name], given.get(name)) for name in targets}
+    _say_what_is_odd(frame, columns, targets)
     numbers, indices = (f"{name}_of_columns" if name in targets else name for name in ("x", "categories"))
     return Preprocessing(columns, learnt, rows, numbers, indices)  # a model may call its output like a target
 
@@ -74,29 +95,67 @@ def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, A
 
 
 def _learnt(name: str, values: Array, given: tuple[str, dict[str, Any]] | None, index: bool) -> ColumnKind:
-    kind, arguments = given or (_looks_like(values), {})
+    kind, arguments = given or (_looks_like(name, values), {})
     learn = KINDS.named(kind).learn
+    known = [one for one in inspect.signature(learn).parameters if one not in ("column", "values")]
+    for argument in arguments:
+        if argument not in known:
+            has = f"it has {listed(known)}" if known else "it has none"
+            raise ArgumentError(
+                f"columns of the kind {kind} have no argument '{shown(argument)}'{meant(argument, known) or f'; {has}'}"
+            )
     if kind == Category.name:
         arguments = {"index": index, **arguments}
-    signature = inspect.signature(learn)
-    bound(learn, signature, (name, values), arguments)
     learnt: ColumnKind = learn(name, values, **arguments)
     return learnt
 
 
-def _looks_like(values: Array) -> str:
+def _looks_like(name: str, values: Array) -> str:
     """The kind of a column of which nobody says it."""
-    if values.dtype.kind == "M":
-        return "date"
+    if are_dates(values):
+        return Date.name
     if are_numbers(values):
-        return "number"
-    texts = [text for text in text_of(values).tolist() if text]
-    different = set(texts)
-    if texts and all(re.fullmatch(DATE, text) for text in different):
-        return "date"
-    words = sum(len(text.split()) for text in texts)
-    is_prose = words > 3 * len(texts) and 2 * len(different) > len(texts)
+        return Date.name if _are_days(name, values) else Number.name
+    texts = column_text(name, values).tolist()
+    there = [text for text in texts if text]
+    different = set(there)
+    found = nearest(different)
+    if found is not None and _are_written_dates(name, texts, *found):
+        return Date.name
+    words = sum(len(text.split()) for text in there)
+    is_prose = words > 3 * len(there) and 2 * len(different) > len(there)
     return "text" if is_prose or len(different) > MOST_CATEGORIES else "category"
+
+
+def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bool) -> bool:
+    """Whether all text is dates of a form; where a few are none, these are said."""
+    there = [text for text in texts if text]
+    wrong = [(row, text) for row, text in enumerate(texts) if text and form.read(text, zone) is None]
+    if not wrong:
+        is_padded = not form.is_short or all(len(text.split()[0]) == 8 for text in there)
+        return is_padded and (form.name != DAYS or len(set(there)) > 1)
+    if 10 * len(wrong) <= len(there) and form.name != DAYS:
+        row, text = wrong[0]
+        log.warning(
+            "the column '%s' holds dates of the form %s, but for %d of %d values (the first is %s, in row %d), so it "
+            "is read as text; correct these, or leave them empty",
+            shown(name), form.name, len(wrong), len(there), shown(repr(text)), row,
+        )  # fmt: skip
+    return False
+
+
+def _are_days(name: str, values: Array) -> bool:
+    """Whether numbers are days such as 20240531: all of them, and at least two different ones."""
+    if values.dtype.kind in "bm":
+        return False
+    try:
+        there = values[~missing(numbers_of(name, values))].astype(np.float64)
+    except (DataError, TypeError):
+        return False  # which is said where they are read
+    different = set(there.tolist())
+    if not (len(different) > 1 and all(19_000_101 <= n <= 20_991_231 and n.is_integer() for n in different)):
+        return False
+    return all(FORMS[DAYS].read(str(int(n)), zone=False) is not None for n in different)
 
 
 def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) -> Learnt:
@@ -104,13 +163,29 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
     if gaps:
         raise DataError(f"the column '{shown(name)}', which is to be predicted, has {gaps} missing "
                         f"value{'' if gaps == 1 else 's'}; leave those rows out")  # fmt: skip
+    values = as_typed(values)
+    if given is None and _holds_dates(values):
+        raise DataError(
+            f"the column '{shown(name)}', which is to be predicted, holds dates; predict a number made of them, such "
+            "as the days from a first one",
+            remedy=f"or use kinds={{'{shown(name)}': 'category'}} where each is a class",
+            shell=f"or use --column {shown(name)}=category where each is a class",
+        )
     kind = (given or (Category.name if _are_classes(values) else Number.name, {}))[0]
     if kind == Category.name:
         return Learnt(tuple(sorted(set(text_of(values).tolist()), key=_order)))
     if kind != Number.name:
         raise DataError(f"the column '{shown(name)}' is to be predicted, so it is a category or a number")
-    mean, std = _centre(name, numbers_of(name, values))
+    mean, std = centre(name, numbers_of(name, values))
     return Learnt((), mean, std)
+
+
+def _holds_dates(values: Array) -> bool:
+    if are_dates(values):
+        return True
+    texts = set() if are_numbers(values) else set(text_of(values).tolist())
+    found = forms_of(texts)
+    return bool(found) and not any(form.is_short or form.name == DAYS for form, _ in found)
 
 
 def _are_classes(values: Array) -> bool:
@@ -118,6 +193,49 @@ def _are_classes(values: Array) -> bool:
         return True
     most = max(2, min(MOST_CLASSES, int(len(values) ** 0.5)))
     return values.dtype.kind in "iu" and len(np.unique(values)) <= most
+
+
+def _say_what_is_odd(frame: Frame, columns: Mapping[str, ColumnKind], targets: Iterable[str]) -> None:
+    """Say in one line which columns a model cannot learn from, and in one which target it cannot learn."""
+    found: dict[str, list[str]] = {}
+    for name in (name for name, kind in columns.items() if kind.parts):
+        if odd := _oddity(frame[name]):
+            found.setdefault(odd, []).append(name)
+    if found:
+        said = "; ".join(f"{odd} in {listed(names)}" for odd, names in found.items())
+        log.warning("%s: a model learns nothing from these columns; leave them out, or give them the kind 'drop'", said)
+    for name in targets:
+        if odd := _oddity(frame[name]):
+            log.warning("%s in '%s', which is to be predicted; is it the right column?", odd, shown(name))
+
+
+def _oddity(values: Array) -> str:
+    """What is odd about a column: in words, or ""."""
+    texts = text_of(values)
+    there = [text for text in texts.tolist() if text not in GAP_WORDS]
+    different = set(there)
+    if not different:
+        return "every value is missing" if len(values) else ""
+    if len(different) == 1 and len(values) > 1:
+        return "every value is the same"
+    if len(different) < len(there) or len(there) < FEWEST_IDS or are_dates(values):
+        return ""
+    if are_numbers(values):
+        if values.dtype.kind == "f" and not all(float(n).is_integer() for n in values[~np.isnan(values)]):
+            return ""
+        return "each row has a value of its own, as ids have," if _count_on(there) else ""
+    words = sum(len(text.split()) for text in there)
+    return "each row has a value of its own, as ids have," if words < 2 * len(there) and not forms_of(different) else ""
+
+
+def _count_on(texts: Sequence[str]) -> bool:
+    """Whether whole numbers follow on each other, in whatever order, or are too large to be quantities."""
+    try:
+        numbers = [int(text) for text in texts]
+    except ValueError:
+        return False
+    least, largest = min(numbers), max(numbers)
+    return largest - least < 2 * len(numbers) or largest >= EXACT
 
 
 def _order(name: str) -> tuple[bool, float, str]:

@@ -1,7 +1,11 @@
-"""The columns of tables as arrays of numbers or of text: data frames of pandas and polars, Arrow tables, dicts."""
+"""The columns of tables as arrays: data frames of pandas and polars, Arrow tables, dicts of columns.
+
+What counts as a missing value is decided here, for every kind of table and for the nodes of exported models.
+"""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,12 +15,19 @@ from gradgraph.errors import DataError, shown
 
 Array = np.ndarray[Any, Any]
 
+# the cells that pandas.read_csv takes for missing values
+GAP_WORDS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+             "NA", "NULL", "NaN", "None", "n/a", "nan", "null")  # fmt: skip
+EXACT = 2**53  # above it, float64 skips whole numbers
 _GAPS = ("NAType", "NaTType")  # of pandas; they are no numbers, and equal to nothing
+_IS_GAP = frozenset(GAP_WORDS)
 
 
 def is_table(data: Any) -> bool:
-    """Is it a DataFrame of pandas or polars, or an Arrow table?"""
+    """Is it a DataFrame of pandas or polars, an Arrow table, or a Frame?"""
     if hasattr(data, "column_names") and hasattr(data, "to_pydict"):
+        return True
+    if isinstance(data, Frame):
         return True
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
 
@@ -31,7 +42,13 @@ class Frame:
         DataError: two have one name.
     """
 
+    keys: dict[str, Any]
+    _table: Any
+
     def __init__(self, table: Any) -> None:
+        if isinstance(table, Frame):
+            self._table, self.keys = table._table, table.keys
+            return
         is_arrow = hasattr(table, "column_names") and hasattr(table, "to_pydict")
         every = list(table if isinstance(table, Mapping) else table.column_names if is_arrow else table.columns)
         self._table, self.keys = table, {str(key): key for key in every}
@@ -47,9 +64,39 @@ class Frame:
         return iter(self.keys)
 
     def __getitem__(self, name: str) -> Array:
-        """A column as the library gives it."""
-        column = self._table[self.keys[name]]
-        return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+        """A column [rows], as the library returns it; whole numbers with gaps and dates with a zone as objects."""
+        values = _values(self._table[self.keys[name]])
+        if values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != 1:
+            raise DataError(
+                f"the column '{shown(name)}' has shape {list(values.shape)}; give one value for each row of the table"
+            )
+        return values
+
+    def with_column(self, name: str, values: Any) -> Frame:
+        """Return a table with this column besides, or in place of the one of its name."""
+        return Frame({**{one: self._table[key] for one, key in self.keys.items()}, name: values})
+
+
+def _values(column: Any) -> Array:
+    if isinstance(column, list | tuple):
+        plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
+        return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
+    kind = getattr(column, "dtype", getattr(column, "type", None))  # of Arrow
+    whole = str(kind).lower().startswith(("int", "uint")) and bool(getattr(column, "null_count", 0))
+    as_list = next((how for how in ("to_pylist", "to_list") if hasattr(column, how)), None)
+    if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
+        return _objects(getattr(column, as_list)())  # NumPy would make floats of them, or take the zone off
+    return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+
+
+def _objects(values: Any) -> Array:
+    return np.fromiter(values, object, len(values))
+
+
+def _all_floats(values: Any) -> bool:
+    return all(isinstance(value, float) for value in values)
 
 
 def is_text(value: Any) -> bool:
@@ -75,8 +122,25 @@ def text_of(values: Array) -> Array:
     return np.fromiter(found, object, len(values))
 
 
+def column_text(name: str, values: Array) -> Array:
+    """A column that a model reads as text: :func:`text_of` with "" for each of GAP_WORDS, too.
+
+    Raises:
+        DataError: it holds floats so large that different whole numbers are one.
+    """
+    if values.dtype.kind in "fO":
+        for row, value in enumerate(values.tolist()):
+            if isinstance(value, float) and abs(value) >= EXACT and value - value == 0:
+                raise DataError(
+                    f"the column '{shown(name)}' holds {value:.17g} in row {row} as a float, and floats merge whole "
+                    "numbers above 2**53; give it as integers or as text"
+                )
+    texts = text_of(values)
+    return np.fromiter(("" if text in _IS_GAP else text for text in texts.tolist()), object, len(texts))
+
+
 def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else str(value)
 
 
 def are_numbers(values: Array) -> bool:
@@ -88,26 +152,87 @@ def are_numbers(values: Array) -> bool:
                                for kind in kinds)  # fmt: skip
 
 
+def as_typed(values: Array) -> Array:
+    """A column of objects that are all booleans, or all whole numbers (also of Decimals), in that dtype; any other as
+    it is.
+    """
+    if values.dtype.kind != "O" or not len(values):
+        return values
+    every = values.tolist()
+    if all(isinstance(value, bool | np.bool_) for value in every):
+        return values.astype(bool)
+    if (
+        are_numbers(values)
+        and not any(map(is_gap, every))
+        and not any(isinstance(v, float | np.floating) for v in every)
+    ):
+        try:
+            if all(int(value) == value for value in every):
+                return np.array([int(value) for value in every], np.int64)
+        except (OverflowError, ValueError):
+            return values
+    return values
+
+
+def are_dates(values: Array) -> bool:
+    """Does a column hold dates by its type, or nothing else but gaps?"""
+    if values.dtype.kind != "O":
+        return bool(values.dtype.kind == "M")
+    there = [value for value in values.tolist() if not is_gap(value)]
+    return bool(there) and all(isinstance(value, datetime.date) for value in there)
+
+
 def numbers_of(name: str, values: Array) -> Array:
     """A column as float64 [rows], with NaN for gaps; times that pass are seconds.
 
     Raises:
-        DataError: it holds something else.
+        DataError: it holds something else, an infinite number, or whole numbers that float64 would merge.
     """
     if values.dtype.kind == "m":
         seconds = values.astype("timedelta64[us]").astype(np.float64) / 1e6
         return np.where(np.isnat(values), np.nan, seconds)
     if values.dtype.kind in "biuf":
-        return values.astype(np.float64)
-    found = np.full(len(values), np.nan)
-    for row, value in enumerate(values.tolist()):
-        if is_gap(value) or value == "":
-            continue
-        try:
-            found[row] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise DataError(
-                f"the column '{shown(name)}' holds {shown(repr(value))} in row {row}, where the model takes numbers; "
-                "correct it, or leave it empty"
-            ) from None
+        found = values.astype(np.float64)
+    else:
+        found = np.full(len(values), np.nan)
+        for row, value in enumerate(values.tolist() if values.dtype.kind != "M" else values.astype(object)):
+            if not (is_gap(value) or (isinstance(value, str) and value in _IS_GAP)):
+                found[row] = _number(name, value, row)
+    if np.isinf(found).any():
+        raise _no_number(name, values[np.isinf(found)].tolist()[0], int(np.isinf(found).argmax()))
+    _check_apart(name, values, found)
     return found
+
+
+def _number(name: str, value: Any, row: int) -> float:
+    if not isinstance(value, datetime.date) and not (isinstance(value, str) and "_" in value):
+        try:
+            number = float(value)
+            if number - number == 0 or not isinstance(value, str):
+                return number
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise _no_number(name, value, row)
+
+
+def _no_number(name: str, value: Any, row: int) -> DataError:
+    given = value if isinstance(value, float) else repr(value)
+    return DataError(
+        f"the column '{shown(name)}' holds {shown(given)} in row {row}, where the model takes "
+        f"{'finite ' if isinstance(value, float) else ''}numbers; correct it, or leave it empty"
+    )
+
+
+def _check_apart(name: str, values: Array, found: Array) -> None:
+    """Raise DataError if two different whole numbers of ``values`` are one of the floats ``found``."""
+    if values.dtype.kind not in "iuO" or not (np.abs(found) >= EXACT).any():
+        return
+    held: dict[float, int] = {}
+    for row, (value, number) in enumerate(zip(values.tolist(), found.tolist(), strict=True)):
+        if isinstance(value, int) and abs(value) >= EXACT and held.setdefault(number, value) != value:
+            raise DataError(
+                f"the column '{shown(name)}' holds {value} in row {row}, which as a float64 is the same number as "
+                f"{held[number]}",
+                remedy=f"if these are ids, use kinds={{'{shown(name)}': 'category'}}, or 'drop'",
+                shell=f"if these are ids, use --column {shown(name)}=category, or {shown(name)}=drop",
+            )

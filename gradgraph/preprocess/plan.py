@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradgraph.errors import ArgumentError, UnmatchedError, listed, shown
-from gradgraph.preprocess.column_kinds import KINDS, ColumnKind
-from gradgraph.preprocess.frames import Array, Frame, is_text, numbers_of, text_of
+from gradgraph.errors import ArgumentError, DataError, UnmatchedError, listed, shown
+from gradgraph.preprocess.column_kind import ColumnKind
+from gradgraph.preprocess.column_kinds import KINDS
+from gradgraph.preprocess.drift import Drift
+from gradgraph.preprocess.frames import Array, Frame, is_text
 
 P = TypeVar("P", bound="Plan")
 
@@ -78,7 +80,7 @@ class Plan:
 
         Raises:
             UnmatchedError: columns are missing.
-            DataError: a column of numbers holds something else.
+            DataError: a column holds what its kind cannot hold, or differs from others in length.
         """
         frame = Frame(table)
         if missing := [name for name in self.read if name not in frame]:
@@ -88,10 +90,30 @@ class Plan:
                 f"the table lacks the column{'' if len(missing) == 1 else 's'} {listed(missing)}, which the model "
                 f"reads{has}; give columns the names that they had in training"
             )
-        return {
-            name: text_of(frame[name]) if kind.takes_text else numbers_of(name, frame[name])
-            for name, kind in self.read.items()
-        }
+        feeds = {name: kind.read(name, frame[name]) for name, kind in self.read.items()}
+        (first, values), *others = feeds.items()
+        for name, column in others:
+            if len(column) != len(values):
+                raise DataError(
+                    f"the column '{shown(name)}' has {len(column)} values, and '{shown(first)}' has {len(values)}; "
+                    "give one for each row"
+                )
+        return feeds
+
+    def drift(self, table: Any) -> Drift:
+        """What a later table has that training data never had, column by column.
+
+        Raises:
+            UnmatchedError, DataError: as for :meth:`feeds`.
+        """
+        return Drift.of(self.read, self.feeds(table))
+
+    def holds_columns(self, data: Mapping[Any, Any]) -> bool:
+        """Whether a dict has the columns of a table, and not the arrays that are made of them."""
+        given = {str(name): value for name, value in data.items()}
+        if self.features.keys() <= given.keys():
+            return self.read.keys() <= given.keys() and all(np.ndim(given[name]) == 1 for name in self.features)
+        return not self.read.keys().isdisjoint(given)
 
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
         """The columns of a table of numbers and words that are drawn, as :meth:`feeds` gives them."""

@@ -330,7 +330,7 @@ class Trainer(Exports):
         )
         executor = self._executor
         check_accumulates(accumulate, executor.parts.values())
-        data = paired(data, y, self.manifest)
+        data = paired(data, y, self.manifest, self.names)
         batch_size, team = self._samples(data, batch_size, drop_last), executor.team
         order = executor.order(batch_size, shuffle, drop_last, team)
         with self.turns.of_fit():
@@ -424,7 +424,7 @@ class Trainer(Exports):
         Raises:
             DataError: the data do not fit.
         """
-        data = paired(data, y, self.manifest)
+        data = paired(data, y, self.manifest, self.names)
         self._warn_if_untrained()
         return self._evaluator.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 

@@ -179,13 +179,13 @@ def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
     """How many samples there are, and batches of ``size`` of what the model takes."""
-    data, plan = read_data(data, predictor.names), predictor.names.preprocess
+    data = read_data(data, predictor.names)
     if isinstance(data, Loadable):
         with in_order(data, predictor.specs, (), predictor.names) as source:
             return source.rows, [
                 filled(batch, size if predictor.fixed_rows else 0)[0] for batch in source.batches(size)
             ]
-    if is_table(data) or (isinstance(data, Mapping) and plan is not None and plan.read.keys() <= data.keys()):
+    if is_table(data):
         data, _ = columns_of(data, predictor.specs, predictor.names)
     if not isinstance(data, Mapping):
         raise DataError(f"{described(data)} is no calibration data; give a path, a table, or a dict of arrays by input")

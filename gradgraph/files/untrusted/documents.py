@@ -105,6 +105,21 @@ def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
         return []
 
 
+def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | None:
+    """The number of the first row that has more or fewer cells than the header, these, and the columns; None where
+    there is none. Empty lines do not count.
+    """
+    text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
+    try:
+        rows = (row for row in csv.reader(text, delimiter=separator) if row)
+        columns = len(next(rows, []))
+        return next(((i, len(row), columns) for i, row in enumerate(rows) if len(row) != columns), None)
+    except csv.Error:
+        return None
+    finally:
+        text.detach()
+
+
 def _lines(file: BinaryIO) -> Iterator[str]:
     """The first LARGEST bytes of a file as text, line by line."""
     left, encoding = LARGEST, "utf-8-sig"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.preprocess.frames import is_table
+from gradgraph.preprocess.frames import Frame, is_table
+from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 
 R = TypeVar("R")
@@ -30,8 +31,9 @@ def labels_apart(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-def paired(x: Any, y: Any, manifest: Manifest) -> Any:
-    """Inputs and labels by the names of the step; ``x`` as it is where there are no labels.
+def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
+    """Inputs and labels by the names of the step; ``x`` as it is where there are no labels. A table whose columns are
+    ``known`` gets those of the target, too.
 
     Raises:
         DataError: it is not clear which input or target they are.
@@ -40,7 +42,11 @@ def paired(x: Any, y: Any, manifest: Manifest) -> Any:
         return x
     inputs = {s.name: s for s in manifest.inputs}
     targets = [t.name for t in manifest.targets]
-    is_named = isinstance(x, Mapping) and not is_table(x)
+    is_named, plan = isinstance(x, Mapping) and not is_table(x), known.preprocess
+    if plan is not None and len(targets) == 1 and (is_table(x) or (is_named and plan.holds_columns(x))):
+        column, *others = known.columns.get(targets[0], targets)
+        if not others:
+            return Frame(x).with_column(column, y)
     if len(targets) != 1 or not (is_named or len(inputs) == 1):
         have = f"the inputs {listed(inputs)}" if len(inputs) > 1 else f"the input {listed(inputs)}"
         have += f" and the targets {listed(targets)}" if targets else " and no target"

@@ -15,7 +15,7 @@ import numpy as np
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.mapped import is_mapped
-from gradgraph.preprocess.frames import is_table
+from gradgraph.preprocess.frames import Frame, is_table
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import (
@@ -309,9 +309,12 @@ def read_file(
 
 
 def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:
-    """The data at a path, and the images that a table names; any other data as they are."""
+    """The data at a path, a dict of columns as a table, and the images that a table names; other data as they are."""
     if isinstance(data, str | os.PathLike):
         return read_file(data, known, specs)
+    plan = known.preprocess
+    if isinstance(data, Mapping) and plan is not None and not is_table(data) and plan.holds_columns(data):
+        return Frame(data)
     return image_table(data) if is_table(data) and column_of_images(data) is not None else data
 
 

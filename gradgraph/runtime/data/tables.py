@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of
+from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
+from gradgraph.preprocess.computed import Preprocessing
+from gradgraph.preprocess.drift import Drift
 from gradgraph.preprocess.frames import Frame, text_of
 from gradgraph.runtime.data.remedies import for_file
 from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
@@ -34,7 +37,8 @@ _READERS: dict[str, tuple[str, str]] = {
     ".arrow": ("read_feather", "read_ipc"),
     ".jsonl": ("read_json", "read_ndjson"),
 }
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
+TAB = "\t"
+SEPARATORS = {".csv": ",", ".tsv": TAB}
 _AS_TEXT: dict[str, dict[str, Any]] = {
     "pandas": {"dtype": str, "keep_default_na": False},
     "polars": {"infer_schema": False},  # empty cells are null there
@@ -91,9 +95,14 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
         except ImportError:
             continue
         try:
-            return read(str(path), **_IN_FULL[library].get(suffix, {}), **more.get(library, {}))
+            table = read(str(path), **_IN_FULL[library].get(suffix, {}), **more.get(library, {}))
+            if suffix in SEPARATORS:
+                _check_widths(path, SEPARATORS[suffix], table)
+            return table
         except ImportError:  # pandas needs pyarrow for Parquet
             continue
+        except DataError:
+            raise
         except Exception as error:  # of any class of these libraries
             first = str(error).split("\n", 1)[0]
             raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again") from None
@@ -137,6 +146,31 @@ def _check_header(path: Path, separator: str) -> None:
             f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a name of "
             "its own"
         )
+
+
+def _check_widths(path: Path, separator: str, table: Any) -> None:
+    """Raise DataError where a row has more or fewer cells than the header: pandas would shift its cells, or fill it up.
+
+    Rows are looked at one by one only where that shows: in the first of them, or by gaps in the last column.
+    """
+    with contextlib.suppress(UnreadableError, OSError), open_regular(path) as file:
+        header, first = csv_head(file.read(_HEAD), separator)
+        if len(first) <= len(header) and not (len(table.columns) and _has_gaps(table)):
+            return
+        file.seek(0)
+        odd = odd_csv_row(file, separator)
+        if odd is not None:
+            row, cells, columns = odd
+            raise DataError(
+                f"'{shown(path)}' has {cells} cells in row {row}, and {columns} columns; put a cell that has a "
+                f"{'tab' if separator == TAB else 'comma'} in quotes, or correct the row"
+            )
+
+
+def _has_gaps(table: Any) -> bool:
+    """Whether the last column has a missing value."""
+    last = table[table.columns[-1]]
+    return bool((last.is_null() if hasattr(last, "is_null") else last.isna()).any())
 
 
 def first_row(path: Path) -> list[Any]:
@@ -202,7 +236,7 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
     if plan is None:
         return {}
     if plan.stands_before({n: len(spec.shape) for n, spec in specs.items() if not isinstance(spec, TargetSpec)}):
-        return plan.feeds(table)
+        return _fed(plan, table)
     features = plan.features
     for name, own in features.items():
         width = specs[name].shape[1] if name in specs and len(specs[name].shape) == 2 else 0
@@ -212,7 +246,15 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
                 f"the preprocessing makes {len(own)} numbers of each row ({listed(own)}), and '{shown(name)}' of the "
                 f"model {takes}; choose columns and their kinds, or a model of that size"
             )
-    return plan.arrays(table)
+    return plan.computed(_fed(plan, table))
+
+
+def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
+    """The columns as the preprocessing reads them; what training data never had is said in one line."""
+    feeds = plan.feeds(table)
+    if said := str(Drift.of(plan.read, feeds)):
+        log.warning("%s", said)
+    return feeds
 
 
 def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:

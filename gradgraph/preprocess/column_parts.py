@@ -1,0 +1,87 @@
+"""Nodes that several kinds of columns are made of, and types of values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradgraph.preprocess.frames import GAP_WORDS, Array
+
+if TYPE_CHECKING:
+    from gradgraph.graph.builder import Builder, Var
+
+ML = "ai.onnx.ml"
+
+
+def type_of(dtype: Any) -> Any:
+    import onnx_ir as ir
+
+    return ir.TensorType(ir.DataType.STRING if dtype is object else ir.DataType.from_numpy(np.dtype(dtype)))
+
+
+def int64() -> Any:
+    return type_of(np.int64).dtype
+
+
+def float64() -> Any:
+    return type_of(np.float64).dtype
+
+
+def float32() -> Any:
+    return type_of(np.float32).dtype
+
+
+def tensor_of(array: Array) -> Any:
+    import onnx_ir as ir
+
+    return ir.Tensor(array)
+
+
+def as_float(x: Var) -> Var:
+    return x.op.Cast(x, to=float32())
+
+
+def text_constant(op: Builder, text: str) -> Var:
+    constant = op.Constant(value_string=text)
+    constant.value.type = type_of(object)
+    return constant
+
+
+def split_at(op: Builder, x: Var, sign: str | None, most: int | None) -> Var:
+    parts, _ = op.StringSplit(x, delimiter=sign, maxsplit=most, outputs=2)
+    parts.value.type = type_of(object)
+    return parts
+
+
+def word_hashes(op: Builder, words: Var) -> Var:
+    """A node that onnxruntime alone knows."""
+    import onnx_ir as ir
+
+    attributes = [ir.AttrInt64("seed", 0), ir.AttrInt64("positive", 0)]
+    node = ir.Node("com.microsoft", "MurmurHash3", [words.value], attributes, name=op.fresh_in(op.scope, "MurmurHash3"))
+    node.outputs[0].name, node.outputs[0].type = node.name, type_of(np.int32)
+    op.nodes.append(node)
+    return op.wrap(node.outputs[0])
+
+
+def column_at(op: Builder, x: Var, i: int) -> Var:
+    return op.Gather(x, np.array(i), axis=1)
+
+
+def side_by_side(op: Builder, columns: Sequence[Var]) -> Var:
+    """[rows] each, to [rows, columns]."""
+    made = [op.Unsqueeze(column, np.array([1])) for column in columns]
+    return made[0] if len(made) == 1 else op.Concat(*made, axis=1)
+
+
+def is_missing(op: Builder, x: Var) -> Var:
+    """Whether text stands for a missing value."""
+    return op.RegexFullMatch(x, pattern=f"({'|'.join(map(re.escape, GAP_WORDS))})")
+
+
+def zeros_unless(op: Builder, bad: Var, why: str) -> Var:
+    """Zeros, int64 [rows], from a node that fails where a row is ``bad``; its name, which the error has, says why."""
+    return op.emit("Gather", op.const(np.array([0])), op.Cast(bad, to=int64()), axis=0, name=f"{op.scope}/{why}")

@@ -1,0 +1,271 @@
+"""Columns of dates: read in the written form that training data have, and in no other."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.preprocess.column_kind import ColumnKind, centre, ends, far_outside, is_number, missing, share
+from gradgraph.preprocess.column_parts import (
+    as_float,
+    column_at,
+    float64,
+    int64,
+    is_missing,
+    side_by_side,
+    split_at,
+    text_constant,
+    zeros_unless,
+)
+from gradgraph.preprocess.date_forms import FIRST_YEAR_OF_TWO_DIGITS, FORMS, ISO, DateForm, forms_of, nearest
+from gradgraph.preprocess.frames import Array, are_dates, column_text
+
+if TYPE_CHECKING:
+    from gradgraph.graph.builder import Builder, Var
+
+DAY = 1440  # minutes
+
+
+@dataclass(frozen=True)
+class Date(ColumnKind):
+    """The year, and where in the year, in the week and in the day it is, as the sine and cosine of a circle.
+
+    Text is read in one written form. Dates that have a zone count in UTC. A gap has the numbers 0.
+
+    Attributes:
+        mean, std: of the years.
+        low, high: the first and the last day of training data, in days since 1970.
+        form: of ``date_forms.FORMS``, as training data write dates.
+        zone: whether they have a time zone.
+        has_times: whether they have times of the day.
+    """
+
+    name = "date"
+    takes_text = True
+    mean: float
+    std: float
+    low: float
+    high: float
+    form: str
+    zone: bool
+    has_times: bool
+
+    def __post_init__(self) -> None:
+        self.check(*map(is_number, (self.mean, self.std, self.low, self.high)))
+        self.check(self.std > 0, isinstance(self.form, str) and self.form in FORMS)
+        self.check(isinstance(self.zone, bool), isinstance(self.has_times, bool))
+
+    @classmethod
+    def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
+        """Args: ``dayfirst``: whether the day stands before the month, where the data do not decide it."""
+        form, zone = _form(column, values, dayfirst)
+        texts = _read(column, values, form, zone)
+        found = [date for text in texts if text and (date := form.read(text, zone))]
+        mean, std = centre(column, np.array([float(date.year) for date in found]))
+        times = any(date.hour or date.minute for date in found)
+        low, high = ends(np.array([_days(date) for date in found]))
+        return cls(mean, std, low, high, form.name, zone, times, gaps=share(missing(texts)))
+
+    @property
+    def parts(self) -> list[str]:
+        circles = ["of the year", "of the week", *(["of the day"] if self.has_times else [])]
+        cyclic = [f", {part} {circle}" for circle in circles for part in ("sine", "cosine")]
+        return [", year", *cyclic, *([" is missing"] if self.has_gaps else [])]
+
+    def read(self, column: str, values: Array) -> Array:
+        return _read(column, values, FORMS[self.form], self.zone)
+
+    def unseen(self, values: Array) -> Array:
+        days = {text: self._days(text) for text in set(values.tolist())}
+        return far_outside(np.array([days[text] for text in values.tolist()], np.float64), self.low, self.high)
+
+    def _days(self, text: str) -> float:
+        date = FORMS[self.form].read(text, self.zone)
+        return math.nan if date is None else _days(date)
+
+    @property
+    def range(self) -> str:
+        first, last = (datetime.date(1970, 1, 1) + datetime.timedelta(days=days) for days in (self.low, self.high))
+        return f"{first} to {last}"
+
+    def draw(self, rng: np.random.Generator, rows: int) -> Array:
+        first = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc if self.zone else None)
+        days = rng.integers(int(self.low), int(self.high) + 1, rows)
+        dates = [first + datetime.timedelta(days=int(day), minutes=int(rng.integers(DAY))) for day in days]
+        texts = np.array([FORMS[self.form].written(date, self.zone) for date in dates], object)
+        return np.where(rng.random(rows) < 0.1, "", texts)
+
+    def write(self, op: Builder, x: Var) -> Var:
+        form = FORMS[self.form]
+        gap, fits = is_missing(op, x), op.RegexFullMatch(x, pattern=f"({form.pattern(self.zone)})")
+        date, hour, minute, offset = self._split(op, op.Where(fits, x, text_constant(op, form.example(self.zone))))
+        year, month, day = (date[form.at(letter)] for letter in "YMD")
+        if form.is_short:
+            year = year + op.Where(op.Less(year, FIRST_YEAR_OF_TWO_DIGITS), 2000, 1900)
+        lengths = op.Gather(op.const(np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])), month - 1)
+        leap = op.And(op.Equal(month, 2), _is_leap(op, year))
+        fits = op.And(fits, op.And(op.LessOrEqual(day, lengths + op.Cast(leap, to=int64())), op.Greater(year, 0)))
+        why = f"{x.value.name} holds no date of the form {self.form}{' with a time zone' if self.zone else ''}"
+        year = year + zeros_unless(op, op.Not(op.Or(gap, fits)), why)
+        days, minutes = _days_from(op, year, month, day), hour * 60 + minute
+        if offset is not None:
+            minutes = minutes - offset + DAY  # so that it is never negative, as the division needs it
+            days, minutes = days + minutes / DAY - 1, op.Mod(minutes, DAY)
+            year = _year_of(op, days)
+        numbers = [as_float((op.Cast(year, to=float64()) - self.mean) / self.std)]
+        of_year = as_float(days - _days_from(op, year, op.const(np.array(1)), op.const(np.array(1))))
+        length = as_float(op.Cast(_is_leap(op, year), to=int64()) + 365)
+        turns = [of_year / length, as_float(op.Mod(days + 2, 7)) / 7.0]
+        if self.has_times:
+            turns.append(as_float(minutes) / float(DAY))
+        for turn in turns:
+            angle = turn * (2 * math.pi)
+            numbers += [op.Sin(angle), op.Cos(angle)]
+        numbers = [op.Where(fits, number, 0.0) for number in numbers]
+        return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
+
+    def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
+        """The three numbers of dates, in their order, then the hour, the minute, and the minutes of the zone."""
+        sign = FORMS[self.form].sign
+        first, *more = _parts(op, text, " ", 3)
+        date, time = _parts(op, first, "T", 2)  # 2024-05-31, 2024-05-31 12:30, 2024-05-31T12:30+02:00
+        for part in more:
+            time = op.StringConcat(time, part)
+        if sign:
+            numbers = [op.Cast(part, to=int64()) for part in _parts(op, date, sign, 3)]
+        else:
+            number = op.Cast(date, to=int64())
+            numbers = [number / 10_000, op.Mod(number / 100, 100), op.Mod(number, 100)]
+        offset = None
+        if self.zone:
+            time, _ = _parts(op, time, "Z", 2)
+            time, east = _parts(op, time, "+", 2)
+            time, west = _parts(op, time, "-", 2)
+            offset = _minutes_of(op, east) - _minutes_of(op, west)
+        hour, minute = _parts(op, time, ":", 2)
+        return numbers, _whole(op, hour), _whole(op, minute), offset
+
+
+def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, bool]:
+    """The written form of a training column, and whether it has a zone; raises DataError unless there is one."""
+    if are_dates(values):
+        return FORMS[ISO], values.dtype.kind == "O" and any(getattr(v, "tzinfo", None) for v in values.tolist())
+    texts = column_text(column, values)
+    different = set(texts.tolist()) - {""}
+    if not different:
+        return FORMS[ISO], False
+    found = forms_of(different)
+    if not found:
+        raise _no_date(column, texts, *(nearest(different) or (FORMS[ISO], False)))
+    first = {form.at("D") < form.at("M") for form, _ in found if form.at("Y") == 2}
+    if dayfirst is not None and first and dayfirst not in first:
+        raise DataError(
+            f"the column '{shown(column)}' holds dates such as '{shown(_of_day(different))}', so dayfirst={dayfirst} "
+            f"cannot be meant; leave dayfirst out"
+        )
+    if len(first) == 2 and dayfirst is None:
+        raise DataError(
+            f"the column '{shown(column)}' holds dates such as '{shown(min(different))}', whose first number may be "
+            "the day or the month",
+            remedy=f"say which: kinds={{'{shown(column)}': {{'kind': 'date', 'dayfirst': True}}}} (or False)",
+            shell=f"""say which: --column '{shown(column)}={{"kind": "date", "dayfirst": true}}' (or false)""",
+        )
+    return next(one for one in found if dayfirst is None or not first or (one[0].at("D") < one[0].at("M")) == dayfirst)
+
+
+def _of_day(texts: set[str]) -> str:
+    """The date that shows best which number is the day."""
+    return max(
+        texts, key=lambda text: max(int(part or 0) for part in text[:5].replace(".", "/").replace("-", "/").split("/"))
+    )
+
+
+def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
+    """The text that the nodes read; raises DataError for what is no date of the form."""
+    if values.dtype.kind == "M" and form.name == ISO and not zone:
+        texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
+        texts[np.isnat(values)] = ""
+    elif values.dtype.kind == "M":
+        texts = _written(values.astype("datetime64[us]").astype(object), form, zone)
+    elif values.dtype.kind == "O":
+        texts = column_text(column, _written(values, form, zone))
+    else:
+        texts = column_text(column, values)
+    if any(form.read(text, zone) is None for text in set(texts.tolist()) - {""}):
+        raise _no_date(column, texts, form, zone)
+    return texts
+
+
+def _written(values: Array, form: DateForm, zone: bool) -> Array:
+    """``values`` with the text of the form in place of each date of Python's."""
+    every = (
+        (form.written(value, zone) or str(value)) if isinstance(value, datetime.date) and value == value else value
+        for value in values.tolist()
+    )
+    return np.fromiter(every, object, len(values))
+
+
+def _no_date(column: str, texts: Array, form: DateForm, zone: bool) -> DataError:
+    wrong = [(row, text) for row, text in enumerate(texts.tolist()) if text and form.read(text, zone) is None]
+    row, text = wrong[0]
+    others = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+    zoned = " with a time zone" if zone else ""
+    return DataError(
+        f"the column '{shown(column)}' holds {shown(repr(text))} in row {row}{others}, which is no date of the form "
+        f"{form.name}{zoned}, as the training data have it; correct it, or leave it empty"
+    )
+
+
+def _days(date: datetime.datetime) -> float:
+    return float((date - datetime.datetime(1970, 1, 1)).days)
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------
+
+
+def _parts(op: Builder, text: Var, sign: str, count: int) -> list[Var]:
+    """The first parts of text between signs; "" where there are fewer."""
+    parts = split_at(op, op.StringConcat(text, text_constant(op, sign * (count - 1))), sign, None)
+    return [column_at(op, parts, i) for i in range(count)]
+
+
+def _whole(op: Builder, text: Var) -> Var:
+    """Digits as int64; nothing is 0."""
+    return op.Cast(op.Where(op.Equal(text, text_constant(op, "")), text_constant(op, "0"), text), to=int64())
+
+
+def _minutes_of(op: Builder, zone: Var) -> Var:
+    """The minutes of ``02:00``, ``0200``, ``02`` or nothing."""
+    hours, minutes = (_whole(op, part) for part in _parts(op, zone, ":", 2))
+    together = op.RegexFullMatch(zone, pattern="[0-9]{4}")
+    return op.Where(together, hours / 100 * 60 + op.Mod(hours, 100), hours * 60 + minutes)
+
+
+def _is_leap(op: Builder, year: Var) -> Var:
+    of_four, of_hundred, of_all = (op.Equal(op.Mod(year, n), 0) for n in (4, 100, 400))
+    return op.And(of_four, op.Or(op.Not(of_hundred), of_all))
+
+
+def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
+    """Days since 1 March of year 0, a Wednesday, of the Gregorian calendar: H. Hinnant, chrono-compatible algorithms.
+
+    It is never negative, since years begin with 1; nor is anything that is divided on the way.
+    """
+    is_early = op.Cast(op.Less(month, 3), to=int64())
+    y = year - is_early
+    of_year = (153 * (month + 12 * is_early - 3) + 2) / 5 + day - 1
+    return y * 365 + y / 4 - y / 100 + y / 400 + of_year
+
+
+def _year_of(op: Builder, days: Var) -> Var:
+    """The year of days since 1 March of year 0, by the same author."""
+    era = days / 146_097
+    of_era = days - era * 146_097
+    y = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365
+    of_year = of_era - (y * 365 + y / 4 - y / 100)
+    return era * 400 + y + op.Cast(op.GreaterOrEqual(of_year, 306), to=int64())

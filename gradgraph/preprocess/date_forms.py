@@ -1,0 +1,141 @@
+"""The written forms of dates: which one a column has is found in training, and later text is read by that alone."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+_YEAR = {"YYYY": "(?P<y>[0-9]{4})", "YY": "(?P<y>[0-9]{2})"}
+_PADDED = {"MM": "(?P<m>0[1-9]|1[0-2])", "DD": "(?P<d>0[1-9]|[12][0-9]|3[01])"}
+_PLAIN = {"M": "(?P<m>0?[1-9]|1[0-2])", "D": "(?P<d>0?[1-9]|[12][0-9]|3[01])"}
+_PARTS = _YEAR | _PADDED | _PLAIN
+_MINUTES = ":(?P<min>[0-5][0-9])(:[0-5][0-9]([.][0-9]+)?)?"
+_HOURS = {True: "(?P<h>[01][0-9]|2[0-3])", False: "(?P<h>[01]?[0-9]|2[0-3])"}
+_ZONE = "(?P<zone>Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
+LOOKED_AT = 200  # texts, to see which form they have
+FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
+
+
+@dataclass(frozen=True)
+class DateForm:
+    """How a date is written, such as ``D.M.YYYY``; a time of the day may follow, and a time zone.
+
+    Attributes:
+        name: the parts in their order, with the sign between them. ``M`` and ``D`` may have one digit.
+    """
+
+    name: str
+
+    @property
+    def sign(self) -> str:
+        """Between the parts; none for ``YYYYMMDD``."""
+        return next((sign for sign in "-/." if sign in self.name), "")
+
+    @property
+    def parts(self) -> list[str]:
+        """``YYYY``, ``MM`` and ``DD``, or what stands for them, in their order."""
+        return self.name.split(self.sign) if self.sign else ["YYYY", "MM", "DD"]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether years have two digits."""
+        return "YYYY" not in self.name
+
+    def at(self, letter: str) -> int:
+        """The place of the year (``Y``), the month (``M``) or the day (``D``)."""
+        return next(i for i, part in enumerate(self.parts) if part[0] == letter)
+
+    def pattern(self, zone: bool) -> str:
+        """The regular expression (of RE2 and of Python) for all text of the form, with a zone or without one."""
+        date = (f"[{self.sign}]" if self.sign else "").join(_PARTS[part] for part in self.parts)
+        time = f"[T ]{_HOURS[self.name == ISO]}{_MINUTES}"
+        return f"{date}{time} ?{_ZONE}" if zone else f"{date}({time})?"
+
+    def read(self, text: str, zone: bool) -> datetime.datetime | None:
+        """The date in text, in UTC where it has a zone; None of any other text, and of a day that no month has."""
+        found = _compiled(self.pattern(zone)).fullmatch(text)
+        if found is None:
+            return None
+        year = int(found["y"])
+        if self.is_short:
+            year += 2000 if year < FIRST_YEAR_OF_TWO_DIGITS else 1900
+        try:
+            date = datetime.datetime(
+                year, int(found["m"]), int(found["d"]), int(found["h"] or 0), int(found["min"] or 0)
+            )
+            return date - _offset(found["zone"]) if zone else date
+        except (ValueError, OverflowError):
+            return None
+
+    def written(self, date: datetime.date, zone: bool) -> str | None:
+        """A date of Python's in this form; None where it has a zone and the form has none, or the other way round."""
+        time = ""
+        if isinstance(date, datetime.datetime):
+            if (date.tzinfo is not None) != zone:
+                return None
+            date = date.astimezone(datetime.timezone.utc) if zone else date
+            time = f"T{date:%H:%M:%S}{'Z' if zone else ''}"
+        elif zone:
+            return None
+        values = {
+            "Y": f"{date.year:04d}"[-2 if self.is_short else 0 :],
+            "M": f"{date.month:02d}",
+            "D": f"{date.day:02d}",
+        }
+        return self.sign.join(values[part[0]] for part in self.parts) + time
+
+    def example(self, zone: bool) -> str:
+        """The first day of 1970 in this form."""
+        return self.written(datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc if zone else None), zone) or ""
+
+
+ISO = "YYYY-MM-DD"
+FORMS: Mapping[str, DateForm] = {
+    name: DateForm(name)
+    for name in (
+        ISO,
+        "YYYYMMDD",
+        *(f"YYYY{sign}M{sign}D" for sign in "-/."),
+        *(sign.join(("D", "M", year)) for sign in "./-" for year in _YEAR),
+        *(sign.join(("M", "D", year)) for sign in "./-" for year in _YEAR),
+    )
+}
+
+
+@functools.lru_cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _offset(zone: str) -> datetime.timedelta:
+    if zone == "Z":
+        return datetime.timedelta()
+    digits = zone[1:].replace(":", "").ljust(4, "0")
+    offset = datetime.timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return -offset if zone[0] == "-" else offset
+
+
+def forms_of(texts: Collection[str]) -> list[tuple[DateForm, bool]]:
+    """The forms that all texts have, each with whether they have a zone, strictest first; none of no text."""
+    found = [(form, zone) for form in FORMS.values() for zone in (False, True) if _all_of(form, zone, texts)]
+    return found if texts else []
+
+
+def _all_of(form: DateForm, zone: bool, texts: Iterable[str]) -> bool:
+    return all(form.read(text, zone) is not None for text in texts)
+
+
+def nearest(texts: Collection[str]) -> tuple[DateForm, bool] | None:
+    """The form that most of some of the texts have; None where they are no dates."""
+    some = list(itertools.islice(texts, LOOKED_AT))
+    counted = {
+        (form, zone): sum(form.read(text, zone) is not None for text in some)
+        for form in FORMS.values()
+        for zone in (False, True)
+    }
+    best = max(counted, key=lambda one: counted[one])
+    return best if counted[best] else None

@@ -1,0 +1,115 @@
+"""What a later table holds that training data never had: new categories, more gaps, numbers and dates far outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradgraph.errors import shown
+from gradgraph.preprocess.column_kind import ColumnKind, missing
+from gradgraph.preprocess.frames import Array
+
+EXAMPLES = 3
+MOST_NAMED = 8  # columns in one line
+DEVIATIONS = 4  # of a share that is larger than in training by chance
+
+
+@dataclass(frozen=True)
+class ColumnDrift:
+    """How a column of a later table differs from that of the training data.
+
+    Attributes:
+        column, kind: its name, and the name of its kind.
+        rows: of the later table.
+        missing, missing_in_training: the shares of values that are missing.
+        unseen, unseen_in_training: the shares of values that no training row has (categories), or that are outside
+            the training range by more than half of it (numbers and dates). Rare categories that were left out count
+            in both.
+        examples: some of these values.
+        range: the training values, in words.
+    """
+
+    column: str
+    kind: str
+    rows: int
+    missing: float
+    missing_in_training: float
+    unseen: float
+    unseen_in_training: float
+    examples: tuple[str, ...]
+    range: str
+
+    @property
+    def has_more_gaps(self) -> bool:
+        """Whether more values are missing than chance explains."""
+        return _is_more(self.missing, self.missing_in_training, self.rows)
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether more values are new than chance explains; any at all, where training data had none."""
+        return _is_more(self.unseen, self.unseen_in_training, self.rows)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.has_unseen:
+            such = ", ".join(self.examples)
+            what = "new" if self.kind == "category" else f"far outside {self.range}"
+            parts.append(f"{_percent(self.unseen)} {what} ({such})")
+        if self.has_more_gaps:
+            parts.append(f"{_percent(self.missing)} missing ({_percent(self.missing_in_training)} in training)")
+        return f"'{shown(self.column)}' {', '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a later table differs from the training data, column by column.
+
+    Attributes:
+        columns: all that the model reads.
+    """
+
+    columns: tuple[ColumnDrift, ...]
+
+    @classmethod
+    def of(cls, kinds: Mapping[str, ColumnKind], feeds: Mapping[str, Array]) -> Drift:
+        """Compare columns, as their kinds read them, with what these know."""
+        return cls(tuple(_compared(name, kinds[name], values) for name, values in feeds.items()))
+
+    def __str__(self) -> str:
+        """One line; empty where nothing differs."""
+        said = list(filter(None, map(str, self.columns)))
+        more = f"; and {len(said) - MOST_NAMED} more columns" if len(said) > MOST_NAMED else ""
+        return f"not seen in training: {'; '.join(said[:MOST_NAMED])}{more}" if said else ""
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """Plain data, for JSON: of each column its shares, and whether it differs."""
+        return [
+            {**asdict(one), "examples": list(one.examples), "differs": one.has_unseen or one.has_more_gaps}
+            for one in self.columns
+        ]
+
+    def as_rows(self) -> list[list[str]]:
+        """A table as text, with a head."""
+        head = ["column", "kind", "missing", "in training", "unseen", "in training", "training values"]
+        return [head, *([shown(one.column), one.kind, _percent(one.missing), _percent(one.missing_in_training),
+                         _percent(one.unseen), _percent(one.unseen_in_training), one.range]
+                        for one in self.columns)]  # fmt: skip
+
+
+def _compared(name: str, kind: ColumnKind, values: Array) -> ColumnDrift:
+    gap, unseen = missing(values), kind.unseen(values)
+    rows = max(len(values), 1)
+    different = dict.fromkeys(values[unseen].tolist()) if unseen.any() else {}
+    examples = tuple(shown(repr(v) if isinstance(v, str) else f"{v:.6g}") for v in list(different)[:EXAMPLES])
+    return ColumnDrift(name, kind.name, len(values), float(gap.sum()) / rows, kind.gaps, float(unseen.sum()) / rows,
+                       kind.others, examples, kind.range)  # fmt: skip
+
+
+def _is_more(found: float, known: float, rows: int) -> bool:
+    return found > known + DEVIATIONS * math.sqrt(known * (1 - known) / max(rows, 1))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
