@@ -14,6 +14,7 @@ from gradgraph.cli.data import Reading, reading_options
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import from_stdin
+from gradgraph.cli.table_options import DRIFT, drift_of
 from gradgraph.errors import DataError, shown
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     "--class", "classes", multiple=True, metavar="NAME", help="The name of a class, in their order; repeatable."
 )
 @click.option("--worst", type=click.IntRange(min=1), metavar="K", help="The K samples with the largest losses.")
+@DRIFT
 @click.option("--page", type=PATH, help="Write a page (.html) of what a classifier gets wrong, with pictures.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples per run.")
 @NOT_AVERAGED
@@ -55,6 +57,7 @@ def command(
     per_class: bool,
     classes: tuple[str, ...],
     worst: int | None,
+    drift: bool,
     page: Path | None,
     batch_size: int | None,
     not_averaged: bool,
@@ -68,6 +71,7 @@ def command(
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz
       gradgraph evaluate step/ --checkpoint run.ckpt --data test.npz --per-class --worst 10
       gradgraph evaluate runs/one --data photos/ --page mistakes.html
+      gradgraph evaluate runs/one --data later.csv --drift
 
     --per-class needs a step that counts classes: build it with --metric f1, or --metric confusion_matrix. --worst looks
     at one sample at a time: where labels are wrong, or something is not learnt yet.
@@ -82,10 +86,13 @@ def command(
         trainer.load(checkpoint)
     with from_stdin(data) as path:
         read = Reading(image, tokenizer, text, sound, step).data(path, trainer.names)
+        moved = drift_of(trainer.names, path, drift, as_json)
+        if read is path and trainer.names.preprocess is not None:
+            read = trainer.prepare(path, batch_size, shuffle=False)  # so that what it says of the table is said once
         averaged = not not_averaged
         found = trainer.evaluate(read, batch_size, averaged=averaged)
         found |= _average_precision(trainer, read, batch_size, averaged)
-        tables: dict[str, Any] = entities(trainer, read, averaged)
+        tables: dict[str, Any] = {**entities(trainer, read, averaged), **moved}
         if per_class or classes:
             tables["classes"] = trainer.per_class(read, batch_size, classes=classes or None, averaged=averaged)
         if worst is not None:

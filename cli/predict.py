@@ -16,6 +16,7 @@ from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINE
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.cli.stdin import STDIO, from_stdin
+from gradgraph.cli.table_options import DRIFT, drift_of
 from gradgraph.errors import listed
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ TARGET = "target"  # the name of the first of them where nobody says otherwise
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to write; repeatable. All by default."
 )
+@DRIFT
 @CHECKPOINT
 @UNTRAINED
 @click.option(
@@ -66,6 +68,7 @@ def command(
     sound: dict[str, Any],
     out: Path,
     outputs: tuple[str, ...],
+    drift: bool,
     checkpoint: Path | None,
     untrained: bool,
     batch_size: int | None,
@@ -112,6 +115,7 @@ def command(
     ):
         if source.others:
             output.say(f"not read: {listed(source.others)}")
+        moved = drift_of(names, path, drift, as_json)
         with output.progress("samples") as advance:
             found: Batches = predictor.over(source, size)
             if not outputs and tags_words(samples, names):
@@ -120,11 +124,15 @@ def command(
             columns = {one.name: one.columns for one in added}
             shapes = write(out, _reported(batches, source.rows, advance), source.rows, layouts, columns)
         facts: dict[str, Any] = {"file": str(out), "rows": source.rows, "outputs": shapes}
+        facts |= {name: table.as_data() for name, table in moved.items()}
         if names.classes:
             facts["classes"] = names.as_data()["classes"]
     if as_json:
         output.emit_json(facts)
-    elif out != STDIO:
+        return
+    for table in moved.values():
+        (output.say if out == STDIO else output.emit)(str(table))
+    if out != STDIO:
         output.say(f"wrote {out}: {listed(shapes)} of {facts['rows']:,} samples")
 
 

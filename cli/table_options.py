@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     import onnx
 
     from gradgraph.preprocess import Preprocessing
+    from gradgraph.preprocess.drift import Drift
     from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.data_names import DataNames
     from gradgraph.step.step import Step
 
 
@@ -61,6 +64,46 @@ COLUMN = placed(
     help="A column that is not what it looks like, such as zip=category; or with arguments, "
     """notes='{"kind": "text", "buckets": 256}'; repeatable.""",
 )
+
+
+DRIFT = click.option(
+    "--drift",
+    is_flag=True,
+    help="Print, for each column of a table, the share of values that are missing or that training data never had.",
+)
+
+
+@dataclass(frozen=True)
+class DriftTable:
+    """How the columns of a table differ from those of the training data."""
+
+    found: Drift
+
+    def __str__(self) -> str:
+        from gradgraph.runtime.saved.printed import text_table
+
+        return "\n".join(text_table(self.found.as_rows(), (0, 1, 6)))
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """Plain data, for JSON."""
+        return self.found.as_data()
+
+
+def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[str, DriftTable]:
+    """The table of ``--drift``, under that name; with ``--json`` wherever there is one.
+
+    Raises:
+        DataError: it is asked for, and the model knows no columns, or the data are no table.
+    """
+    from gradgraph.runtime.data.tables import is_table_file, read_table
+
+    if names.preprocess is not None and is_table_file(data):
+        is_wanted = asked or as_json
+        return {"drift": DriftTable(names.preprocess.drift(read_table(data, known=names)))} if is_wanted else {}
+    if asked:
+        raise DataError("--drift compares a table with the columns that a model was trained on (with --model, or "
+                        "--preprocess auto), and there is no such table or no such model; leave it out")  # fmt: skip
+    return {}
 
 
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:

@@ -19,6 +19,7 @@ from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.models import save_model
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.preprocess.frames import GAP_WORDS, is_gap
 from gradgraph.runtime.execution.session import Placement, create_session, explained
 from gradgraph.sklearn.classifier import Classifier
 from gradgraph.sklearn.estimator import Estimator
@@ -289,7 +290,8 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
     read = {name for node in model.graph.node for name in node.input}
     for unread in [i for i in model.graph.input if i.name not in read]:
         model.graph.input.remove(unread)
-    return model
+    columns = getattr(parts.steps[0], "feature_names_in_", ())
+    return _taking_gaps(model, _texts(parts.steps[0], list(columns)))
 
 
 def _first_line(error: Exception) -> str:
@@ -307,19 +309,40 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
     return [(name, types[_element(kind)]([None, width])) for name, kind in kinds.items()]
 
 
-def _texts(step: Any, columns: Sequence[Any]) -> list[Any]:
-    """The columns of a fitted step that it has seen as text."""
+def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
+    """The columns of a fitted step that it has seen as text, each with the values that it knows."""
     if hasattr(step, "transformers_"):
-        found = list[Any]()
+        found = dict[Any, list[Any]]()
         for name, inner, _ in step.transformers_:
             if not isinstance(inner, str):  # which drops them, or lets them through
-                found += _texts(inner, [columns[i] for i in step._transformer_to_input_indices[name]])
+                found |= _texts(inner, [columns[i] for i in step._transformer_to_input_indices[name]])
         return found
     if isinstance(step, Pipeline):
         return _texts(step.steps[0][1], columns)
     seen = getattr(step, "categories_", getattr(step, "statistics_", ()))
-    return [name for name, values in zip(columns, seen, strict=False)
-            if any(isinstance(value, str) for value in np.atleast_1d(values))]  # fmt: skip
+    known = {name: list(np.atleast_1d(values)) for name, values in zip(columns, seen, strict=False)}
+    return {name: values for name, values in known.items() if any(isinstance(value, str) for value in values)}
+
+
+def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) -> onnx.ModelProto:
+    """Let "" and the other GAP_WORDS be missing in columns of text where a step knows NaN or None, in place."""
+    taken = {value.name for value in before.graph.input}
+    for name, values in ((str(name), values) for name, values in texts.items()):
+        gap = next((str(value) for value in values if is_gap(value)), None)  # as skl2onnx writes it
+        if gap is None or name not in taken:
+            continue
+        words = "|".join(re.escape(word) for word in GAP_WORDS if word not in values)
+        made, is_one, word = (f"{name}/{part}" for part in ("filled", "missing", "word"))
+        for node in before.graph.node:
+            node.input[:] = [made if one == name else one for one in node.input]
+        nodes = [
+            helper.make_node("RegexFullMatch", [name], [is_one], pattern=f"({words})"),
+            helper.make_node("Constant", [], [word], value_string=gap),
+            helper.make_node("Where", [is_one, word, name], [made]),
+        ]
+        for node in reversed(nodes):
+            before.graph.node.insert(0, node)
+    return before
 
 
 def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -363,5 +386,12 @@ def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
     """The columns of a table, or a matrix, for a session of the file."""
     columns = {"X": X, **{str(name): X[name] for name in getattr(X, "columns", ())}}
     types = {name: helper.tensor_dtype_to_np_dtype(_element(kind)) for name, kind in kinds.items()}
-    arrays = {name: np.asarray(columns[name]).astype(kind) for name, kind in types.items()}
+    arrays = {name: _filled(np.asarray(columns[name])).astype(kind) for name, kind in types.items()}
     return {name: array[:, None] if array.ndim == 1 else array for name, array in arrays.items()}
+
+
+def _filled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Text with "" where it is missing; numbers as they are."""
+    if values.dtype.kind != "O" or values.ndim > 1:
+        return values
+    return np.fromiter(("" if is_gap(value) else value for value in values.tolist()), object, len(values))
