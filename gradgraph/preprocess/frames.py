@@ -84,11 +84,19 @@ def _values(column: Any) -> Array:
         plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
         return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
     kind = getattr(column, "dtype", getattr(column, "type", None))  # of Arrow
-    whole = str(kind).lower().startswith(("int", "uint")) and bool(getattr(column, "null_count", 0))
-    as_list = next((how for how in ("to_pylist", "to_list") if hasattr(column, how)), None)
+    whole = str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
+    as_list = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
     if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
         return _objects(getattr(column, as_list)())  # NumPy would make floats of them, or take the zone off
     return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+
+
+def _has_gaps(column: Any) -> bool:
+    """Whether a column of Arrow, polars or pandas has a missing value."""
+    nulls = getattr(column, "null_count", None)  # of Arrow a number, of polars a function
+    if nulls is not None:
+        return bool(nulls() if callable(nulls) else nulls)
+    return hasattr(column, "isna") and bool(column.isna().any())
 
 
 def _objects(values: Any) -> Array:

@@ -1,0 +1,250 @@
+"""What a table's columns were in training decides how later tables are read: right, or refused with row and column."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import gradgraph as gg
+from gradgraph.errors import ArgumentError, DataError
+from gradgraph.preprocess import fit
+from gradgraph.preprocess.date_forms import FORMS, forms_of
+from gradgraph.preprocess.frames import GAP_WORDS, numbers_of
+from gradgraph.runtime.data.tables import read_table
+
+pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+
+
+def test_the_cells_that_are_missing_are_those_of_pandas() -> None:
+    from pandas._libs.parsers import STR_NA_VALUES
+
+    assert set(GAP_WORDS) == set(STR_NA_VALUES)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said", "form"),
+    [
+        (["31.05.2024", "1.2.2020"], {}, "D.M.YYYY"),
+        (["05/31/24", "01/02/20"], {}, "M/D/YY"),
+        (["05/06/24", "01/02/20"], {"dayfirst": True}, "D/M/YY"),
+        (["05/06/24", "01/02/20"], {"dayfirst": False}, "M/D/YY"),
+        (["20240531", "19991231"], {}, "YYYYMMDD"),
+        ([20240531, 19991231], {}, "YYYYMMDD"),
+        ([20240531.0, None], {}, "YYYYMMDD"),
+        (["2024-05-31", "2024-05-31 12:30"], {"dayfirst": True}, "YYYY-MM-DD"),
+        (["2024-5-31", "2024-05-01"], {}, "YYYY-M-D"),
+        ([datetime.date(2024, 5, 31), None], {}, "YYYY-MM-DD"),
+    ],
+)
+def test_written_forms_of_dates_are_recognised(texts: list[Any], said: dict[str, Any], form: str) -> None:
+    plan = fit({"d": texts}, kinds={"d": {"kind": "date", **said}})
+    assert plan.columns["d"].form == form
+    assert type(plan).from_data(plan.as_data()) == plan
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("zone", [False, True])
+def test_a_date_that_is_written_in_a_form_is_read_again(form: str, zone: bool) -> None:
+    date = datetime.datetime(2024, 12, 31, 23, 59, tzinfo=datetime.timezone.utc if zone else None)
+    text = FORMS[form].written(date, zone)
+    assert text is not None and FORMS[form].read(text, zone) == date.replace(tzinfo=None)
+    assert (FORMS[form], zone) in forms_of([text])
+
+
+@pytest.mark.parametrize("text", ["31.12.2023 23:30", "2023-12-31T23:30:00.5"])
+def test_columns_that_look_like_dates_are_dates(text: str) -> None:
+    assert fit({"d": [text, None]}).columns["d"].name == "date"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (["05/06/2024", "01/02/2020"], "may be the day or the month"),
+        (["31/12/2024", "12/31/2024"], "in row 1, which is no date of the form"),
+        (["2024-05-31", "soon", "later"], r"'soon' in row 1 \(and 1 more like it\)"),
+        (["2024-05-31 12:00", "2024-05-31 12:00Z"], "row"),
+        (["2024-02-30"], "row 0"),
+    ],
+)
+def test_dates_that_cannot_be_read_in_training_are_refused(values: list[str], why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        fit({"d": values}, kinds={"d": "date"})
+
+
+def test_dayfirst_against_the_data_is_refused() -> None:
+    with pytest.raises(DataError, match="dayfirst=True cannot be meant"):
+        fit({"d": ["12/31/2024"]}, kinds={"d": {"kind": "date", "dayfirst": True}})
+
+
+def test_an_argument_that_a_kind_lacks_is_named_without_the_inside() -> None:
+    with pytest.raises(ArgumentError, match="columns of the kind date have no argument 'day'") as error:
+        fit({"d": ["2024-05-31"]}, kinds={"d": {"kind": "date", "day": True}})
+    assert "learn" not in str(error.value)
+
+
+def test_a_few_values_that_are_no_dates_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    fit({"d": [*["2024-05-31", "2024-06-01"] * 10, "soon"]})
+    assert "1 of 21 values (the first is 'soon', in row 20)" in caplog.text
+
+
+ZONED = ["2024-05-31 23:30:00+02:00", "2024-05-31 21:30:00Z", "2024-06-01T06:30:00+0900", "2024-05-31 17:30-04"]
+
+
+def test_one_instant_in_several_zones_is_one_row() -> None:
+    plan = fit({"d": ZONED})
+    rows = plan.arrays({"d": ZONED})["x"]
+    assert len(np.unique(rows, axis=0)) == 1
+    aware = pd.Series(pd.to_datetime(ZONED, utc=True, format="ISO8601")).dt.tz_convert("Asia/Tokyo")
+    for table in ({"d": aware}, pd.DataFrame({"d": aware})):
+        np.testing.assert_array_equal(plan.arrays(table)["x"], rows)
+    arrow = pytest.importorskip("pyarrow", reason="an extra: onnx-gradgraph[tables]")
+    np.testing.assert_array_equal(plan.arrays(arrow.Table.from_pandas(pd.DataFrame({"d": aware})))["x"], rows)
+    for naive in (["2024-05-31 21:30:00"], pd.Series(pd.to_datetime(["2024-05-31 21:30:00"]))):
+        with pytest.raises(DataError, match="with a time zone"):
+            plan.arrays({"d": naive})
+    with pytest.raises(DataError, match="row 0"):
+        fit({"d": ["2024-05-31 21:30"]}).arrays({"d": aware})
+
+
+@pytest.mark.parametrize("form", ["D.M.YYYY", "YYYYMMDD", "M/D/YY"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_columns_of_the_type_of_dates_are_read_whatever_training_wrote(form: str, unit: str) -> None:
+    days = pd.Series(pd.to_datetime(["2024-05-31", "2021-01-13"])).astype(f"datetime64[{unit}]")
+    texts = [FORMS[form].written(day.date(), False) for day in days]
+    plan = fit({"d": texts}, kinds={"d": "date"})
+    np.testing.assert_array_equal(plan.arrays({"d": days})["x"], plan.arrays({"d": texts})["x"])
+
+
+@pytest.mark.parametrize(
+    "value", ["soon", np.inf, "1_0", "inf", datetime.date(2024, 5, 31), decimal.Decimal("Infinity")]
+)
+def test_numbers_are_read_strictly(value: Any) -> None:
+    plan = fit({"n": [1.0, 2.0, None]})
+    with pytest.raises(DataError, match=r"the column 'n' holds .* in row 1"):
+        plan.arrays({"n": np.array([1.0, value], object)})
+    assert np.isnan(numbers_of("n", np.array(["NA", None, "", "null"], object))).all()
+
+
+def test_ids_that_float64_would_merge_stay_apart_or_are_refused() -> None:
+    ids = np.array([2**53, 2**53 + 1, 2**53 + 2, 2**53 + 3] * 4, np.int64)
+    plan = fit({"id": ids}, kinds={"id": "category"})
+    for table in ({"id": ids[:4]}, {"id": ids[:4].tolist()}, {"id": [str(one) for one in ids[:4]]},
+                  {"id": [*ids[:4].tolist(), None]}, {"id": pd.array([*ids[:4], None], "Int64")}):  # fmt: skip
+        assert len(np.unique(plan.arrays(table)["x"][:4], axis=0)) == 4
+    with pytest.raises(DataError, match="row 0 as a float"):
+        plan.arrays({"id": ids.astype(float)})
+    with pytest.raises(
+        DataError, match=f"holds {2**53 + 1} in row 1, which as a float64 is the same number as {2**53}"
+    ):
+        fit({"id": ids}, kinds={"id": "number"})
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2,3\n3,4,5\n", "a,b\n1,2,\n3,4,\n", "a,b\n1,2\n3,4,5\n", "a,b\n1,2\n3\n"])
+def test_rows_of_other_widths_than_the_header_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=r"row|line"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_columns_of_a_dict_have_one_length() -> None:
+    with pytest.raises(DataError, match="'b' has 1 values, and 'a' has 2"):
+        fit({"a": [1.0, 2.0], "b": [1.0, 2.0]}).arrays({"a": [1.0, 2.0], "b": [1.0]})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[True, False] * 8, [1, 2] * 8, [decimal.Decimal(1), decimal.Decimal(2)] * 8, [np.int64(1), np.int64(2)] * 8],
+)
+def test_targets_of_objects_are_what_they_are_typed(values: list[Any]) -> None:
+    typed = np.array([bool(v) if isinstance(v, bool) else int(v) for v in values])
+    learnt = [fit({"x": np.arange(16.0), "y": y}, "y").targets["y"] for y in (np.array(values, object), typed)]
+    assert learnt[0] == learnt[1] and len(learnt[0].classes) == 2
+
+
+@pytest.mark.parametrize("dates", [["2024-05-31", "2024-06-01"] * 10, pd.to_datetime(["2024-05-31", "2024-06-01"])])
+def test_targets_of_dates_are_refused(dates: Any) -> None:
+    with pytest.raises(DataError, match="'y', which is to be predicted, holds dates"):
+        fit({"x": np.arange(float(len(dates))), "y": dates}, "y")
+
+
+def test_columns_that_teach_nothing_are_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    rows = {"same": [3] * 40, "gaps": [None] * 40, "id": rng.permutation(40) + 1000,
+            "key": [f"k{i}" for i in range(40)], "n": rng.normal(size=40), "y": rng.normal(size=40)}  # fmt: skip
+    fit(rows, "y")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "every value is the same in 'same'" in line and "every value is missing in 'gaps'" in line
+    assert "as ids have, in 'id', 'key'" in line and "'n'" not in line
+    caplog.clear()
+    fit({"n": rng.normal(size=40), "y": [f"k{i}" for i in range(40)]}, "y")
+    assert "'y', which is to be predicted" in caplog.text
+
+
+def _trained() -> tuple[gg.Trainer, Any]:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "t": rng.choice(["u", "v"], 60)})
+    frame["y"] = np.where(frame.a > 0, "p", "q")
+    plan = fit(frame, "y")
+    return gg.Trainer(gg.build(gg.tables.mlp(plan, hidden=[4]), gg.tables.loss(plan)), device="cpu"), frame
+
+
+def test_a_frame_and_a_series_and_a_dict_of_columns_are_a_table() -> None:
+    losses = []
+    for given in (lambda f: (f,), lambda f: (f[["a", "t"]], f["y"]), lambda f: (f[["a", "t"]].to_dict("list"), f["y"])):
+        trainer, frame = _trained()
+        trainer.fit(*given(frame), progress=False)
+        losses.append(trainer.evaluate(*given(frame))["loss"])
+    assert losses[0] == losses[1] == losses[2]
+    columns = {"a": np.array([1.0, 2.0]), "t": np.array(["u", "v"], object)}
+    np.testing.assert_array_equal(trainer.predict(columns), trainer.predict(pd.DataFrame(columns)))
+
+
+def test_what_training_never_saw_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    trainer, frame = _trained()
+    caplog.set_level(logging.WARNING, logger="gradgraph")
+    trainer.fit(frame, validation=frame[:20], progress=False)
+    trainer.predict(frame)
+    assert "not seen" not in caplog.text
+    later = frame.assign(
+        a=frame.a.mask(frame.index < 6) + 100 * (frame.index >= 54), t=frame.t.mask(frame.index < 3, "w")
+    )
+    for use in (trainer.predict, trainer.evaluate):
+        caplog.clear()
+        use(later)
+        (line,) = [record.getMessage() for record in caplog.records if "not seen" in record.getMessage()]
+        assert "'a' 10% far outside" in line and "10% missing (0% in training)" in line and "'t' 5% new ('w')" in line
+    plan = trainer.names.preprocess
+    assert plan is not None
+    found = {one.column: one for one in plan.drift(later).columns}
+    assert found["a"].missing == 0.1 and found["t"].unseen == 0.05 and not found["t"].has_more_gaps
+    assert str(plan.drift(frame)) == ""
+
+
+def test_shares_that_chance_explains_are_not_said() -> None:
+    plan = fit({"n": [1.0, None, 2.0, 3.0] * 10})
+    assert str(plan.drift({"n": [None, 1.0]})) == ""
+    assert "100% missing (25% in training)" in str(plan.drift({"n": [None] * 30}))
+
+
+@pytest.mark.parametrize("word", sorted(GAP_WORDS))
+def test_missing_text_is_the_same_everywhere(word: str, tmp_path: Path) -> None:
+    """In a frame, in a CSV, and in the exported file: for categories, dates and text."""
+    columns = {"c": ["u", "v", None] * 10, "d": ["2024-05-31", "2023-01-02", None] * 10,
+               "t": ["a b c d e f", "b c d e f g", None] * 10}  # fmt: skip
+    frame = pd.DataFrame({**columns, "y": np.arange(30.0) ** 0.5})
+    plan = fit(frame, "y", {"t": "text"})
+    trainer = gg.Trainer(gg.build(gg.tables.mlp(plan, hidden=[4]), gg.tables.loss(plan)), device="cpu")
+    expected = np.asarray(trainer.predict(frame[2:3]))
+    given = pd.DataFrame({name: [word] for name in columns})
+    given.to_csv(tmp_path / "g.csv", index=False)
+    trainer.export(tmp_path / "m.onnx")
+    served = ort.InferenceSession(tmp_path / "m.onnx").run(None, {name: np.array([word], object) for name in columns})
+    for found in (trainer.predict(given), trainer.predict(tmp_path / "g.csv"), served[0]):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
