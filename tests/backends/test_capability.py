@@ -202,3 +202,13 @@ def test_a_network_with_an_open_batch_is_no_reason_to_refuse(backend: str) -> No
     layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
     report = gg.check_backend(frontend.export(nn.Sequential(*layers), {"x": ("batch", 1, 8, 8)}), backend)
     assert report.ok, [str(f) for f in report.findings]
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_iree_takes_neither_the_largest_nor_the_smallest_of_scattered_elements(reduction: str) -> None:
+    node = f'y = ScatterElements<reduction="{reduction}">(x, i, u)'
+    inputs = "(float[2,3] x, int64[1,3] i, float[1,3] u)"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g {inputs} => (float[2,3] y) {{ {node} }}'
+    )
+    assert gg.check_backend(model, "iree").ok is (reduction in ("none", "add", "mul"))
