@@ -97,8 +97,8 @@ class Batch(Mapping[str, Tensor]):
             raise UnknownNameError(
                 f"the loss reads batch['{shown(name)}'], which is no input of the model{suggestion(name, self)}",
                 remedy="say what it is when building: "
-                f"targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), 'float32')}}, or 'int64' for "
-                "labels of classes",
+                f"targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), 'float32')}}, with an integer dtype "
+                "for class labels",
             )
         return wrap(self._builder.wrap(found))
 
