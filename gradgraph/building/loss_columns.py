@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.building.loss_quotients import Quotient, joint_divisor, quotients
+from gradgraph.building.loss_quotients import Quotient, counts, joint_divisor, quotients
 from gradgraph.building.measured import Measure, Written, measured
 from gradgraph.errors import BuildError
 from gradgraph.frontend.pointwise import cast
@@ -71,7 +71,8 @@ def added_up(
         return written._replace(weight=samples)
     if divisor is not None:
         return written._replace(weight=lambda: builder.cast(builder.Reshape(divisor, []), ir.DataType.FLOAT))
-    return written._replace(weight=_refusal if any(sums) else samples, weighs_alike=False)
+    alike = all(counts(part) for part in varying)  # in numbers, unless labels are ignored
+    return written._replace(weight=_refusal if any(sums) else samples, weighs_alike=alike)
 
 
 def _refusal() -> Var:

@@ -329,6 +329,31 @@ def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
     return first if all(p.below is not None and _computed_alike(p.below.value, first.value) for p in parts) else None
 
 
+def counts(part: Quotient) -> bool:
+    """Whether a part is divided by a number of elements or labels, each of which counts once unless it is ignored."""
+    if part.below is None or part.counts_elements:
+        return part.below is not None
+    value, flags = part.below.value, ("Cast", "Not", "Equal", "And", "Where", "Expand", "Mul", "Reshape", "Identity")
+    node = value.producer()
+    while node is not None and node.op_type in _SAME:
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != "ReduceSum":
+        return False
+    waiting = [v for v in node.inputs[:1] if v is not None]
+    while waiting:
+        value = waiting.pop()
+        if (number := constant_of(value)) is not None:
+            if number.size != 1:
+                return False  # weights of classes
+            continue
+        node = value.producer()
+        if value.dtype is not None and value.dtype.is_floating_point() and (node is None or node.op_type not in flags):
+            return False
+        if node is not None and node.op_type in flags:
+            waiting += [v for v in node.inputs[: 1 if node.op_type == "Expand" else None] if v is not None]
+    return True
+
+
 def _computed_alike(a: ir.Value, b: ir.Value) -> bool:
     waiting, seen = [(a, b)], set[tuple[ir.Value, ir.Value]]()
     while waiting:

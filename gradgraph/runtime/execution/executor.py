@@ -39,6 +39,7 @@ from gradgraph.runtime.data.batch import (
     FromTables,
     batch_specs,
     fixed_rows,
+    on_host,
 )
 from gradgraph.runtime.data.matching import check_numbers_mean, with_activations
 from gradgraph.runtime.data.remedies import check_counts
@@ -251,6 +252,7 @@ class Executor:
         if part.ends is not None:
             self._warn_if_ended(part, part.ends)
         if self.team.ranks > 1:
+            self._check_all_count(part, feeds)
             self.team.counts(*self.counts(feeds))
         session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
@@ -373,6 +375,18 @@ class Executor:
             own.some_count = self._some_count(*steps)
             self._checkers[steps] = self.checker if whole else own
         return self._checkers[steps]
+
+    def _check_all_count(self, part: Part, feeds: Mapping[str, Feed]) -> None:
+        """Refuse ignored labels of several losses, which ranks weigh by the samples of each."""
+        if self.manifest.parts[part.name].loss.get("name") != "several":
+            return
+        for spec in part.specs:
+            ignored = getattr(spec, "ignore_index", None)
+            if ignored is not None and (on_host(feeds[spec.name]) == ignored).any():
+                raise DataError(
+                    f"'{shown(spec.name)}' holds the ignored label {ignored}, and ranks weigh several losses by their "
+                    "samples alone; give each sample a label, or train in one process"
+                )
 
     def _some_count(self, *steps: str) -> bool:
         """Whether some label of each batch of these steps must count: of one that is shared, other ranks have more, and
