@@ -85,6 +85,7 @@ class Buckets:
         assert spec is not None
         self._spec, self.has_joint_norms = spec, has_joint_norms
         self.adds_up, self.weighs, self._rank = spec.adds_up, bool(spec.weight), rank
+        self._counts_samples = self.weighs and _is_shape_alone(step.separate["gradient"].graph, spec.weight)
         types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
         state = {s.name: s for s in step.manifest.state}
         written = [state[name] for name in spec.gradient.writes]
@@ -191,6 +192,8 @@ class Buckets:
         return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:
+        if self._counts_samples:  # a session for known sizes may not write it before ranks tell each other sums
+            return float(rows)
         return float(self.weight) if self.weighs and rows else float(counted)
 
     def tensors(self, part: Bucket) -> dict[str, Array]:
@@ -293,6 +296,21 @@ def _scale(array: Array, factor: float) -> None:
         array[...] = 0  # whatever it holds: nothing of it counts
     elif factor != 1.0:
         np.multiply(array, array.dtype.type(factor), out=array)
+
+
+def _is_shape_alone(graph: onnx.GraphProto, name: str) -> bool:
+    """Whether a value depends on the lengths of tensors, and on no number in them."""
+    maker = {y: node for node in graph.node for y in node.output}
+    fed = {v.name for v in graph.input}
+    waiting = [name]
+    while waiting:
+        value = waiting.pop()
+        if value in fed:
+            return False
+        node = maker.get(value)
+        if node is not None and node.op_type not in ("Shape", "Size"):
+            waiting += node.input
+    return True
 
 
 def _padded(count: int, step: int) -> int:
