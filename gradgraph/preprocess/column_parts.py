@@ -64,7 +64,7 @@ def word_hashes(op: Builder, words: Var) -> Var:
     node = ir.Node("com.microsoft", "MurmurHash3", [words.value], attributes, name=op.fresh_in(op.scope, "MurmurHash3"))
     node.outputs[0].name, node.outputs[0].type = node.name, type_of(np.int32)
     op.nodes.append(node)
-    return op.wrap(node.outputs[0])
+    return type(words)(op, node.outputs[0])
 
 
 def column_at(op: Builder, x: Var, i: int) -> Var:
