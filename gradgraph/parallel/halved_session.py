@@ -144,7 +144,7 @@ class HalvedSession(BoundSession):
             self._update(second, options)
         elif self._rate is not None:
             counters = state.seen([i.name for i in self._rate.get_inputs()])
-            self.numbers[LEARNING_RATE] = float(self._rate.run([LEARNING_RATE], counters)[0])
+            self.numbers[LEARNING_RATE] = float(np.asarray(self._rate.run([LEARNING_RATE], counters)[0]))
         self.numbers.update(buckets.get_results(self._columns, sums))
         self._is_undone = not due and self._keeps and not math.isfinite(self.numbers["loss"])
         if self._is_undone:

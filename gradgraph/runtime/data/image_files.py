@@ -106,7 +106,7 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
             f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
         )
     if (turn := UPRIGHT.get(_orientation(image))) is not None:
-        upright = image.transpose(turn)
+        upright = image.transpose(Image.Transpose(turn))
         if stated is None or image.size != stated or upright.size == stated:
             upright.format, image = image.format, upright
     if stated is not None and image.size != stated:
