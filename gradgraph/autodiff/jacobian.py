@@ -129,7 +129,7 @@ def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.
 
 
 def _empty(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Of no elements, or by none: runtimes refuse a Scan over nothing."""
+    """Return Jacobians without elements, without the Scan: runtimes refuse one over nothing."""
     (target,) = path.targets
     nothing = {x: op.full(op.const([0]), 0, op.wrap(x).dtype) for x in path.wrt}
     return [_block(op, nothing[x], target, x, start) for x in path.wrt]

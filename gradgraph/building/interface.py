@@ -1,4 +1,4 @@
-"""What the files of a step declare of their inputs and outputs: the manifest alone knows it, not shape inference."""
+"""Types and shapes that the files of a step declare: the manifest alone knows them, not shape inference."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def floating_outputs(graph: ir.Graph) -> list[str]:
 
 
 def default_outputs(graph: ir.Graph) -> list[str]:
-    """Those that a loss reads by default: the ones that depend on an input first."""
+    """Return the outputs that a loss reads by default: those that depend on an input come first."""
     floating, computed = floating_outputs(graph), {v.name for v in computed_outputs(graph)}
     return sorted(floating, key=lambda name: name not in computed)
 

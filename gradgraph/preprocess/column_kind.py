@@ -1,4 +1,4 @@
-"""What a kind of column is: plain data that was learnt of a training table, and the nodes that make numbers of it."""
+"""A kind of column: plain data learned from a training table, and the nodes that turn it into numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a later table holds that training data never had: new categories, more gaps, numbers and dates far outside."""
+"""Drift of a later table from the training data: new categories, more gaps, numbers and dates far outside."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def _say_what_is_odd(frame: Frame, columns: Mapping[str, ColumnKind], targets: I
 
 
 def _oddity(values: Array) -> str:
-    """What is odd about a column: in words, or ""."""
+    """Describe what is odd about a column; empty for one that is not."""
     texts = text_of(values)
     there = [text for text in texts.tolist() if text not in GAP_WORDS]
     different = set(there)

@@ -101,7 +101,7 @@ class Plan:
         return feeds
 
     def drift(self, table: Any) -> Drift:
-        """What a later table has that training data never had, column by column.
+        """Compare a later table with the training data, column by column.
 
         Raises:
             UnmatchedError, DataError: as for :meth:`feeds`.
