@@ -84,9 +84,12 @@ RING = helper.make_function(
 BOMB = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(60)] + [function("F60", [])]
 
 DAMAGED = {
-    "opset 9999": (model(opset=9999), "opset 9999, but 7 to 28"),
+    "opset 9999": (model(opset=9999), "opset 9999, but 7 to 28 can be read; export it again at opset 28 or older$"),
     "opset 0": (model(opset=0), "opset 0, but 7 to 28"),
-    "opset 6": (model(opset=6), "opset 6, but 7 to 28"),
+    "opset 6": (
+        model(opset=6),
+        "opset 6, but 7 to 28 can be read; export it again at opset 7 or newer; onnxruntime does not support older",
+    ),
     "IR version": (model(ir_version=999), "IR version 999, but 3 to 14"),
     "no graph": (onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)]), "no graph"),
     "no outputs": (model(outputs=()), "no outputs"),

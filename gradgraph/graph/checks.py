@@ -19,7 +19,8 @@ from gradgraph.graph.ranks import MOST_AXES
 from gradgraph.graph.shapes import known_sizes
 
 OLDEST_OPSET = 7
-NEWEST_OPSET = min(28, onnx.defs.onnx_opset_version())
+NEWEST_READ = 28  # with an onnx that knows it
+NEWEST_OPSET = min(NEWEST_READ, onnx.defs.onnx_opset_version())
 OLDEST_IR = 3
 NEWEST_IR = 14
 NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of functions that call each other twice exceed it
@@ -76,7 +77,15 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
         raise refused(Finding("the model", "imports no opset of domain ai.onnx", "", remedy))
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         words = f"uses ai.onnx opset {opset}, but {OLDEST_OPSET} to {NEWEST_OPSET} can be read"
-        raise refused(Finding("the model", words, "", "convert it with onnx.version_converter, or export it again"))
+        raise refused(Finding("the model", words, "", _other_opset(opset)))
+
+
+def _other_opset(opset: int) -> str:
+    """What to do about an opset that is not read. onnx.version_converter fails on most files below opset 7."""
+    if opset < OLDEST_OPSET:
+        return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
+    newer = "" if opset > NEWEST_READ else ", or update onnx"
+    return f"export it again at opset {NEWEST_OPSET} or older{newer}"
 
 
 def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
