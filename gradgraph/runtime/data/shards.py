@@ -180,7 +180,8 @@ class Shards(Loadable):
             values = np.empty(len(self), object)
             for i in range(len(self)):
                 found = self._sample(i, {"": field}, {}, (), _label)[""]
-                values[i] = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
+                found = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
+                values[i] = str(found) if _last(field.extension) == "cls" else found  # whose cells have no types
             self._labels[field] = Labels(f"'{shown(self.paths[0])}'", values)
         return self._labels[field]
 
