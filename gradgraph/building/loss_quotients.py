@@ -59,12 +59,13 @@ def quotients(op: Builder, graph: ir.Graph, loss: ir.Value) -> list[Quotient] | 
 class _Reading:
     def __init__(self, op: Builder, graph: ir.Graph) -> None:
         self._op = op
-        fed = [v for v in graph.inputs if v not in graph.initializers.values()]
+        stored = set(graph.initializers.values())
+        fed = [v for v in graph.inputs if v not in stored]
         first = next((shape for v in fed if (shape := shape_of(v))), ())
         self._batch: Dim = first[0] if first else None
-        self._varying = set(fed)
+        self._varying = set(fed)  # with the state that random numbers are drawn from, which is no input yet
         for node in (*graph, *op.nodes):
-            if any(v in self._varying for v in reads(node)):
+            if any(v in self._varying or (v.producer() is None and v not in stored) for v in reads(node)):
                 self._varying.update(node.outputs)
 
     def of(self, loss: ir.Value) -> list[Quotient] | None:
