@@ -21,12 +21,13 @@ import { asTensor, checkLabels, checkSizes, checkedValue, copied, copyOf, discar
 export { DivergedError, GradgraphError };
 
 /** The tensors of an .onnx_adapter, as runs of a base with required inputs take them: name -> {dtype, dims, data}. */
-export const adapterTensors = (bytes) =>
-  told("the adapter cannot be read", () => {
+export function adapterTensors(bytes) {
+  return told("the adapter cannot be read", () => {
     const plain = asBytes("adapter", bytes);
     if (!isAdapterFile(plain)) throw new Error("it is no .onnx_adapter; give one that save_adapter has written");
     return decodeAdapterFile(plain);
   });
+}
 
 const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // what a WebGPU buffer may hold
 const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose files run elsewhere in no way
