@@ -1,4 +1,4 @@
-"""Places in a picture that detectors speak about: the anchors of RetinaNet and SSD, the points of FCOS."""
+"""Places in a picture that detectors speak about: the anchors of RetinaNet, the priors of SSD, the points of FCOS."""
 
 from __future__ import annotations
 
@@ -71,3 +71,20 @@ def checked_size(name: str, given: Any) -> tuple[int, int]:
             shell=f"give those that the model takes: --loss '{name}(image_size=[480, 640])'",
         )
     return sides[0], sides[1]
+
+
+def checked_priors(given: Any) -> Array:
+    """Boxes ``[A, 4]`` of sides above zero; raises BuildError if they are missing or others."""
+    if given is None:
+        raise BuildError(
+            "ssd compares boxes with the priors of the model, and needs them",
+            remedy="give the array [A, 4] that the model was made with: gradgraph.losses.ssd(priors)",
+            shell="give those that the model was made with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
+        )
+    laid = np.asarray(given, float)
+    if laid.ndim != 2 or laid.shape[1] != 4 or not np.isfinite(laid).all() or not (laid[:, 2:] > 0).all():
+        raise BuildError(
+            f"the priors of ssd have shape {list(laid.shape)} or sides that are not above zero; give [A, 4]: centre x, "
+            "centre y, width and height in shares of the picture"
+        )
+    return laid

@@ -155,9 +155,11 @@ LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries
 REMEDIES: dict[str, Mapping[str, str]] = {}  # by loss: the way out of a value that is not finite, "inf" or "nan"
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
+_ROWS = Kind("a list of rows of numbers", lambda value: hasattr(value, "__len__") and all(map(NUMBERS.fits, value)))
 # by annotation; a tensor is given as numbers
 _KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "str | None": TEXT.or_none(),
-          "bool": FLAG, "bool | None": FLAG.or_none()}  # fmt: skip
+          "bool": FLAG, "bool | None": FLAG.or_none(),
+          "Sequence[Sequence[float]] | None": _ROWS.or_none()}  # fmt: skip
 
 
 def named(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import BuildError, ModelError
+from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend import reductions
-from gradgraph.frontend.anchors import RATIOS, SCALES, STRIDES, anchors, checked_size, points
+from gradgraph.frontend.anchors import RATIOS, SCALES, STRIDES, anchors, checked_priors, checked_size, points
 from gradgraph.frontend.assignment import linear_sum_assignment
 from gradgraph.frontend.boxes import box_convert, corners, overlap, pairs, wide
 from gradgraph.frontend.gradients import detach
@@ -24,6 +24,7 @@ from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.losses_regions import sigmoid_focal_loss
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, smooth_l1_loss
 from gradgraph.frontend.pointwise import cast, logical_and, logical_or, maximum, minimum, sqrt, where
+from gradgraph.frontend.reductions import argsort
 from gradgraph.frontend.shaping import cat, stack
 from gradgraph.frontend.subscripts import arange, full, gather
 from gradgraph.frontend.trace import TensorLike, op, tensor
@@ -32,7 +33,7 @@ from gradgraph.graph.builder import Var
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
-__all__ = ["detr_loss", "fcos_loss", "retinanet_loss"]
+__all__ = ["detr_loss", "fcos_loss", "retinanet_loss", "ssd_loss"]
 
 
 class Objects(NamedTuple):
@@ -155,8 +156,8 @@ def retinanet_loss(
     beta: float = 1 / 9,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of anchors and ``box_weight`` · smooth L1 of where their boxes lie (Lin et al. 2017), the loss of SSD
-    and RetinaNet.
+    """Focal loss of anchors and ``box_weight`` · smooth L1 of where their boxes lie (Lin et al. 2017), the loss of
+    RetinaNet. ``ssd_loss`` is that of SSD.
 
     An anchor answers for the object with which its IoU is greatest, if that is ``positive`` or above, or the greatest
     of that object; it is background below ``negative``, and left out between. Per picture, both sums are divided by the
@@ -203,13 +204,81 @@ def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float)
     return where(logical_or(best >= positive, is_best), place, -1), best < negative
 
 
-def _check_places(x: Tensor, expected: int, name: str, what: str) -> None:
+def _check_places(
+    x: Tensor, expected: int, name: str, what: str, options: str = "image_size, strides and further sizes"
+) -> None:
     found = x.shape[1]
     if isinstance(found, int) and found != expected:
         raise BuildError(
-            f"{name} lays {expected} {what} over the picture, and the model speaks of {found}; give the image_size, "
-            "strides and further sizes that the model was made for"
+            f"{name} lays {expected} {what} over the picture, and the model speaks of {found}; give the {options} "
+            "that the model was made for"
         )
+
+
+# --- priors --------------------------------------------------------------------------------------------------
+
+
+def ssd_loss(
+    logits: TensorLike,
+    deltas: TensorLike,
+    labels: TensorLike,
+    target_boxes: TensorLike,
+    priors: Sequence[Sequence[float]] | None = None,
+    variances: Sequence[float] = (0.1, 0.2),
+    positive: float = 0.5,
+    negatives: float = 3.0,
+    beta: float = 1.0,
+    box_weight: float = 1.0,
+) -> Tensor:
+    """Cross entropy of priors with hard negative mining, and ``box_weight`` · smooth L1 of where their boxes lie
+    (Liu et al. 2016, arXiv:1512.02325), the loss of SSD.
+
+    A prior is matched with the object with which its IoU is greatest, if that is ``positive`` or above; each object is
+    also matched with its best prior. Of the other priors of a picture, those with the greatest loss are trained as
+    background, ``negatives`` for each matched one. The sums are divided by the number of matched priors in the batch,
+    at least 1 (as in torchvision).
+
+    Args:
+        logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so class number 0 of the labels is
+            scored by ``logits[..., 1]``.
+        deltas: ``[B, A, 4]``: ``(x − xa)/wa/v₀``, ``(y − ya)/ha/v₀``, ``log(w/wa)/v₁``, ``log(h/ha)/v₁`` of the box's
+            centre and sides against the prior's.
+        labels, target_boxes: as this file says.
+        priors: ``[A, 4]``, the boxes that the model was made for, in its order: centre x, centre y, width and height
+            in shares of the picture.
+        variances: v₀ of centres and v₁ of sides; ``(1, 1)`` if the model has none.
+        positive: the IoU from which on a prior is matched.
+        negatives: background priors for each matched one.
+        beta: where smooth L1 goes from square to straight.
+        box_weight: of the smooth L1.
+    """
+    x, _ = _scores(logits, "ssd")
+    laid = checked_priors(priors)
+    _check_places(x, len(laid), "ssd", "priors", "priors")
+    prior = tensor(laid, x.dtype)
+    objects = Objects.of(labels, target_boxes, -1, x.dtype)
+    met = objects.at(_matched(prior, objects, positive))
+    called = cross_entropy(x, where(met.real, met.labels + 1, 0), None, -100, "none", axis=2)
+    hardness = detach(where(met.real, -1.0, called))
+    rank = argsort(argsort(hardness, 1, descending=True), 1)
+    most = reductions.sum(cast(met.real, x.dtype), 1, keepdim=True) * negatives
+    counted = logical_or(met.real, cast(rank, x.dtype) < most)
+    centre = (met.boxes[..., :2] - prior[:, :2]) / prior[:, 2:] / variances[0]
+    sides = op.Log(where(met.real.unsqueeze(-1), met.boxes[..., 2:], prior[:, 2:]) / prior[:, 2:]) / variances[1]
+    placed = reductions.sum(smooth_l1_loss(wide(deltas), cat([centre, sides], -1), "none", beta), -1)
+    total = reductions.sum(where(counted, called, 0.0)) + box_weight * reductions.sum(where(met.real, placed, 0.0))
+    return total / maximum(reductions.sum(cast(met.real, x.dtype)), 1.0)
+
+
+def _matched(prior: Tensor, objects: Objects, positive: float) -> Tensor:
+    """The object that each prior is matched with, −1 for none ``[B, A]``; the best prior of an object is its own."""
+    iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, prior, "cxcywh").iou, -1.0)
+    iou = detach(iou)
+    best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
+    of_object = op.ArgMax(iou, axis=2, keepdims=1)  # [B, N + 1, 1]
+    is_own = logical_and(of_object == arange(iou.shape[2]), reductions.amax(iou, 2, keepdim=True) > 0.0)
+    own = reductions.amax(where(is_own, arange(iou.shape[1]).unsqueeze(-1), -1), 1)
+    return where(own >= 0, own, where(best >= positive, place, -1))
 
 
 # --- points --------------------------------------------------------------------------------------------------
@@ -323,6 +392,14 @@ def _check_bounds(arguments: Mapping[str, Any]) -> None:
         )
 
 
+def _check_variances(arguments: Mapping[str, Any]) -> None:
+    found = arguments["variances"]
+    if np.shape(found) != (2,) or not all(0 < v < np.inf for v in found):
+        raise BuildError(f"ssd has two variances, of centres and of sides, and not {shown(found)}; give (0.1, 0.2)")
+    if arguments["priors"] is not None:
+        checked_priors(arguments["priors"])
+
+
 def _add(name: str, function: Callable[..., Tensor], options: str, reads: str, spare: int = 0, **more: Any) -> None:
     named(name, function, options, _targets(spare), reads=reads.split(), **more)
 
@@ -334,5 +411,7 @@ _add("detr", detr_loss, "no_object class_cost box_cost giou_cost class_weight bo
      "logits boxes", 1, activation="Softmax", remedies=_TOO_MANY)  # fmt: skip
 _add("retinanet", retinanet_loss, "image_size strides size scales ratios positive negative alpha gamma beta box_weight",
      "logits deltas", activation="Sigmoid", check=_check_bounds)  # fmt: skip
+_add("ssd", ssd_loss, "priors variances positive negatives beta box_weight", "logits deltas", 1, activation="Softmax",
+     check=_check_variances)  # fmt: skip
 _add("fcos", fcos_loss, "image_size strides radius alpha gamma box_weight", "logits distances centerness",
      activation="Sigmoid")  # fmt: skip

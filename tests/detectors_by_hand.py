@@ -122,6 +122,35 @@ def retinanet(logits: Any, deltas: Any, labels: Any, truth: Any, beta: float = 1
     return total / len(logits)
 
 
+def ssd(logits: Any, deltas: Any, labels: Any, truth: Any, priors: Any, variances: Sequence[float] = (0.1, 0.2),
+        negatives: float = 3.0) -> Any:  # fmt: skip
+    """As torchvision's SSD.compute_loss with its SSDMatcher, on padded targets whose boxes all meet a prior."""
+    laid = torch.tensor(priors, dtype=logits.dtype)
+    named, placed, count = 0.0, 0.0 * deltas.sum(), 0
+    for i in range(len(logits)):
+        real = labels[i] >= 0
+        t, b = labels[i][real], truth[i][real]
+        owner = torch.full((len(laid),), -1)
+        if len(b):
+            iou = measures(corners(b)[:, None], corners(laid)[None])[0]
+            best, owner = iou.max(0)
+            owner[best < 0.5] = -1
+            owner[iou.argmax(1)] = torch.arange(len(b))
+        hit = owner >= 0
+        classes = torch.zeros(len(laid), dtype=torch.int64)
+        if len(b):
+            classes[hit] = t[owner[hit]] + 1
+            met, a = b[owner[hit]], laid[hit]
+            aims = torch.cat([(met[:, :2] - a[:, :2]) / a[:, 2:] / variances[0],
+                              torch.log(met[:, 2:] / a[:, 2:]) / variances[1]], 1)  # fmt: skip
+            placed = placed + F.smooth_l1_loss(deltas[i][hit], aims, reduction="sum")
+        each = F.cross_entropy(logits[i], classes, reduction="none")
+        hard = torch.where(hit, -torch.inf, each.detach()).sort(descending=True).indices
+        named = named + each[hit].sum() + each[hard[: int(negatives * int(hit.sum()))]].sum()
+        count += int(hit.sum())
+    return (placed + named) / max(1, count)
+
+
 def fcos(logits: Any, distances: Any, centerness: Any, labels: Any, truth: Any, image_size: Sequence[int],
          strides: Sequence[int]) -> Any:  # fmt: skip
     """As torchvision has it, on padded targets."""

@@ -13,12 +13,13 @@ from running import Loop, run
 
 import gradgraph as gg
 from gradgraph import losses
+from gradgraph.frontend.anchors import anchors
 from gradgraph.verify.reference import Oracle
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
 F = torch.nn.functional
-from detectors_by_hand import ciou_loss, detr, diou_loss, drawn_boxes, fcos, giou_loss, iou_loss, retinanet  # noqa: E402
+from detectors_by_hand import ciou_loss, detr, diou_loss, drawn_boxes, fcos, giou_loss, iou_loss, retinanet, ssd  # noqa: E402
 
 RNG = np.random.default_rng(0)
 N, C = 6, 5
@@ -139,6 +140,7 @@ CALLED = np.array([[1, 0, 2], [-1, -1, -1], [0, -1, 3], [2, 2, -1], [-1, 1, -1],
 PLACED = np.where(CALLED[..., None] >= 0, drawn_boxes(1, N, 3), 0.0)
 LAID = {"image_size": (32, 48), "strides": (8, 16)}
 CELLS = {**LAID, "size": 2.0, "scales": (1.0, 1.5), "ratios": (0.5, 1.0)}
+PRIORS = anchors(**CELLS)
 APART = np.where(np.arange(N)[:, None, None] % 2, 1.5, 0.0) * [1, 0, 1, 0] + [0.1, 0.2, 0.3, 0.5] + unit(N, 1, 4) / 20
 MET = {"xywh": drawn_boxes(2, N, 4), "cxcywh": drawn_boxes(6, N, 4)}
 MET["xyxy"] = np.sort(drawn_boxes(3, N, 4).reshape(N, 4, 2, 2), 2).reshape(N, 4, 4)
@@ -243,6 +245,11 @@ ROWS: dict[str, Row] = {
                   [real(N, 120, 4), real(N, 120, 4)], [CALLED, PLACED]),
     "retinanet-no-room-for-any": (L.retinanet(**CELLS), lambda *x: retinanet(*x, **CELLS),
                   [real(N, 120, 4), real(N, 120, 4)], [CALLED[:, :0], PLACED[:, :0]]),
+    "ssd": (L.ssd(PRIORS), lambda *x: ssd(*x, PRIORS), [real(N, 120, 5), real(N, 120, 4)], [CALLED, PLACED]),
+    "ssd-options": (L.ssd(PRIORS, (1.0, 0.5), negatives=1.0), lambda *x: ssd(*x, PRIORS, (1.0, 0.5), 1.0),
+                    [real(N, 120, 5), real(N, 120, 4)], [CALLED, PLACED]),
+    "ssd-nothing": (L.ssd(PRIORS), lambda *x: ssd(*x, PRIORS) + 0 * x[0].sum(),
+                    [real(N, 120, 5), real(N, 120, 4)], [CALLED * 0 - 1, PLACED]),
     "fcos": (L.fcos(**LAID), lambda *x: fcos(*x, **LAID),
              [real(N, 30, 4), unit(N, 30, 4) * 3, real(N, 30, 1)], [CALLED, PLACED]),
     "fcos-no-room-for-any": (L.fcos(**LAID), lambda *x: fcos(*x, **LAID),

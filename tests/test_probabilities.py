@@ -74,7 +74,7 @@ OTHER_ENDS = {
     "a shift by another axis": "g = ReduceMax (z, first)\n l = Sub (z, g)\n p = Exp (l)",
 }
 LOGITS = {name for name, make in LOSSES.items() if make().activation and len(make().reads) == 1}
-OF_DETECTORS = {"detr", "retinanet", "fcos", "iou", "giou", "diou", "ciou"}  # of boxes, and several outputs
+OF_DETECTORS = {"detr", "retinanet", "ssd", "fcos", "iou", "giou", "diou", "ciou"}  # of boxes, and several outputs
 OF_PAIRS = {"dpo", "ipo", "orpo", "simpo", "kto"}  # of log-probabilities of two answers
 OF_LOGS = {"kl_div", "nll"}
 OF_VALUES = {  # that may well be probabilities

@@ -53,7 +53,7 @@ def sizes_for(name: str, first: str | None) -> list[Any]:
 
 
 # those of detectors and of pairs of answers read outputs of other shapes
-OTHER_SHAPES = {"detr", "retinanet", "fcos", "dpo", "ipo", "kto", "orpo", "simpo"}
+OTHER_SHAPES = {"detr", "retinanet", "ssd", "fcos", "dpo", "ipo", "kto", "orpo", "simpo"}
 COMPARING = sorted(n for n in {*losses.LOSSES} - OTHER_SHAPES if losses.by_name(n).targets)
 
 

@@ -81,7 +81,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def _other_opset(opset: int) -> str:
-    """What to do about an opset that is not read. onnx.version_converter fails on most files below opset 7."""
+    """The remedy for an opset that is not read. onnx.version_converter fails on most files below opset 7."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
     newer = "" if opset > NEWEST_READ else ", or update onnx"

@@ -11,7 +11,7 @@ LOSSES = {
     "categorical_crossentropy": "soft_cross_entropy", "categorical_focal_crossentropy": "focal",
     "binary_focal_crossentropy": "sigmoid_focal", "sigmoid_focal_loss": "sigmoid_focal",
     "box_iou": "iou", "generalized_box_iou": "giou", "distance_box_iou": "diou", "complete_box_iou": "ciou",
-    "hungarian": "detr", "set_criterion": "detr", "ssd": "retinanet", "lovasz_softmax": "lovasz",
+    "hungarian": "detr", "set_criterion": "detr", "multibox": "ssd", "lovasz_softmax": "lovasz",
     "contrastive": "info_nce", "cosine_similarity": "cosine_embedding", "ctc_loss": "ctc",
     "kullback_leibler_divergence": "kl_div", "kl_divergence": "kl_div", "kld": "kl_div", "log_loss": "cross_entropy",
     "mae": "l1", "mean_absolute_error": "l1", "mean_squared_error": "mse", "squared_error": "mse", "l2": "mse",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.frontend.anchors import anchors, points
+from gradgraph.frontend.anchors import anchors, checked_priors, points
 from gradgraph.losses import LOSSES
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
@@ -80,13 +80,18 @@ def _sigmoid(x: Array) -> Array:
     return y
 
 
+def _softmax(x: Array) -> Array:
+    high = np.exp(x - x.max(-1, keepdims=True))
+    y: Array = high / high.sum(-1, keepdims=True)
+    return y
+
+
 def _corners(cxcywh: Array) -> Array:
     return np.concatenate([cxcywh[..., :2] - cxcywh[..., 2:] / 2, cxcywh[..., :2] + cxcywh[..., 2:] / 2], -1)
 
 
 def _of_detr(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
-    high = np.exp(outputs[0] - outputs[0].max(-1, keepdims=True))
-    return (high / high.sum(-1, keepdims=True))[..., :-1], _corners(outputs[1])
+    return _softmax(outputs[0])[..., :-1], _corners(outputs[1])
 
 
 def _of_retinanet(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -94,6 +99,13 @@ def _of_retinanet(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tup
     centres = laid[:, :2] + outputs[1][..., :2] * laid[:, 2:]
     sides = laid[:, 2:] * np.exp(np.minimum(outputs[1][..., 2:], MOST_GROWTH))
     return _sigmoid(outputs[0]), _corners(np.concatenate([centres, sides], -1))
+
+
+def _of_ssd(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+    laid, (of_centre, of_sides) = checked_priors(arguments["priors"]), arguments["variances"]
+    centres = laid[:, :2] + outputs[1][..., :2] * of_centre * laid[:, 2:]
+    sides = laid[:, 2:] * np.exp(np.minimum(outputs[1][..., 2:] * of_sides, MOST_GROWTH))
+    return _softmax(outputs[0])[..., 1:], _corners(np.concatenate([centres, sides], -1))
 
 
 def _of_fcos(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -106,7 +118,7 @@ def _of_fcos(outputs: Sequence[Array], arguments: Mapping[str, Any]) -> tuple[Ar
 
 
 DECODERS: dict[str, Callable[[Sequence[Array], Mapping[str, Any]], tuple[Array, Array]]] = {
-    "detr": _of_detr, "retinanet": _of_retinanet, "fcos": _of_fcos,
+    "detr": _of_detr, "retinanet": _of_retinanet, "ssd": _of_ssd, "fcos": _of_fcos,
 }  # fmt: skip
 
 
@@ -116,7 +128,7 @@ def detections(
     """The objects of each picture, in shares of it, from outputs of a detector that was trained by a named loss.
 
     Args:
-        loss: "detr", "retinanet" or "fcos".
+        loss: "detr", "retinanet", "ssd" or "fcos".
         outputs: those that the loss reads, in its order.
         score: leave out what is less sure.
         overlap: of boxes of one class that overlap by more than this IoU, the surest is kept. "detr" needs none of it.
@@ -174,7 +186,7 @@ def detect(
     """The objects that a model finds in each of these pictures, their boxes in pixels of the picture.
 
     Args:
-        trainer: of a step with the loss "detr", "retinanet" or "fcos".
+        trainer: of a step with the loss "detr", "retinanet", "ssd" or "fcos".
         pictures: as :func:`gradgraph.vision.coco` reads them.
         outputs: those that the loss reads, in its order; by default the model's first ones.
         batch_size: pictures per run; 32 by default.

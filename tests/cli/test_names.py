@@ -139,7 +139,7 @@ ELSEWHERE = {
     "cosine lora exact_match auto portable",
     "types of numbers": "float16 bfloat16",
     "words that mean other things as well": "clip top_k constant linear function warmup exponential nll bce ece giou "
-    "diou ciou retinanet detr fcos perplexity",
+    "diou ciou retinanet detr ssd fcos perplexity",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "
     "roc_auc average_precision",
     "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 prefix rslora",

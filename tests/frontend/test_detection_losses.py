@@ -108,8 +108,8 @@ def test_overlaps_of_pairs() -> None:
 
 NAMED = {
     "iou": F.box_iou_loss, "giou": F.generalized_box_iou_loss, "diou": F.distance_box_iou_loss,
-    "ciou": F.complete_box_iou_loss, "detr": F.detr_loss, "retinanet": F.retinanet_loss, "fcos": F.fcos_loss,
-    "tversky": F.tversky_loss, "lovasz": F.lovasz_softmax_loss,
+    "ciou": F.complete_box_iou_loss, "detr": F.detr_loss, "retinanet": F.retinanet_loss, "ssd": F.ssd_loss,
+    "fcos": F.fcos_loss, "tversky": F.tversky_loss, "lovasz": F.lovasz_softmax_loss,
 }  # fmt: skip
 
 
@@ -143,6 +143,7 @@ SLOPES: dict[str, tuple[losses.Loss, list[np.ndarray], list[np.ndarray]]] = {
     "diou-apart": (losses.diou(), [APART], [APART[:, ::-1] + 0.03]),
     "detr": (losses.detr(), [real(3, 5, 4), unit(3, 5, 4)], [CALLED, PLACED]),
     "retinanet": (losses.retinanet(**LAID, scales=(1.0,)), [real(3, 90, 3), real(3, 90, 4)], [CALLED, PLACED]),
+    "ssd": (losses.ssd(anchors(**LAID, size=2.0, scales=(1.0,))), [real(3, 90, 4), real(3, 90, 4)], [CALLED, PLACED]),
     "fcos": (losses.fcos(**LAID), [real(3, 30, 3), unit(3, 30, 4), real(3, 30, 1)], [CALLED, PLACED]),
     "tversky": (losses.tversky(0.3, 0.7), [real(3, 4, 5)], [RNG.integers(0, 4, (3, 5))]),
     "lovasz": (losses.lovasz(), [real(3, 4, 5)], [RNG.integers(0, 4, (3, 5))]),
@@ -238,6 +239,9 @@ def test_a_step_says_that_there_are_more_objects_than_predictions() -> None:
 
 REFUSED: dict[str, tuple[losses.Loss, list[tuple[int, ...]], str]] = {
     "no size": (losses.retinanet(), [(1, 90, 3), (1, 90, 4)], "retinanet lays places over the picture, and needs its"),
+    "no priors": (losses.ssd(), [(1, 90, 3), (1, 90, 4)], "ssd compares boxes with the priors of the model, and needs"),
+    "other priors": (losses.ssd([[0.5, 0.5, 0.1, 0.1]]), [(1, 90, 3), (1, 90, 4)], "ssd lays 1 priors over the picture,"
+                     " and the model speaks of 90; give the priors that"),
     "other cells": (losses.fcos((32, 32)), [(1, 30, 3), (1, 30, 4), (1, 30, 1)], "fcos lays 23 points over the picture"
                     ", and the model speaks of 30"),
     "no classes": (losses.detr(), [(1, 30), (1, 30, 4)], "a detector gives scores of pictures, predictions and"),
@@ -256,6 +260,13 @@ def test_models_that_do_not_fit_are_refused(name: str) -> None:
 def test_arguments_that_cannot_be_meant() -> None:
     with pytest.raises(gg.GradgraphError, match="0 ≤ negative ≤ positive ≤ 1"):
         losses.retinanet(positive=0.3)
+    with pytest.raises(gg.GradgraphError, match="ssd has two variances"):
+        losses.ssd(np.full((3, 4), 0.5), variances=(0.1, 0.1, 0.2, 0.2))
+    for priors in (np.zeros((3, 4)), np.full((3, 5), 0.5)):
+        with pytest.raises(gg.GradgraphError, match="the priors of ssd have shape"):
+            losses.ssd(priors)
+    with pytest.raises(gg.GradgraphError, match="a list of rows of numbers"):
+        losses.ssd("priors.npy")
     with pytest.raises(gg.GradgraphError, match="not as 'yxyx'"):
         losses.giou("yxyx")
 

@@ -181,6 +181,15 @@ def perfect(loss: str) -> list[np.ndarray]:
             logits[0, at, label] = [9, 8]
             deltas[0, at] = np.concatenate([(box[:2] - laid[at, :2]) / laid[at, 2:], np.log(box[2:] / laid[at, 2:])], 1)
         return [logits, deltas]
+    if loss == "ssd":
+        laid = gg.vision.anchors(**LAID)
+        logits, deltas = np.tile([9.0, 0, 0, 0], (1, len(laid), 1)), np.zeros((1, len(laid), 4))
+        for label, box in zip(TRUTH.labels, boxes, strict=True):
+            at = np.argsort(np.abs(laid - box).sum(1))[:2]  # two for each
+            logits[0, at, label + 1] = [19, 18]
+            deltas[0, at, :2] = (box[:2] - laid[at, :2]) / laid[at, 2:] / 0.1
+            deltas[0, at, 2:] = np.log(box[2:] / laid[at, 2:]) / 0.2
+        return [logits, deltas]
     laid = gg.vision.points(**LAID)
     logits, apart = np.full((1, len(laid), 3), -9.0), np.zeros((1, len(laid), 4))
     for label, box in zip(TRUTH.labels, TRUTH.boxes * 64, strict=True):
@@ -190,9 +199,9 @@ def perfect(loss: str) -> list[np.ndarray]:
     return [logits, apart, np.full((1, len(laid), 1), 9.0)]
 
 
-@pytest.mark.parametrize("loss", ["detr", "retinanet", "fcos"])
+@pytest.mark.parametrize("loss", ["detr", "retinanet", "ssd", "fcos"])
 def test_what_a_detector_gives_is_read_as_its_loss_means_it(loss: str) -> None:
-    arguments = {} if loss == "detr" else LAID
+    arguments = {} if loss == "detr" else {"priors": gg.vision.anchors(**LAID)} if loss == "ssd" else LAID
     (found,) = gg.vision.detections(loss, perfect(loss), score=0.5, **arguments)
     assert len(found.labels) == 2
     assert gg.vision.mean_average_precision([found], [TRUTH])["ap"] == pytest.approx(1.0)

@@ -35,6 +35,9 @@ class Detector(nn.Module):
         if each.shape[2] == 7:  # RetinaNet, one anchor for each cell
             logits, deltas = F.split(each, [3, 4], 2)
             return logits - 2.0, deltas
+        if each.shape[2] == 11:  # SSD: the background and 3 classes
+            logits, deltas, _ = F.split(each, [4, 4, 3], 2)
+            return logits, deltas
         logits, boxes = F.split(each, [4, 5], 2)  # DETR: 3 classes and none
         return logits, F.sigmoid(boxes[..., :4])
 
@@ -52,6 +55,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 DETECTORS = {
     "fcos": (8, gg.losses.fcos(**LAID)),
     "retinanet": (7, gg.losses.retinanet(**LAID, size=2.0, scales=(1.0,), ratios=(1.0,))),
+    "ssd": (11, gg.losses.ssd(gg.vision.anchors(**LAID, size=2.0, scales=(1.0,), ratios=(1.0,)))),
     "detr": (9, gg.losses.detr()),
 }
 
