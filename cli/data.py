@@ -209,6 +209,7 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 def check_longest(trainer: Trainer, data: Any) -> None:
     """Run the longest of texts, which a model with fewer positions fails on; raises DataError."""
     from gradgraph.runtime.data.batch import fixed_rows
+    from gradgraph.step.classes import as_class_numbers
     from gradgraph.text import TextTable
 
     if not isinstance(data, TextTable):
@@ -217,7 +218,8 @@ def check_longest(trainer: Trainer, data: Any) -> None:
     longest, tokens = data.longest
     rows = [longest] * (fixed_rows(specs.values()) or 1)
     try:
-        trainer.evaluate([next(data.load(iter([rows]), specs, (), trainer.names))])
+        batch = next(data.load(iter([rows]), specs, (), trainer.names))
+        trainer.evaluate([as_class_numbers(batch, [target.name for target in trainer.manifest.targets])])
     except ModelError as error:
         raise DataError(
             f"the model fails on the longest text, of {tokens:,} tokens ({error.problem}); if it has fewer positions, "

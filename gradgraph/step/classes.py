@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,6 +41,14 @@ def takes_labels(spec: TensorSpec) -> bool:
 
 class ClassNumbers(np.ndarray[Any, Any]):
     """Numbers of classes, which are never taken for names: ``array.view(ClassNumbers)``."""
+
+
+def as_class_numbers(batch: Mapping[str, Any], targets: Collection[str]) -> dict[str, Any]:
+    """Mark the arrays of these targets as numbers of classes, which nothing matches with names again."""
+    return {
+        name: value.view(ClassNumbers) if name in targets and isinstance(value, np.ndarray) else value
+        for name, value in batch.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.classes import ClassNumbers, takes_labels
+from gradgraph.step.classes import as_class_numbers, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.fed_rate import with_fed_rate
 from gradgraph.step.manifest import LEARNING_RATE, column
@@ -308,10 +308,8 @@ class Executor:
         whose = f"loss of '{part.name}'" if part.name else "loss"
         arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
         # copies of arrays, whose memory may be a buffer that is filled again
-        batch = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
-        batch |= {
-            name: batch[name].view(ClassNumbers) for name in self._labels if isinstance(batch.get(name), np.ndarray)
-        }
+        copies = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
+        batch = as_class_numbers(copies, self._labels)
         hint = REMEDIES.get(self.manifest.parts[part.name].loss.get("name", ""), {}).get(str(loss))
         return DivergedError(
             f"the {whose} became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
