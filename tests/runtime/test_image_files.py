@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,76 @@ def test_channels_that_pillow_cannot_convert_are_refused(tmp_path: Path) -> None
     Image.frombytes("LAB", (2, 2), bytes(12)).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match="has channels of Pillow's mode LAB, whose range is not known"):
         gg.image_folder(tmp_path)[0]
+
+
+def png_of_16_bits(levels: np.ndarray) -> bytes:
+    """A PNG of levels [height, width, channels], which Pillow writes for one channel alone."""
+    height, width, channels = levels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in levels)
+    header = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in parts
+    )
+
+
+def tiff_of(levels: np.ndarray, photometric: int, bits: int) -> bytes:
+    """A TIFF of grey levels, whose white is the largest number where ``photometric`` is 1, and 0 where it is 0."""
+    (height, width), content = levels.shape, levels.tobytes()
+    kinds = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height}
+    kinds |= {279: len(content), 339: 3 if levels.dtype.kind == "f" else 1}
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in kinds.items())
+    return struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + struct.pack("<H", len(kinds)) + tags + bytes(4)
+
+
+SENSOR = np.array([[0, 100, 4095, 1000], [5, 70, 2000, 3000]], np.uint16)
+TWELVE_BITS = {"grey": png_of_16_bits(SENSOR[:, :, None]), "TIFF": tiff_of(SENSOR, 1, 16),
+               "colours": png_of_16_bits(np.repeat(SENSOR[:, :, None], 3, 2))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWELVE_BITS)
+def test_twelve_bits_in_sixteen_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=r"'a' has levels up to \d+ in 16 bits, where 65535 is white"):
+        opened(TWELVE_BITS[name], "a")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_black_and_bright_levels_of_sixteen_bits_are_read(channels: int) -> None:
+    for levels in (np.zeros((2, 4, channels), np.uint16), np.repeat(16 * SENSOR[:, :, None], channels, 2)):
+        found = np.asarray(opened(png_of_16_bits(levels), "a"), int).reshape(levels.shape)
+        np.testing.assert_allclose(found, levels / 257, atol=1)
+
+
+def test_a_white_of_zero_is_read_in_8_bits_and_refused_beyond() -> None:
+    numbers = np.array([[0, 10], [200, 255]], np.uint8)
+    np.testing.assert_array_equal(np.asarray(opened(tiff_of(numbers, 0, 8), "a")), 255 - numbers)
+    for levels in (numbers.astype(np.uint16) * 257, numbers.astype(np.float32) / 255):
+        bits = 8 * levels.itemsize
+        np.testing.assert_array_equal(np.asarray(opened(tiff_of(levels, 1, bits), "a")), numbers)
+        with pytest.raises(DataError, match=r"a TIFF of more than 8 bits whose white is 0"):
+            opened(tiff_of(levels, 0, bits), "a")
+
+
+# --- several in one file -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "WEBP", "PNG", "MPO"])
+def test_a_file_of_several_pictures_is_refused(kind: str) -> None:
+    pages = [Image.fromarray(np.full((6, 4, 3), level, np.uint8)) for level in (50, 100, 150)]
+    made = io.BytesIO()
+    pages[0].save(made, kind, save_all=True, append_images=pages[1:])
+    if kind == "MPO":  # of a phone, whose others are depth or brightness
+        assert np.asarray(opened(made.getvalue(), "a")).shape == (6, 4, 3)
+        return
+    with pytest.raises(DataError, match="'a' holds several pages or frames"):
+        opened(made.getvalue(), "a")
+
+
+def test_smaller_versions_in_a_file_are_passed_over() -> None:
+    made, picture = io.BytesIO(), drawn("RGB", np.random.default_rng(0))
+    picture.save(made, "TIFF", save_all=True, append_images=[picture.resize((2, 3))])
+    np.testing.assert_array_equal(np.asarray(opened(made.getvalue(), "a")), np.asarray(picture))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])

@@ -18,6 +18,8 @@ LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
 BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")  # Pillow's modes of 8 bits at most
 NUMBERS = ("P", "L", "1", "I", "I;16", "I;16B", "I;16L")
 ORIENTATION = 0x0112  # the tag of EXIF that says how a camera was held
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # the tag of TIFF that says which level is white
+FAINTEST = 1 / 16  # of white; levels that are all below come from a sensor of fewer bits
 UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from orientations to Pillow's numbers of transpositions
 _large = threading.Lock()
 
@@ -29,8 +31,9 @@ def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> An
 
     1. The picture is turned and mirrored as its EXIF orientation says, unless its annotations state a size that it
        has only without that.
-    2. Grey levels of 16 bits are scaled from 0–65535 to 0–255, and floating levels from 0–1; levels of an unknown range
-       are refused.
+    2. Levels of 16 bits are scaled from 0–65535 to 0–255, and floating grey levels from 0–1; levels of an unknown range
+       are refused, among them those of 12 bits in a file of 16, and those of a TIFF whose white is 0.
+    3. A file of several pages or frames is refused.
 
     Args:
         content: an open file, or bytes.
@@ -38,13 +41,11 @@ def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> An
         stated: the width and height that its annotations state.
 
     Raises:
-        DataError: it cannot be read, is too large, has another size than is stated, or levels of an unknown range;
-            Pillow is not installed.
+        DataError: it cannot be read, is too large, is one of several in its file, has another size than is stated, or
+            levels of an unknown range; Pillow is not installed.
     """
     image = _decoded(content, name, stated)
-    if image.mode in BYTES:
-        return image
-    return _in_bytes(image, name)
+    return image if image.mode in BYTES else _in_bytes(image, name)
 
 
 def picture_at(path: str | os.PathLike[str], stated: tuple[int, int] | None = None) -> Any:
@@ -90,6 +91,8 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
     try:
         image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
         pixels = image.width * image.height
+        several, is_inverted = _is_one_of_several(image), _is_inverted(image)
+        is_deep = any(";16" in str(tile[3]) for tile in image.tile)
         if pixels <= MOST_PIXELS:
             if pixels < LARGE_PIXELS:
                 image.load()
@@ -105,6 +108,14 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
         raise DataError(
             f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
         )
+    if several:
+        raise DataError(f"'{shown(name)}' holds several pages or frames; save each as a picture of its own")
+    if is_inverted:
+        raise DataError(
+            f"'{shown(name)}' is a TIFF of more than 8 bits whose white is 0 (WhiteIsZero); save it with black as 0"
+        )
+    if is_deep and image.mode in BYTES:  # Pillow has taken the upper 8 bits
+        _check_bright(256 * int(np.asarray(image.convert("RGB")).max(initial=0)), 65535, name)
     if (turn := UPRIGHT.get(_orientation(image))) is not None:
         upright = image.transpose(Image.Transpose(turn))
         if stated is None or image.size != stated or upright.size == stated:
@@ -125,6 +136,34 @@ def _orientation(image: Any) -> Any:
         return 1
 
 
+def _is_one_of_several(image: Any) -> bool:
+    """Whether a file has other pictures of the same size; an MPO's second one is the phone's."""
+    if image.format != "TIFF":
+        return image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1
+    size = image.size
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    is_page = bool(image.size == size)  # and no smaller version of the first
+    image.seek(0)
+    return is_page
+
+
+def _is_inverted(image: Any) -> bool:
+    """Whether white is 0 in a TIFF of more than 8 bits, which Pillow reads as if black were."""
+    return image.format == "TIFF" and image.mode not in BYTES and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
+
+
+def _check_bright(largest: float, white: float, name: str) -> None:
+    """Raise DataError where a picture of 16 bits would be almost black."""
+    if 0 < largest < white * FAINTEST:
+        raise DataError(
+            f"'{shown(name)}' has levels up to {largest:g} in 16 bits, where {white:g} is white, so it would be almost "
+            "black; scale its levels (those of 12 bits by 16) and save it again, or give arrays"
+        )
+
+
 def _in_bytes(image: Any, name: str) -> Any:
     """A grey picture of more than 8 bits, in 8; raises DataError where nobody says what white is."""
     from PIL import Image
@@ -133,6 +172,7 @@ def _in_bytes(image: Any, name: str) -> Any:
     # Pillow reads 16 bits of PNG and PPM as whole numbers of 32
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         white = 65535.0
+        _check_bright(levels.max(initial=0), white, name)
     elif image.mode == "F" and (levels >= 0).all() and (levels <= 1).all():
         white = 1.0
     else:
