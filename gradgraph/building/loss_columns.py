@@ -15,6 +15,11 @@ from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
 
+# why gradients of several batches are not those of one
+NO_QUOTIENT = "is neither a mean nor a sum over the batch"
+COMPARES = "compares the samples of a batch with each other, and each rank has some of them"
+DIVISORS = "has parts that are divided by different numbers"
+
 
 def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
     """The quotients that a loss adds up; of another form, it is taken for a mean over the samples of a batch."""
@@ -57,8 +62,10 @@ def added_up(
     builder.scope = "loss"
     parts = quotients(builder, graph, written.loss)
     if parts is None:
-        return written._replace(weight=samples, weighs_alike=False)
+        return written._replace(weight=samples, differs=NO_QUOTIENT)
     varying = [part for part in parts if part.varies]
+    if any(part.compares for part in varying):
+        written = written._replace(differs=COMPARES)
     counted = all(part.counts_elements for part in varying)
     divisor = joint_divisor(varying)
     is_known = counts_samples if counted else counts_labels and divisor is not None
@@ -66,13 +73,15 @@ def added_up(
         written = written._replace(measures=[column_of(builder, "loss", [(parts, 1.0)]), *written.measures])
     sums = [part.below is None for part in varying]
     if varying and all(sums):
-        return written._replace(adds_up=True, weighs_alike=len(varying) == len(parts))
+        return written._replace(
+            adds_up=True, differs=written.differs or ("" if len(varying) == len(parts) else DIVISORS)
+        )
     if counted:
         return written._replace(weight=samples)
     if divisor is not None:
         return written._replace(weight=lambda: builder.cast(builder.Reshape(divisor, []), ir.DataType.FLOAT))
-    alike = all(counts(part) for part in varying)  # in numbers, unless labels are ignored
-    return written._replace(weight=_refusal if any(sums) else samples, weighs_alike=alike)
+    written = written._replace(weight=_refusal if any(sums) else samples, every_label=True)
+    return written if all(counts(part) for part in varying) else written._replace(differs=written.differs or DIVISORS)
 
 
 def _refusal() -> Var:

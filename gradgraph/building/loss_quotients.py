@@ -30,12 +30,14 @@ class Quotient(NamedTuple):
         below: None if it is a sum. Where it is 0, so is ``above``.
         counts_elements: ``below`` is the number of elements of a mean, which depends on nothing but their shape.
         varies: it depends on the batch; else ``below`` is 1.
+        compares: what is summed up depends on several samples at a time.
     """
 
     above: Var
     below: Var | None
     counts_elements: bool = False
     varies: bool = True
+    compares: bool = False
 
 
 class _Pending(NamedTuple):
@@ -63,10 +65,14 @@ class _Reading:
         fed = [v for v in graph.inputs if v not in stored]
         first = next((shape for v in fed if (shape := shape_of(v))), ())
         self._batch: Dim = first[0] if first else None
+        self._data = set(fed)
         self._varying = set(fed)  # with the state that random numbers are drawn from, which is no input yet
         for node in (*graph, *op.nodes):
             if any(v in self._varying or (v.producer() is None and v not in stored) for v in reads(node)):
                 self._varying.update(node.outputs)
+            if node.op_type not in ("Shape", "Size") and any(v in self._data for v in reads(node)):
+                self._data.update(node.outputs)
+        self._of_loss = set(op.nodes)
 
     def of(self, loss: ir.Value) -> list[Quotient] | None:
         found: list[Quotient] = []
@@ -74,7 +80,7 @@ class _Reading:
         while waiting:
             pending = waiting.pop()
             if (met := self._met(pending)) is not None:
-                found.append(met)
+                found.append(met._replace(compares=met.varies and self._compares(pending.value)))
             elif (behind := self._behind(pending)) is not None:
                 waiting += behind
             else:
@@ -130,6 +136,37 @@ class _Reading:
             share = share * self._wide(op.Gather(op.wrap(weight), op.Where(counted, label, 0)))
         below = op.ReduceSum(share, keepdims=0)
         return Quotient(op.Where(op.Equal(below, 0.0), 0.0, self._wide(value) * below), below)
+
+    def _compares(self, summed: ir.Value) -> bool:
+        """Whether the loss of a sample, of which ``summed`` is the sum or mean, depends on other samples.
+
+        Nodes of the model are not asked: they read each sample alone, or are norms, which have an option of their own.
+        """
+        if self._batch is None or self._batch == 1:
+            return False
+        last = summed.producer()
+        waiting, seen = [] if last is None else [v for v in last.inputs if v in self._data], set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            if value is None or value in seen or node not in self._of_loss:
+                continue
+            seen.add(value)
+            sources = [v for v in node.inputs if v in self._data]
+            if self._meets(value, node, sources):
+                return True
+            waiting += sources
+        return False
+
+    def _meets(self, value: ir.Value, node: ir.Node, sources: Sequence[ir.Value]) -> bool:
+        """Whether samples meet here: their axis ends, or lies twice in a product."""
+        shape = shape_of(value)
+        if shape is None or any(shape_of(v) is None for v in sources) or not any(map(self._has_batch, sources)):
+            return False
+        if not self._has_batch(value):
+            return True
+        is_sure = isinstance(self._batch, str) or (node.op_type == "MatMul" and len(sources) == 2)
+        return is_sure and list(shape).count(self._batch) > 1
 
     def _has_batch(self, x: ir.Value) -> bool:
         """Whether samples still lie on an axis of ``x``."""
@@ -343,8 +380,10 @@ def counts(part: Quotient) -> bool:
     waiting = [v for v in node.inputs[:1] if v is not None]
     while waiting:
         value = waiting.pop()
+        if value.dtype == ir.DataType.BOOL:
+            continue
         if (number := constant_of(value)) is not None:
-            if number.size != 1:
+            if number.size != 1 or number.item() not in (0, 1):
                 return False  # weights of classes
             continue
         node = value.producer()

@@ -23,8 +23,8 @@ class Written(NamedTuple):
         weight: writes the number that the loss is a mean over, a float32 scalar; None where only who feeds a batch
             knows it.
         adds_up: the loss is a sum over the batch.
-        weighs_alike: ``weight`` is what all that the loss adds up is divided by, so that gradients of several batches,
-            weighed by it, are those of one.
+        differs: why gradients of several batches, weighed by ``weight``, are not those of one; empty if they are.
+        every_label: they are if no label is ignored.
     """
 
     loss: ir.Value
@@ -32,7 +32,8 @@ class Written(NamedTuple):
     measures: Sequence[Measure] = ()
     weight: Callable[[], Var] | None = None
     adds_up: bool = False
-    weighs_alike: bool = True
+    differs: str = ""
+    every_label: bool = False
 
     def without_rows(self) -> Written:
         """These results without those that an evaluation alone gives."""

@@ -52,7 +52,8 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
         weight.value.shape = ir.Shape(())
     name = "" if weight is None else weight.value.name or ""
     names = {p.name or "": mark.value.name or "" for p, mark in zip(params, found, strict=True)}
-    return Marks(found, weight, SeparateSpec(names, weight=name, adds_up=written.adds_up, alike=written.weighs_alike))
+    spec = SeparateSpec(names, weight=name, adds_up=written.adds_up, differs=written.differs)
+    return Marks(found, weight, replace(spec, every_label=written.every_label))
 
 
 def cut(

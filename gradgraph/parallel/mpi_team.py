@@ -31,6 +31,7 @@ from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.local_steps import LocalSteps, mean_of
 from gradgraph.parallel.nccl import Begun, Nccl, gpu_of
 from gradgraph.parallel.sharded import ShardedUpdate
+from gradgraph.parallel.summable_loss import check_loss
 from gradgraph.parallel.update_parts import Shards, shards_of, too_large
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.data.batch import Array
@@ -135,13 +136,7 @@ class MpiTeam(Team):
         if self._neighbours.size > _cores():
             options = replace(options, spinning=False)
         halves = widened(step.apart())
-        if halves.manifest.separate is not None and not halves.manifest.separate.alike:
-            raise BuildError(
-                "the parts of this loss are divided by different numbers, or it is no quotient of sums, so the "
-                "gradients of ranks do not add up to those of one process",
-                remedy="train with one loss that is a mean or a sum, or in one process",
-                shell="train with one --loss, or without --ranks",
-            )
+        check_loss(halves.manifest)
         self.keeps_gradients = self._far is None and adds_up_here(halves)
         halves = always_due(halves) if self.keeps_gradients else halves
         if self._shard_state and UPDATE in halves.manifest.hyperparameters and not self.keeps_gradients:

@@ -175,8 +175,9 @@ class SeparateSpec:
         weight: the output of gradient.onnx with what its loss is a mean over (samples, or labels that count): the
             weight of these gradients in a mean over several batches. Empty if only who feeds a batch knows it.
         adds_up: the loss is a sum, so the gradients of several batches add up.
-        alike: all parts of the loss are divided by ``weight``, so that the gradients of several batches, weighed by it,
-            are those of one. False for losses that are divided by different numbers, or have another form.
+        differs: why the gradients of several batches, weighed by ``weight``, are not those of one, in words that follow
+            the name of the loss; empty if they are.
+        every_label: they are those of one if no label is ignored, as several losses count labels of their own.
     """
 
     gradients: Mapping[str, str]
@@ -184,7 +185,8 @@ class SeparateSpec:
     apply: HalfSpec = HalfSpec()
     weight: str = ""
     adds_up: bool = False
-    alike: bool = True
+    differs: str = ""
+    every_label: bool = False
 
 
 def column(step: str, name: str) -> str:

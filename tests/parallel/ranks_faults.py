@@ -155,6 +155,11 @@ def norms_of_sums(folder: Path) -> None:
     gg.Trainer(gg.build(mlp(), accumulate=True, grad_norm=True), device="cpu", parallel=parallel)
 
 
+def compares_samples(folder: Path) -> None:
+    loss = {("logits", "logits"): "info_nce"}
+    gg.Trainer(gg.build(mlp(), loss), device="cpu", parallel=gg.DataParallel())
+
+
 def no_norms(folder: Path) -> None:
     trainer(gg.DataParallel(sync_batch_norm=True))
 

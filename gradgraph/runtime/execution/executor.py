@@ -376,7 +376,7 @@ class Executor:
 
     def _check_all_count(self, part: Part, feeds: Mapping[str, Feed]) -> None:
         """Refuse ignored labels of several losses, which ranks weigh by the samples of each."""
-        if self.manifest.parts[part.name].loss.get("name") != "several":
+        if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
         for spec in part.specs:
             ignored = getattr(spec, "ignore_index", None)

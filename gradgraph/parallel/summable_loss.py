@@ -1,0 +1,20 @@
+"""Losses whose gradients add up over ranks; all others are refused by name before the first step."""
+
+from __future__ import annotations
+
+from gradgraph.errors import BuildError, listed, shown
+from gradgraph.step.manifest import Manifest
+
+
+def check_loss(manifest: Manifest) -> None:
+    """Raise BuildError if the gradients of the shares of ranks do not add up to those of a whole batch."""
+    if manifest.separate is None or not manifest.separate.differs:
+        return
+    name, arguments = str(manifest.loss.get("name")), manifest.loss.get("arguments", {}).values()
+    several = [a["name"] for a in arguments if isinstance(a, dict) and "name" in a]
+    subject = f"the sum of the losses {listed(several)}" if several else f"the loss '{shown(name)}'"
+    raise BuildError(
+        f"{subject} {manifest.separate.differs}, so the gradients of ranks do not add up to those of one process",
+        remedy="train in one process, or with a loss that is a mean or a sum over samples",
+        shell="train without --ranks, or with a --loss that is a mean or a sum over samples",
+    )
