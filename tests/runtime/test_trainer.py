@@ -321,7 +321,7 @@ def test_patience_stops_and_goes_back_to_the_best(tmp_path: Path) -> None:
         "epochs": 50,
         "batch_size": 96,
         "validation": held_out,
-        "learning_rate": lambda step: 0.2 if step < 10 else -0.2,  # uphill from the eleventh step on
+        "learning_rate": lambda step: 0.2 if step < 10 else 200.0,  # worse from the eleventh step on
         "patience": 3,
         "checkpoint": tmp_path / "run.ckpt",
         "progress": False,
@@ -474,12 +474,14 @@ def test_wrong_hyperparameter() -> None:
         trainer().fit(handmade.points(8), momentun=0.1)
 
 
-@pytest.mark.parametrize("rate", [np.nan, np.inf, 1e39])
-def test_a_learning_rate_that_is_not_finite_costs_no_state(rate: float) -> None:
+@pytest.mark.parametrize("rate", [np.nan, np.inf, 1e39, -0.1, -np.inf])
+def test_a_learning_rate_that_is_negative_or_not_finite_costs_no_state(rate: float) -> None:
     t = trainer()
     before = t.state_dict()
-    with pytest.raises(DataError, match=r"'learning_rate' is .*; give a finite number"):
+    with pytest.raises(DataError, match=r"'learning_rate' is .*; give a finite number of 0 or more$"):
         t.step(handmade.points(8), learning_rate=rate)
+    with pytest.raises(DataError, match=r"'learning_rate' is .*; give a finite number of 0 or more$"):
+        t.fit(handmade.points(8), learning_rate=rate, progress=False)
     assert t.progress.steps == 0
     assert all(np.array_equal(v, before[n]) for n, v in t.state_dict().items())
     assert np.isfinite(t.step(handmade.points(8))["loss"])

@@ -12,8 +12,23 @@ import onnxruntime as ort
 from gradgraph.arguments import NUMBER, meant
 from gradgraph.errors import DataError, UnknownNameError, shown
 from gradgraph.runtime.execution.ort_values import to_ortvalue
+from gradgraph.step.manifest import LEARNING_RATE
 
 LARGEST = float(np.finfo(np.float32).max)
+
+
+def can_be_fed(name: str, value: float) -> bool:
+    """Whether a hyperparameter may have this value: a finite float32, and no learning rate below 0."""
+    return abs(value) <= LARGEST and (value >= 0 or not _is_rate(name))
+
+
+def range_of(name: str) -> str:
+    """The values that a hyperparameter may have, in words."""
+    return "a finite number of 0 or more" if _is_rate(name) else "a finite number"
+
+
+def _is_rate(name: str) -> bool:
+    return name.rpartition(".")[2] == LEARNING_RATE
 
 
 class Rates:
@@ -39,15 +54,15 @@ class Rates:
 
         Raises:
             UnknownNameError: the step has no such hyperparameter.
-            DataError: one is not finite in float32.
+            DataError: one is not finite in float32, or a learning rate is negative.
         """
         self.check_names(given)
         for name, number in given.items():
             NUMBER.check(f"the hyperparameter '{shown(name)}'", number)
         values = {name: float(given.get(name, default)) for name, default in self.defaults.items()}
         for name, value in values.items():
-            if not abs(value) <= LARGEST:  # the state would be lost, and only the next loss would tell
-                raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give a finite number")
+            if not can_be_fed(name, value):  # the state would be lost, and only the next loss would tell
+                raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give {range_of(name)}")
         for name, value in values.items():
             self._arrays[name][...] = value
         self.given = dict(given)

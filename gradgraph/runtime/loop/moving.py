@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from gradgraph.arguments import NUMBER, described
 from gradgraph.errors import DataError, shown
 from gradgraph.optim.plateau import Plateau
+from gradgraph.runtime.execution.rates import can_be_fed, range_of
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifest, column
 
@@ -47,7 +47,7 @@ class MovingRates:
             history: the epochs before it.
 
         Raises:
-            DataError: a function gives no finite number.
+            DataError: a function gives no finite number, or a negative learning rate.
         """
         rate = self.rates[name]
         if isinstance(rate, Plateau):
@@ -55,17 +55,18 @@ class MovingRates:
         if not callable(rate):
             return float(rate)
         value = rate(done)
-        if not NUMBER.fits(value) or not math.isfinite(value):
+        if not NUMBER.fits(value) or not can_be_fed(name, float(value)):
             raise DataError(f"the function of {shown(name)} gives {described(value)} after {done} steps; it should "
-                            "give a finite number")  # fmt: skip
+                            f"give {range_of(name)}")  # fmt: skip
         if name.rpartition(".")[2] == LEARNING_RATE and name not in self._said:
-            self._say_if_odd(name, float(value), done)
+            self._say_if_zero(name, float(value), done)
         return float(value)
 
-    def _say_if_odd(self, name: str, value: float, done: int) -> None:
-        """Say once that a learning rate lets the weights stand, or move uphill; a warm-up may begin at 0."""
-        odd = "which moves the weights uphill" if value < 0 else "where the weights no longer move"
-        if value < 0 or (value == 0 and name in self._was_zero):
+    def _say_if_zero(self, name: str, value: float, done: int) -> None:
+        """Say once that a learning rate lets the weights stand; a warm-up may begin at 0."""
+        if value == 0 and name in self._was_zero:
             self._said.add(name)
-            log.warning("the function of %s gives %g after %d steps, %s", shown(name), value, done, odd)
+            log.warning(
+                "the function of %s gives 0 after %d steps, where the weights no longer move", shown(name), done
+            )
         (self._was_zero.add if value == 0 else self._was_zero.discard)(name)
