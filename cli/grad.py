@@ -14,7 +14,7 @@ from gradgraph.cli.choices import BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import build_option, one_or_all
 from gradgraph.cli.output_paths import check_output
-from gradgraph.cli.written import written
+from gradgraph.cli.files_written import written
 from gradgraph.errors import shown
 
 

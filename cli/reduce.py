@@ -11,7 +11,7 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH, Listed
 from gradgraph.cli.command import Command
 from gradgraph.cli.output_paths import check_output
-from gradgraph.cli.written import written
+from gradgraph.cli.files_written import written
 from gradgraph.errors import listed
 
 

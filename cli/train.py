@@ -33,7 +33,7 @@ from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, check_same_data, preprocess, starting_model
-from gradgraph.cli.written import data_beside
+from gradgraph.cli.files_written import data_beside
 from gradgraph.errors import CheckpointError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:

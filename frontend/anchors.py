@@ -81,10 +81,13 @@ def checked_priors(given: Any) -> Array:
             remedy="give the array [A, 4] that the model was made with: gradgraph.losses.ssd(priors)",
             shell="give those that the model was made with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
         )
-    laid = np.asarray(given, float)
+    try:
+        laid = np.asarray(given, float)
+    except (TypeError, ValueError):  # text, or rows of unequal lengths
+        laid = np.empty(0)
     if laid.ndim != 2 or laid.shape[1] != 4 or not np.isfinite(laid).all() or not (laid[:, 2:] > 0).all():
         raise BuildError(
-            f"the priors of ssd have shape {list(laid.shape)} or sides that are not above zero; give [A, 4]: centre x, "
-            "centre y, width and height in shares of the picture"
+            "the priors of ssd must be an array [A, 4] of centre x, centre y, width and height in shares of the picture, "
+            "with widths and heights above zero"
         )
     return laid

@@ -125,7 +125,7 @@ OTHERS = {
     "surgery.qat(target)", "export.save_inference(outputs)", "extend.loss(reads)", "extend.operator(inputs)",
     "extend.operator(outputs)", "Trainer.fit(steps)", "Trainer.per_class(classes)",
     "gg.reduce(test)", "gg.DataNames(columns)", "gg.DataNames(classes)", "gg.DataNames(softmax)",
-    "gg.DataNames(sigmoid)",
+    "gg.DataNames(sigmoid)", "gg.DataNames(numbered)",
     "vision.Annotated(classes)", "vision.MaskFolder(classes)", "vision.masks(classes)", "vision.detect(outputs)",
     "vision.evaluate(outputs)",
 }  # fmt: skip

@@ -263,7 +263,7 @@ def test_arguments_that_cannot_be_meant() -> None:
     with pytest.raises(gg.GradgraphError, match="ssd has two variances"):
         losses.ssd(np.full((3, 4), 0.5), variances=(0.1, 0.1, 0.2, 0.2))
     for priors in (np.zeros((3, 4)), np.full((3, 5), 0.5)):
-        with pytest.raises(gg.GradgraphError, match="the priors of ssd have shape"):
+        with pytest.raises(gg.GradgraphError, match="the priors of ssd must be an array"):
             losses.ssd(priors)
     with pytest.raises(gg.GradgraphError, match="a list of rows of numbers"):
         losses.ssd("priors.npy")
