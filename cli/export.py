@@ -12,10 +12,10 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import carry_tokenizer
+from gradgraph.cli.files_written import written
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.run_weights import checkpoint_to_use
-from gradgraph.cli.files_written import written
 from gradgraph.files.path_kinds import step_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH, Suggested
 from gradgraph.cli.data import AUGMENT, TARGET, Reading, check_longest, keep_tokenizer, reading_options
+from gradgraph.cli.files_written import data_beside
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.one_voice import parallel, starts
 from gradgraph.cli.options import (
@@ -33,7 +34,6 @@ from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.cli.table_options import COLUMN, PREPROCESS, START, check_same_data, preprocess, starting_model
-from gradgraph.cli.files_written import data_beside
 from gradgraph.errors import CheckpointError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
