@@ -10,8 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
+import gradgraph as gg
 from gradgraph import surgery
-from gradgraph.errors import ArgumentError, ModelError, UnknownNameError
+from gradgraph.errors import ArgumentError, DataError, ModelError, UnknownNameError
 
 RNG = np.random.default_rng(0)
 
@@ -124,3 +125,28 @@ def test_bad_arguments() -> None:
         surgery.open_axes(model("a class token"), {"x": {0: "n", 1: "n"}})
     with pytest.raises(ArgumentError, match="a dict of axes by input"):
         surgery.open_axes(model("a class token"), {"x": ["n"]})  # type: ignore[dict-item]
+
+
+def squeezed() -> onnx.ModelProto:
+    """Pooled features without their empty axes, as torch's ``x.squeeze()``: the exporter declares the traced batch."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+        g (float[batch, 6, 5, 5] x) => (float[4, 3] logits) {
+            p = ReduceMean<axes=[2, 3], keepdims=0>(x)
+            s = Squeeze(p)
+            logits = MatMul(s, w)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(6, 3)).astype(np.float32), "w"))
+    return model
+
+
+def test_a_squeeze_that_declares_its_traced_batch_is_told_with_the_way_out() -> None:
+    """A batch by hand, data of a fit and the shell name what opens the model, and the opened one trains."""
+    batch = {"x": RNG.normal(size=(32, 6, 5, 5)).astype(np.float32), "target": np.arange(32) % 3}
+    trainer = gg.Trainer(gg.build(squeezed()), device="cpu")
+    for call in (lambda: trainer.step(batch), lambda: trainer.fit(batch, batch_size=32, progress=False)):
+        with pytest.raises(DataError, match=r"4.*surgery\.open_axes\(model, \{'INPUT': \{0: 'batch'\}\}\)$") as caught:
+            call()
+        assert "--open INPUT:0=batch" in caught.value.in_shell()
+    opened = gg.build(surgery.open_axes(squeezed(), {"x": {0: "batch"}}))
+    assert [spec.shape[0] for spec in (*opened.manifest.inputs, *opened.manifest.targets)] == ["batch"] * 2
+    assert np.isfinite(gg.Trainer(opened, device="cpu").step(batch)["loss"])

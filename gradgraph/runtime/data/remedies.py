@@ -43,12 +43,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
 def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
     """The remedies for an array of ``shape``, which ``spec`` does not take."""
     if spec.shape and isinstance(spec.shape[0], int) and len(shape) == len(spec.shape) and shape[0] != spec.shape[0]:
-        return {  # which a file may declare of an output only
-            "remedy": f"give batches of {spec.shape[0]}, or build the step of a model whose batch is open: "
-            "gradgraph.surgery.open_axes(model, {'INPUT': {0: 'batch'}})",
-            "shell": f"add --batch-size {spec.shape[0]}, or open the batch of the model: gradgraph surgery --open "
-            "INPUT:0=batch",
-        }
+        return for_batch(f"give batches of {spec.shape[0]}", spec.shape[0])
     if takes_labels(spec):
         if (axis := _axis_of_classes(spec, shape)) is not None:
             return one_hot(spec, axis)
@@ -59,6 +54,21 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
             "OUTPUT.axis=-1)",
         }
     return {"remedy": "reshape it", "shell": "save it in that shape"}
+
+
+def for_batch(way: str, size: int) -> Remedies:
+    """The remedies for a batch of another size than is fixed, if only by what a file declares of an output.
+
+    Args:
+        way: to give batches of this size in Python.
+        size: that of all ranks together.
+    """
+    return {
+        "remedy": f"{way}, or build the step of a model whose batch is open: "
+        "gradgraph.surgery.open_axes(model, {'INPUT': {0: 'batch'}})",
+        "shell": f"add --batch-size {size}, or open the batch of the model: gradgraph surgery MODEL "
+        "--open INPUT:0=batch -o OPENED",
+    }
 
 
 def one_hot(spec: TensorSpec, axis: int) -> Remedies:

@@ -33,7 +33,7 @@ from gradgraph.runtime.data.images import image_folder, is_image_folder
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import Declared, check_same
 from gradgraph.runtime.data.padded import Padded
-from gradgraph.runtime.data.remedies import check_counts
+from gradgraph.runtime.data.remedies import check_counts, for_batch
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.shards import is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
@@ -389,8 +389,7 @@ def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array
         raise DataError(
             f"the step takes batches of exactly {fixed} ('{shown(name)}' has a fixed first dimension){shared}, and "
             f"the batch size is {order.batch_size}",
-            remedy=f"pass batch_size={fixed * order.ranks}",
-            shell=f"add --batch-size {fixed * order.ranks}",
+            **for_batch(f"pass batch_size={fixed * order.ranks}", fixed * order.ranks),
         )
     if isinstance(array, StoredArray):
         checker.typed(spec, array[:1])  # refused now if it cannot be converted
