@@ -160,6 +160,24 @@ def compares_samples(folder: Path) -> None:
     gg.Trainer(gg.build(mlp(), loss), device="cpu", parallel=gg.DataParallel())
 
 
+def ignored_by_one_of_several(folder: Path) -> None:
+    """Known before the first step, though it is a label of the last batch."""
+    data = {"x": arrays(40)["x"], "logits_target": np.zeros(40, np.int64), "h_target": np.zeros(40, np.int64)}
+    data["h_target"][-1] = -100
+    steps: list[int] = []
+
+    class Counting:
+        def on_step(self, owner: gg.Trainer, row: Any) -> None:
+            steps.append(1)
+
+    step = gg.build(mlp(), {"logits": "cross_entropy", "h": "cross_entropy"})
+    try:
+        own = gg.Trainer(step, device="cpu", parallel=gg.DataParallel())
+        own.fit(data, **QUICK, shuffle=False, callbacks=[Counting()])
+    finally:
+        assert not steps
+
+
 def no_norms(folder: Path) -> None:
     trainer(gg.DataParallel(sync_batch_norm=True))
 

@@ -45,6 +45,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("sums_alone", ["build the step without accumulate"], 1),
         ("loss_scale", ["whose loss scale they would not follow"], 1),
         ("compares_samples", ["'info_nce' compares the samples of a batch with each other", "train in one process"], 1),
+        ("ignored_by_one_of_several", ["'h_target' holds the ignored label -100", "give each sample a label"], 1),
         ("no_norms", ["so there is nothing to synchronise; leave sync_batch_norm out"], 1),
         ("norms_of_local_steps", ["local steps have others; leave sync_batch_norm or compress out"], 1),
         ("other_norms", ["rank 1 has not the ways of rank 0"], 1),

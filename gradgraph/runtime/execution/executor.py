@@ -179,16 +179,18 @@ class Executor:
         """Likewise, to train on: a run that begins may take other names than its model knows, and says so."""
         try:
             source = self.source(data, order, steps)
-            if source.rows is not None and source.rows < order.ranks:
-                raise DataError(
-                    f"the data hold {source.rows} samples, fewer than there are ranks ({order.ranks}); start fewer"
-                )
-            return source
         except UnmatchedError as error:
             if self.progress.steps or self.names.preprocess is not None:
                 raise
             log.warning("%s; this run begins with new names", error.problem)
-            return self.source(data, order, steps, NO_NAMES)
+            source = self.source(data, order, steps, NO_NAMES)
+        if source.rows is not None and source.rows < order.ranks:
+            raise DataError(
+                f"the data hold {source.rows} samples, fewer than there are ranks ({order.ranks}); start fewer"
+            )
+        if order.ranks > 1 and isinstance(source, Columns):
+            self._check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})
+        return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE) -> Source:
         """Data for evaluation, in their own order (or in that which they were prepared for); a ``team`` shares them."""
@@ -252,7 +254,7 @@ class Executor:
         if part.ends is not None:
             self._warn_if_ended(part, part.ends)
         if self.team.ranks > 1:
-            self._check_all_count(part, feeds)
+            self._check_all_count(feeds)
             self.team.counts(*self.counts(feeds))
         session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
@@ -374,16 +376,19 @@ class Executor:
             self._checkers[steps] = self.checker if whole else own
         return self._checkers[steps]
 
-    def _check_all_count(self, part: Part, feeds: Mapping[str, Feed]) -> None:
-        """Refuse ignored labels of several losses, which ranks weigh by the samples of each."""
+    def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
+        """Refuse ignored labels of several losses, which ranks weigh by the samples of each: of whole columns before
+        the first step, of other data with each batch.
+        """
         if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
-        for spec in part.specs:
-            ignored = getattr(spec, "ignore_index", None)
-            if ignored is not None and (on_host(feeds[spec.name]) == ignored).any():
+        for spec in self.manifest.targets:
+            if spec.ignore_index is None or spec.name not in arrays:
+                continue
+            if (on_host(arrays[spec.name]) == spec.ignore_index).any():
                 raise DataError(
-                    f"'{shown(spec.name)}' holds the ignored label {ignored}, and ranks weigh several losses by their "
-                    "samples alone; give each sample a label, or train in one process"
+                    f"'{shown(spec.name)}' holds the ignored label {spec.ignore_index}, and ranks weigh several losses "
+                    "by their samples alone; give each sample a label, or train in one process"
                 )
 
     def _some_count(self, *steps: str) -> bool:
