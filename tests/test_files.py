@@ -90,7 +90,11 @@ DAMAGED = {
         model(opset=6),
         "opset 6, but 7 to 28 can be read; export it again at opset 7 or newer; onnxruntime does not support older",
     ),
-    "IR version": (model(ir_version=999), "IR version 999, but 3 to 14"),
+    "an old IR version": (
+        model(ir_version=2),
+        "IR version 2, but 3 to 14 can be read; export it again with one of these",
+    ),
+    "IR version": (model(ir_version=999), "IR version 999, but 3 to 14 can be read; export it again with one of these"),
     "no graph": (onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)]), "no graph"),
     "no outputs": (model(outputs=()), "no outputs"),
     "output without producer": (model(outputs=[Z]), "'z' is produced by no node"),

@@ -23,6 +23,7 @@ from gradgraph.graph.checks import (
     check_tensor,
     check_versions,
     findings_of,
+    other_opset,
     refuse_any,
 )
 from gradgraph.graph.node_forms import call_in_file, described, form_findings, values_in_file
@@ -57,7 +58,7 @@ def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
         opset = _imports(function.opset_import).get("", NEWEST_OPSET)
         if not 0 < opset <= NEWEST_OPSET:
             words = f"uses ai.onnx opset {opset}, but up to {NEWEST_OPSET} can be read"
-            yield Finding(f"function '{shown(function.name)}'", words, "", "export the model again")
+            yield Finding(f"function '{shown(function.name)}'", words, "", other_opset(opset))
             return
     for graph in proto_graphs(proto):
         yield from _graph_findings(graph)

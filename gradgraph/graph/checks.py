@@ -68,7 +68,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
     """``needs_opset``: there are nodes of domain ai.onnx."""
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
-        raise refused(Finding("the model", words, "", "save it again with a current onnx"))
+        raise refused(Finding("the model", words, "", "export it again with one of these"))
     opset = opset_imports.get("", opset_imports.get("ai.onnx"))
     if opset is None and not needs_opset:
         return
@@ -77,11 +77,11 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
         raise refused(Finding("the model", "imports no opset of domain ai.onnx", "", remedy))
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         words = f"uses ai.onnx opset {opset}, but {OLDEST_OPSET} to {NEWEST_OPSET} can be read"
-        raise refused(Finding("the model", words, "", _other_opset(opset)))
+        raise refused(Finding("the model", words, "", other_opset(opset)))
 
 
-def _other_opset(opset: int) -> str:
-    """The remedy for an opset that is not read. onnx.version_converter fails on most files below opset 7."""
+def other_opset(opset: int) -> str:
+    """Return the remedy for an opset that is not read. onnx.version_converter fails on most files below opset 7."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
