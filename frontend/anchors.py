@@ -85,7 +85,7 @@ def checked_priors(given: Any) -> Array:
         laid = np.asarray(given, float)
     except (TypeError, ValueError):  # text, or rows of unequal lengths
         laid = np.empty(0)
-    if laid.ndim != 2 or laid.shape[1] != 4 or not np.isfinite(laid).all() or not (laid[:, 2:] > 0).all():
+    if laid.shape[1:] != (4,) or not np.isfinite(laid).all() or not (laid[:, 2:] > 0).all():
         raise BuildError(
             "the priors of ssd must be an array [A, 4]: centre x, centre y, width and height in shares of the picture, "
             "with widths and heights above zero"
