@@ -26,7 +26,7 @@ from gradgraph.graph.marks import mark_detached
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import Editor, attributes, discard, nodes_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
-from gradgraph.surgery.linear_layers import DOMAINS, Layer
+from gradgraph.surgery.linear_layers import DOMAINS
 from gradgraph.surgery.operated import numbers_of
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -158,7 +158,8 @@ def _gemm(editor: Editor, node: ir.Node) -> None:
     op = editor.op
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = _inputs(editor, node, 9)
     options = attributes(node)
-    operands = [_dequantised(op, a, a_scale, a_zero, 1), _dequantised(op, b, b_scale, b_zero, Layer(node).axis)]
+    columns = 0 if options.get("transB") else 1
+    operands = [_dequantised(op, a, a_scale, a_zero, 1), _dequantised(op, b, b_scale, b_zero, columns)]
     if c is not None:
         operands.append(_bias(op, c, a_scale, b_scale, options.get("alpha", 1.0)))
     y = op.Gemm(*operands, **options)

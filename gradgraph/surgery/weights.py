@@ -276,38 +276,47 @@ def _kinds(source: str) -> list[str]:
     return [".".join(words[-2:]), words[-1]] if len(words) > 1 else [""]
 
 
-def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[int]]:
-    """By kinds of names, the axis of the outputs in the file, as matrices that are not square prove it."""
-    found: dict[str, set[int]] = {}
+# how all matrices of a kind may lie in a file: outputs first, as nn.Linear has them; inputs first; or as in the model
+_WAYS = {"outputs first": lambda stored, own: stored == 0, "as in the model": lambda stored, own: stored == own,
+         "inputs first": lambda stored, own: stored == 1}  # fmt: skip
+
+
+def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
+    """By kinds of names, the ways in which matrices may lie, as those that are not square prove it."""
+    found: dict[str, set[str]] = {}
     for value, data, source in pairs:
-        if data.ndim != 2 or data.shape[0] == data.shape[1] or (axis := _outputs(value)) is None:
+        if data.ndim != 2 or data.shape[0] == data.shape[1] or (own := _outputs(value)) is None:
             continue
         as_in_model = data.shape == tuple(known_sizes(shape_of(value)))
+        fitting = {way for way, fits in _WAYS.items() if fits(own if as_in_model else 1 - own, own)}
         for kind in _kinds(source):
-            found.setdefault(kind, set()).add(axis if as_in_model else 1 - axis)
+            found[kind] = found.get(kind, {*_WAYS}) & fitting
     return found
 
 
 def _is_turned(
-    value: ir.Value, source: str, stored: Stored, lying: Mapping[str, set[int]], turned: bool | None
+    value: ir.Value, source: str, stored: Stored, lying: Mapping[str, set[str]], turned: bool | None
 ) -> bool:
     """Is a square matrix transposed in the file?
 
     Raises:
         DataError: nothing says it.
     """
-    axis = _outputs(value)
-    if axis is None:
+    own = _outputs(value)
+    if own is None:
         return False
     if turned is not None:
-        return turned and axis == 1
+        return turned and own == 1
     if stored.model is not None and (theirs := _outputs(stored.model.graph.initializers[source])) is not None:
-        return theirs != axis
-    proved = next((lying[kind] for kind in _kinds(source) if kind in lying), set())
-    if len(proved) == 1:
-        return axis not in proved
-    if isinstance(stored.values, OfModel) or stored.model is not None or (axis == 0 and not proved):
+        return theirs != own
+    ways = [lying.get(kind, {*_WAYS}) for kind in _kinds(source)]
+    if (isinstance(stored.values, OfModel) or stored.model is not None) and "as in the model" in ways[-1]:
         return False
+    for some in ways:
+        likely = some - {"inputs first"} or some  # that a file has so only where the two others are disproved
+        sides = {not _WAYS[way](own, own) for way in likely}
+        if len(sides) == 1:
+            return sides.pop()
     raise DataError(
         f"'{shown(source)}' is square, and nothing says whether it is transposed in the file: no other matrix with "
         "such a name has a shape that does",

@@ -70,6 +70,43 @@ def test_calibrated_models_are_as_near_as_they_say(name: str, batch: str | int, 
     assert again.outputs == small.outputs
 
 
+@pytest.mark.parametrize("shape", [(8,), (1, 8), ()], ids=str)
+@pytest.mark.parametrize("attributes", ["", "<beta = 2.0>", "<alpha = 0.5, beta = 0.25>", "<transB = 1, beta = 0.0>"])
+def test_factors_and_biases_of_gemm(attributes: str, shape: tuple[int, ...]) -> None:
+    """The quantiser of onnxruntime leaves ``beta`` out, and its kernels the scale of a bias that two layers share."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 8] x) => (float[n, 8] y) {{ h = Gemm{}(x, w, b) {}'
+    model = onnx.parser.parse_model(text.format(attributes, "r = Relu(h) y = Gemm(r, v, b) }"))
+    rng = np.random.default_rng(4)
+    for name, sizes in {"w": (8, 8), "v": (8, 8), "b": shape}.items():
+        numbers = np.asarray(rng.normal(size=sizes), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
+    x = data((8,))
+    wanted, found = (run(m, {"x": x})["y"] for m in (model, gg.quantize(model, {"x": x}).result))
+    assert np.abs(wanted - found).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_convolutions_in_groups(operator: str, groups: int, bias: bool) -> None:
+    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 4, 6, 6] x) => (float[n, 6, h, w] y)'
+    nodes = [f"{operator}<group = {groups}>({x}, {w}{', b' * bias})" for x, w in (("x", "w"), ("r", "v"))]
+    model = onnx.parser.parse_model(f"{header} {{ h = {nodes[0]} r = Relu(h) y = {nodes[1]} }}")
+    rng = np.random.default_rng(5)
+    shapes = {"w": (4, 6), "v": (6, 6), "b": (6,)}
+    for name, (*inputs, outputs) in shapes.items():
+        if not bias and name == "b":
+            continue
+        sizes = (
+            [*inputs, outputs // groups] if operator == "ConvTranspose" else [outputs, *(i // groups for i in inputs)]
+        )
+        numbers = rng.normal(size=[*sizes, 3, 3] if inputs else shapes[name]).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
+    x = data((4, 6, 6))
+    wanted, found = (run(m, {"x": x})["y"] for m in (model, gg.quantize(model, {"x": x}).result))
+    assert np.abs(wanted - found).max() < 0.1 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_weights_alone_are_integers_without_data(name: str) -> None:
     network, shape = NETWORKS[name]

@@ -59,6 +59,21 @@ def quantised(base: onnx.ModelProto, how: str, x: np.ndarray, folder: Path) -> o
     return onnx.load(target)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 5)], ids=str)
+def test_scales_by_channel_of_a_gemm(sizes: tuple[int, int], turned: int, tmp_path: Path) -> None:
+    """Those of a square weight fit either axis, and belong to its outputs."""
+    weight = floats(*sizes) * np.exp(floats(sizes[1]))
+    given = {"weight": np.ascontiguousarray(weight.T if turned else weight), "bias": floats(sizes[1])}
+    base = made([node("Gemm", ["x", "weight", "bias"], ["y"], transB=turned, name="only")], given, ["rows", 8])
+    x = floats(32, 8)
+    model = quantised(base, "static by channel", x, tmp_path)
+    before = run(model, x)
+    for changed in (gg.lora(model, "*", rank=2), gg.qat(model)):
+        assert np.abs(run(changed, x) - before).max() < np.ptp(before) / 200
+
+
 HOWS = ["dynamic", "dynamic by channel", "static", "static by channel", "static QDQ"]
 
 

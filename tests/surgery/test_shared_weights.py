@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,44 @@ def in_squares() -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"{header} {{ h = MatMul(x, a) y = MatMul(h, b) }}")
     model.graph.initializer.extend(numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), n) for n in "ab")
     return model
+
+
+FACTORS = {"MatMul": "MatMul({}, {})", "Gemm": "Gemm({}, {})", "turned Gemm": "Gemm<transB = 1>({}, {})"}
+
+
+def several(sizes: list[int], kinds: list[str]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Matrices in a row, each read in its own way; and them as torch stores them."""
+    lines, values = [], {}
+    for i, kind in enumerate(kinds):
+        lines.append(f"h{i + 1} = {FACTORS[kind].format(f'h{i}', f'w{i}')}")
+        values[f"w{i}"] = RNG.normal(size=(sizes[i + 1], sizes[i])).astype(np.float32)
+    header = '<ir_version: 10, opset_import: ["" : 21]>'
+    last = len(kinds)
+    model = onnx.parser.parse_model(
+        f"{header} g (float[n, {sizes[0]}] h0) => (float[n, {sizes[-1]}] h{last}) {{ {' '.join(lines)} }}"
+    )
+    own = {n: v if k == "turned Gemm" else v.T for (n, v), k in zip(values.items(), kinds, strict=True)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.ascontiguousarray(v), n) for n, v in own.items())
+    return model, values
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 6], [6, 4, 4], [4, 4, 4]], ids=str)
+@pytest.mark.parametrize("kinds", list(itertools.product(FACTORS, repeat=2)), ids=str)
+def test_matrices_read_in_different_ways_are_right_or_refused(sizes: list[int], kinds: list[str]) -> None:
+    model, of_torch = several(sizes, [*kinds])
+    own, other = weights(model), onnx.ModelProto.FromString(model.SerializeToString())
+    for tensor in other.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(np.zeros(tensor.dims, np.float32), tensor.name))
+    for given in (own, of_torch):
+        try:
+            found = weights(surgery.load_weights(other, given))
+        except DataError as error:
+            assert "is square, and nothing says" in str(error)
+            found = weights(surgery.load_weights(other, given, turned=given is of_torch))
+        assert all((found[name] == array).all() for name, array in own.items())
+    trainer = gg.Trainer(gg.build(model, "mse"), device="cpu")
+    found = weights(surgery.load_weights(other, trainer.state_dict()))  # whatever the others look like
+    assert all((found[name] == array).all() for name, array in own.items())
 
 
 @pytest.mark.parametrize("source", ["state_dict", "parameters", "checkpoint", "save_weights", "export"])
