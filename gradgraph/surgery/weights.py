@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -277,8 +277,11 @@ def _kinds(source: str) -> list[str]:
 
 
 # how all matrices of a kind may lie in a file: outputs first, as nn.Linear has them; inputs first; or as in the model
-_WAYS = {"outputs first": lambda stored, own: stored == 0, "as in the model": lambda stored, own: stored == own,
-         "inputs first": lambda stored, own: stored == 1}  # fmt: skip
+_WAYS: dict[str, Callable[[int, int], bool]] = {
+    "outputs first": lambda stored, own: stored == 0,
+    "as in the model": lambda stored, own: stored == own,
+    "inputs first": lambda stored, own: stored == 1,
+}
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
