@@ -47,14 +47,20 @@ def review(
 
     1. nothing but vectors and single numbers is trained, although there are matrices;
     2. single numbers are not trained that may have been learned;
-    3. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
-    4. weights of several modules were made one (``gradgraph.passes.normal.weights.stored_once``);
-    5. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
-    6. a transformer from elsewhere is trained throughout, and its file has no Dropout.
+    3. tensors are not trained because their readers or numbers show constants, though the file does not say so;
+    4. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
+    5. weights of several modules were made one (``gradgraph.passes.normal.weights.stored_once``);
+    6. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
+    7. a transformer from elsewhere is trained throughout, and its file has no Dropout.
     """
     chosen = []
     if by_default:
-        chosen = [*_trains_little(graph, targets, trained), *_doubtful(graph, trained), *_frozen_norms(graph, trained)]
+        chosen = [
+            *_trains_little(graph, targets, trained),
+            *_doubtful(graph, trained),
+            *_constants(graph, trained),
+            *_frozen_norms(graph, trained),
+        ]
     return [*chosen, *_computed_before(graph, trained), *_merged_weights(graph, trained), *_no_dropout(graph, trained)]
 
 
@@ -149,6 +155,23 @@ def _doubtful(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
         f"{'is' if one else 'are'} not trained",
         f"the file does not tell whether {'it was' if one else 'they were'} learned",
         f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
+        f"(--train '*' --train {shown(names[0])})",
+        "warning",
+    )
+
+
+def _constants(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
+    found = {n: v.reason for n, v in verdicts(graph).items() if v.is_taken_for_constant and n not in trained}
+    names = [n for n in found if n in graph.initializers and graph.initializers[n].uses()]
+    if not names:
+        return
+    one = len(names) == 1
+    yield Finding(
+        f"the {'tensor' if one else 'tensors'} {listed(names, _NAMED)}",
+        f"{'is' if one else 'are'} not trained",
+        f"the graph reads {'it as a constant' if one else 'them as constants'} (input normalisation, box decoding, "
+        "output scaling or masks)",
+        f"if {'it was' if one else 'one was'} learned, name it in full: train=['*', '{shown(names[0])}'] "
         f"(--train '*' --train {shown(names[0])})",
         "warning",
     )

@@ -123,10 +123,10 @@ _COLUMNS = {
 }  # axes of weights
 _LIMITS = frozenset({"Max", "Min"})  # with one number
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
-_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
+ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _MOST_MOVES = 8  # moves at most between a product and what is added to it
 _GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
-_MOVES = frozenset(  # of the first input
+MOVES = frozenset(  # of the first input
     {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
     | {"Abs", "Identity", "Neg", "Pad", "QuantizeLinear", "Reciprocal", "Reshape", "Slice", "Split", "Sqrt"}
     | {"Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
@@ -214,13 +214,13 @@ class _Stored:
             return i == 0
         if node.op_type == "Concat":
             return not self.is_single(value) or node.outputs[0] in self._single
-        if node.op_type not in _ARITHMETIC | _SHAPING or node.outputs[0] not in self._single:
+        if node.op_type not in ARITHMETIC | _SHAPING or node.outputs[0] not in self._single:
             return False
         return self._single[value] == self._single[node.outputs[0]]
 
 
 def _moves(node: ir.Node) -> bool:
-    return node.op_type in _MOVES and not node.domain
+    return node.op_type in MOVES and not node.domain
 
 
 def _is_column(value: ir.Value | None) -> bool:

@@ -18,6 +18,7 @@ from gradgraph.files.model_metadata import learned_ranges
 from gradgraph.graph.constant_nodes import weights_were_nodes
 from gradgraph.graph.marks import is_marked_constant, mark_constant
 from gradgraph.graph.shapes import is_single
+from gradgraph.passes.normal.weights.fixed_tensors import find_fixed
 from gradgraph.passes.normal.weights.roles import Role, Uses, roles
 
 
@@ -28,11 +29,13 @@ class Verdict:
     Attributes:
         reason: why, or why not, as words that follow a colon; names in it may be shown.
         doubtful: it is one number, and may have been learned.
+        is_taken_for_constant: it has many, and its readers or its numbers say that it is no weight, not the file.
     """
 
     is_weight: bool
     reason: str
     doubtful: bool = False
+    is_taken_for_constant: bool = False
 
 
 OURS = "gradgraph"  # the producer of files that are written here, where Dropout stays
@@ -62,7 +65,8 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
        Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
        entry of the state that PyTorch's older exporter calls by its path, a parameter of PaddlePaddle. Otherwise it is
        a number in a formula;
-    6. all others are weights.
+    6. nor are constants that normalise inputs, decode outputs or mask (``fixed_tensors``);
+    7. all others are weights.
     """
     exporter = _exporter(model)
     judge = _Judge(model, exporter)
@@ -170,6 +174,7 @@ class _Judge:
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
+        self._fixed = find_fixed(model)
         self._computed = {v.name for node in model.graph for v in node.outputs}
         self._writes_numbers = exporter in _WRITERS_OF_NUMBERS
         self._names_state = exporter == _OLDER_TORCH
@@ -187,6 +192,8 @@ class _Judge:
             return Verdict(False, "the exporter folded it from numbers and shapes alone")
         if _is_mask(value):
             return Verdict(False, "it holds numbers that are not finite")
+        if (reason := self._fixed.get(value)) is not None:
+            return Verdict(False, reason, is_taken_for_constant=True)
         uses = self._uses.get(value, {})
         if not uses or value.dtype is None or not value.dtype.is_floating_point():
             return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")

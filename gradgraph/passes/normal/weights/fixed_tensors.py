@@ -1,0 +1,450 @@
+"""Stored tensors that are constants by what reads them, in files that do not say what is a parameter.
+
+1. Input normalisation: a model input, or one that was only moved, minus, divided by, times or plus a constant, before a
+   layer. Constants that are added or multiplied vary along one axis and go to layers alone, which can learn the same.
+2. Priors of a detector and scales of a target: behind the last layer, outputs times constants and plus constants. A
+   layer without a bias reads the first vector that is added as its bias.
+3. Masks, by their numbers: zeros and ones as a factor; zeros and one large negative number.
+4. The numbers of bins, 0, 1, 2 and so on, by which the expectation of a Softmax is computed.
+
+A scale of ones and a shift of zeros change nothing: they are weights that nobody has trained yet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.checks import describe, has_bodies
+from gradgraph.graph.nodes import input_at, inputs_of, is_standard
+from gradgraph.graph.shapes import FOLDS, as_dims, is_single
+from gradgraph.passes.normal.edit import attributes, nodes_of
+from gradgraph.passes.normal.weights.roles import ARITHMETIC, MOVES
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Reading: TypeAlias = tuple[ir.Node, int]  # a node, and which of its inputs
+Dims: TypeAlias = Sequence[object] | None
+
+_FACTORS = frozenset({"Div", "Mul"})
+_CARRIERS = MOVES | {"AveragePool", "Clip", "Concat", "MaxPool", "Resize", "Upsample", "Where"}
+_KEEP_SIZES = frozenset({"Abs", "Cast", "CastLike", "Clip", "Dropout", "Identity", "Where"})
+_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_LAYERS = _LINEAR | {"BatchNormalization", "Einsum", "GRU", "LSTM", "RNN"}
+_RANGES = frozenset({"Clip", "Exp", "Pow", "Sigmoid", "Softplus", "Tanh"})  # which outputs of detectors pass through
+_BEHIND_LAYERS = (  # of what follows the last layer: decoding, and the choice of results
+    ARITHMETIC
+    | _RANGES
+    | MOVES
+    | {"And", "ArgMax", "Concat", "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+    | {"LogSoftmax", "Max", "Min", "NonMaxSuppression", "NonZero", "Not", "Or", "ReduceMax", "Relu", "ScatterND"}
+    | {"Shape", "Size", "Softmax", "TopK", "Where"}
+)
+_LARGEST = 1 << 20  # numbers; what is larger is no mean and no prior
+_LARGEST_MASK = 1 << 24
+_NEGLIGIBLE = -100.0  # what a mask adds at most, such as that of Swin
+_BINS = 4  # at least
+_FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
+    **FOLDS,
+    "Div": np.divide,
+    "Exp": np.exp,
+    "Reciprocal": np.reciprocal,
+    "Sqrt": np.sqrt,
+}
+
+
+def find_fixed(model: ir.Model) -> dict[ir.Value, str]:
+    """The initializers of more than one number that are constants, with the reason in words."""
+    stored = _Stored(model)
+    fed, before = _before_layers(model.graph, stored)
+    after = _behind_layers(model.graph, stored, fed, before)
+    found = {}
+    for value in model.graph.initializers.values():
+        if value.const_value is None or value.const_value.size <= 1 or not value.const_value.dtype.is_floating_point():
+            continue
+        readings = stored.readings[value]
+        if words := _mask(value) or _bins(value):
+            found[value] = words
+        elif readings and value not in stored.outputs and all(r in before or r in after for r in readings):
+            node, _ = first = readings[0]
+            place = "it normalises an input" if first in before else "it scales or shifts an output behind all layers"
+            found[value] = f"{place}, as an operand of {describe(node)}"
+    return found
+
+
+class _Stored:
+    """Values that are computed from stored tensors alone, and who reads them beside others."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._sources: dict[ir.Value, frozenset[ir.Value]] = {
+            v: frozenset((v,)) for v in model.graph.initializers.values()
+        }
+        self.readings: dict[ir.Value, list[Reading]] = defaultdict(list)
+        for node in nodes_of(model):
+            read = inputs_of(node)
+            if not has_bodies(node) and (read or node.op_type == "Constant") and all(v in self._sources for v in read):
+                every = frozenset(s for v in read for s in self._sources[v])
+                self._sources.update(dict.fromkeys(node.outputs, every))
+                continue
+            for i, value in enumerate(node.inputs):
+                for source in self.sources_of(value):
+                    self.readings[source].append((node, i))
+        self.outputs = {s for v in model.graph.outputs for s in self.sources_of(v)}
+        self._arrays: dict[ir.Value, Array | None] = {}
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._sources
+
+    def sources_of(self, value: ir.Value | None) -> frozenset[ir.Value]:
+        return frozenset() if value is None else self._sources.get(value, frozenset())
+
+    def array(self, value: ir.Value) -> Array | None:
+        """The numbers of a stored value; None for large ones, and where they are not computed easily."""
+        if value not in self._arrays:
+            self._arrays[value] = self._computed(value)
+        return self._arrays[value]
+
+    def _computed(self, value: ir.Value) -> Array | None:
+        node, tensor = value.producer(), ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            is_number = tensor.dtype != ir.DataType.STRING and tensor.size <= _LARGEST
+            return tensor.numpy() if is_number else None
+        how = None if node is None or node.domain else _FLOAT_FOLDS.get(node.op_type)
+        arrays = [] if node is None else [self.array(v) for v in inputs_of(node)]
+        if node is None or how is None or any(a is None for a in arrays):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                result = how(*arrays, **attributes(node))
+        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
+            return None
+        return None if result is None or np.size(result) > _LARGEST else np.asarray(result)
+
+
+@dataclass(eq=False)
+class _Group:
+    """Uses of constants that belong together: of one input, or of outputs that are joined."""
+
+    uses: list[_Constant] = field(default_factory=list)
+    into: _Group | None = None  # the group that this one has become part of
+    has_residual: bool = False  # an input has been added, so that the last layer cannot learn the same
+
+    def whole(self) -> _Group:
+        group = self
+        while group.into is not None:
+            group = group.into
+        return group
+
+    def changes_something(self) -> bool:
+        return not all((c.array == (c.node.op_type in _FACTORS)).all() for c in self.uses)
+
+
+@dataclass(frozen=True, eq=False)
+class _Constant:
+    """A stored operand of arithmetic with a value that is not stored."""
+
+    node: ir.Node
+    at: int
+    array: Array
+
+    @property
+    def axes(self) -> int:
+        """Along how many axes the numbers vary, as far as sizes say."""
+        return sum(d > 1 for d in self.array.shape)
+
+    @property
+    def is_scale(self) -> bool:
+        """Is it a factor, or what the other is subtracted from? No bias is written so."""
+        return self.node.op_type in _FACTORS or self.is_minuend
+
+    @property
+    def is_minuend(self) -> bool:
+        return self.node.op_type == "Sub" and self.at == 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Deviations, widths and strides are above zero."""
+        return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
+
+
+def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
+    """The one stored operand of ``node``, if its numbers are known and no quotient is taken of it."""
+    at = [i for i, v in enumerate(node.inputs) if v in stored]
+    if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
+        return None
+    value = node.inputs[at[0]]
+    array = None if value is None else stored.array(value)
+    return None if array is None else _Constant(node, at[0], array)
+
+
+# --- before the layers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """An input of the model on its way: its sizes as far as they are known, and the constants so far."""
+
+    dims: Dims
+    group: _Group | None = None
+
+
+def _before_layers(graph: ir.Graph, stored: _Stored) -> tuple[Collection[ir.Value], set[Reading]]:
+    """The values that are inputs on their way to layers, and the places where a constant normalises one."""
+    fed = {
+        v: _Fed(None if v.shape is None else as_dims(v.shape))
+        for v in graph.inputs
+        if v not in stored and v.dtype is not None and v.dtype != ir.DataType.STRING
+    }
+    for node in graph:
+        if node.domain or not node.outputs or not any(v in fed for v in node.inputs):
+            continue
+        if node.op_type in ARITHMETIC:
+            after = _normalised(node, fed, stored)
+        elif node.op_type in _CARRIERS:
+            after = _carried(node, fed, stored)
+        else:
+            continue
+        if after is not None:
+            fed.update(dict.fromkeys(node.outputs, after))
+    some, every = _reach(fed, stored)
+    groups = {id(f.group): f.group for f in fed.values() if f.group is not None}
+    return fed, {(c.node, c.at) for group in groups.values() for c in _normalising(group, some, every)}
+
+
+def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _Fed | None:
+    constant = _constant(node, stored)
+    source = None if constant is None else node.inputs[1 - constant.at]
+    if constant is None or source is None or source not in fed or (constant.is_minuend and constant.array.size > 1):
+        return None
+    before = fed[source]
+    if constant.array.size == 1:
+        return before
+    if not constant.is_possible or not _fits(constant, before.dims):
+        return None
+    group = before.group or _Group()
+    group.uses.append(constant)
+    return _Fed(before.dims, group)
+
+
+def _fits(constant: _Constant, dims: Dims) -> bool:
+    """Does the input keep its sizes? Centres that it is compared with are weights."""
+    if dims is None:
+        return constant.axes <= 1
+    sizes = constant.array.shape
+    return len(sizes) <= len(dims) and all(a in (1, b) for a, b in zip(reversed(sizes), reversed(dims), strict=False))
+
+
+def _carried(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _Fed | None:
+    first = 1 if node.op_type == "Where" else 0
+    data = inputs_of(node)[first:] if node.op_type in ("Concat", "Where") else inputs_of(node)[:1]
+    before = [fed[v] for v in data if v in fed]
+    if not before or not all(v in fed or v in stored for v in data):
+        return None
+    group = next((f.group for f in before if f.group is not None), None)
+    return _Fed(_moved(node, before[0].dims, stored), group)
+
+
+def _moved(node: ir.Node, dims: Dims, stored: _Stored) -> Dims:
+    if dims is None or node.op_type in _KEEP_SIZES:
+        return dims
+    if node.op_type == "Transpose":
+        order = attributes(node).get("perm", range(len(dims))[::-1])
+        return [dims[i] for i in order]
+    if node.op_type == "Unsqueeze":
+        second = input_at(node, 1)
+        axes = attributes(node).get("axes") if second is None else stored.array(second) if second in stored else None
+        places = [] if axes is None else [int(a) % (len(dims) + len(axes)) for a in axes]
+        left = iter(dims)
+        return [1 if i in places else next(left) for i in range(len(dims) + len(places))] if places else None
+    return None
+
+
+def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], set[ir.Value]]:
+    """The values of ``fed`` of which some reader is a layer at the end, and those of which every one is."""
+    some: set[ir.Value] = set()
+    every: set[ir.Value] = set()
+    for value in reversed(fed):
+        readers = [n for n in value.consumers() if n.op_type not in ("IsNaN", "Shape", "Size")]
+        layers = {n for n in readers if n.op_type in _LAYERS and any(v in stored for v in n.inputs)}
+        if any(n in layers or not some.isdisjoint(n.outputs) for n in readers):
+            some.add(value)
+        if (
+            readers
+            and not value.is_graph_output()
+            and all(n in layers or not every.isdisjoint(n.outputs) for n in readers)
+        ):
+            every.add(value)
+    return some, every
+
+
+def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> Iterator[_Constant]:
+    """Who subtracts a mean or divides by a deviation says so; a sum or product may be of weights."""
+    is_plain = any(c.node.op_type in ("Div", "Sub") for c in group.uses)
+    if not group.changes_something():
+        return
+    for constant in group.uses:
+        after, op_type = constant.node.outputs[0], constant.node.op_type
+        says_so = op_type in ("Div", "Sub") or constant.axes <= 1
+        if says_so and (after in every or (is_plain and after in some)):
+            yield constant
+
+
+# --- behind the layers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A value that a layer made: whether it has its bias, and with which other outputs it belongs."""
+
+    has_bias: bool
+    group: _Group
+
+
+def _behind_layers(graph: ir.Graph, stored: _Stored, fed: Collection[ir.Value], before: set[Reading]) -> set[Reading]:
+    """The places where a constant scales or shifts an output behind all layers, if outputs are scaled and shifted.
+
+    One of the two alone counts if it undoes what is done to an input, by a tensor that is read at ``before``.
+    """
+    normalising = {s for node, i in before for s in stored.sources_of(node.inputs[i])}
+    last = _last_nodes(graph)
+    made: dict[ir.Value, _Made] = {}
+    for node in graph:
+        if not node.domain and node.outputs and (after := _made(node, made, stored, fed, last)) is not None:
+            made.update(dict.fromkeys(node.outputs, after))
+    groups = {id(g): g for m in made.values() for g in (m.group.whole(),)}
+    return {
+        (c.node, c.at)
+        for group in groups.values()
+        for c in group.uses
+        if _decodes(group) or stored.sources_of(c.node.inputs[c.at]) <= normalising
+    }
+
+
+def _decodes(group: _Group) -> bool:
+    if group.has_residual:
+        return False
+    is_scaled = any(c.is_scale for c in group.uses)
+    is_shifted = any(c.node.op_type not in _FACTORS for c in group.uses)
+    return is_scaled and is_shifted and len(group.uses) > 1 and group.changes_something()
+
+
+def _last_nodes(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes behind all layers."""
+    found: set[ir.Node] = set()
+    for node in reversed(graph):
+        if (
+            node.op_type in _BEHIND_LAYERS
+            and not node.domain
+            and all(n in found for v in node.outputs for n in v.consumers())
+        ):
+            found.add(node)
+    return found
+
+
+def _made(
+    node: ir.Node,
+    made: dict[ir.Value, _Made],
+    stored: _Stored,
+    fed: Collection[ir.Value],
+    last: set[ir.Node],
+) -> _Made | None:
+    if node.op_type in _LINEAR and any(v in stored for v in node.inputs):
+        return _Made(input_at(node, 2) is not None, _Group())
+    data = inputs_of(node) if node.op_type in ARITHMETIC | {"Concat"} else inputs_of(node)[:1]
+    before = [made[v] for v in data if v in made]
+    inputs = [v for v in data if v in fed]
+    if not before or not all(v in made or v in stored for v in data if v not in inputs):
+        return None
+    if node.op_type in ARITHMETIC and len(before) == 1 and not inputs:
+        return _scaled(node, before[0], stored, last)
+    if node.op_type not in ARITHMETIC | _RANGES | MOVES | {"Concat"}:
+        return None
+    group = _joined([m.group for m in before])
+    group.has_residual |= bool(inputs)
+    return _Made(node.op_type in _RANGES or all(m.has_bias for m in before), group)
+
+
+def _scaled(node: ir.Node, before: _Made, stored: _Stored, last: set[ir.Node]) -> _Made | None:
+    constant = _constant(node, stored)
+    if constant is None or not constant.is_possible:
+        return None
+    if constant.array.size == 1:
+        return before
+    if not before.has_bias and constant.axes <= 1 and not constant.is_minuend:
+        return _Made(True, before.group) if node.op_type == "Add" else None
+    if node in last:
+        before.group.whole().uses.append(constant)
+    return _Made(True, before.group)
+
+
+def _joined(groups: Sequence[_Group]) -> _Group:
+    first = groups[0].whole()
+    for group in groups[1:]:
+        other = group.whole()
+        if other is not first:
+            first.uses += other.uses
+            first.has_residual |= other.has_residual
+            other.into = first
+    return first
+
+
+# --- by their numbers -----------------------------------------------------------------------------------
+
+
+def _mask(value: ir.Value) -> str:
+    """Why this is a mask; empty if it is none."""
+    tensor = value.const_value
+    readers = list(_behind_moves(value))
+    if tensor is None or tensor.size > _LARGEST_MASK or not readers:
+        return ""
+    if all(_multiplies(node, i) for node, i in readers):
+        array = tensor.numpy()
+        is_mask = bool(((array == 0) | (array == 1)).all() and array.any() and not array.all())
+        return "it holds zeros and ones, as masks do" if is_mask else ""
+    if all(is_standard(node, "Add", "Where") or (i == 3 and node.op_type == "Attention") for node, i in readers):
+        array = tensor.numpy()
+        least = array.min()
+        is_mask = bool(least <= _NEGLIGIBLE and ((array == 0) | (array == least)).all() and (array == 0).any())
+        return "it holds zeros and one large negative number, as masks do" if is_mask else ""
+    return ""
+
+
+def _multiplies(node: ir.Node, i: int) -> bool:
+    """Is it a factor, or 1 − it?"""
+    first = node.inputs[0]
+    is_complement = is_standard(node, "Sub") and i == 1 and first is not None and is_single(first)
+    return is_complement or is_standard(node, "Mul", "Where")
+
+
+def _bins(value: ir.Value) -> str:
+    tensor = value.const_value
+    if tensor is None or not _BINS <= tensor.size <= _LARGEST:
+        return ""
+    for node, i in _behind_moves(value):
+        data = input_at(node, 1 - i) if i < 2 else None
+        if not is_standard(node, *_LINEAR) or data is None or not _is_softmax(data):
+            return ""
+    array = tensor.numpy().ravel()
+    is_count = bool((array == np.arange(array.size)).all())
+    return "it holds the numbers of bins, by which the expectation of a Softmax is computed" if is_count else ""
+
+
+def _is_softmax(value: ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and not node.domain and node.op_type in MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and is_standard(node, "Softmax")
+
+
+def _behind_moves(value: ir.Value) -> Iterator[Reading]:
+    """Who reads the numbers of ``value``, which nodes may have moved before."""
+    for node, i in value.uses():
+        if i == 0 and node.op_type in MOVES and not node.domain:
+            for moved in node.outputs:
+                yield from _behind_moves(moved)
+        else:
+            yield node, i
