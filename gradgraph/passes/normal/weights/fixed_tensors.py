@@ -12,6 +12,8 @@ A scale of ones and a shift of zeros change nothing: they are weights that nobod
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +50,21 @@ _LARGEST = 1 << 20  # numbers; what is larger is no mean and no prior
 _LARGEST_MASK = 1 << 24
 _NEGLIGIBLE = -100.0  # what a mask adds at most, such as that of Swin
 _BINS = 4  # at least
+_SAME_SIZE = (
+    "Abs",
+    "Cast",
+    "Concat",
+    "Expand",
+    "Identity",
+    "Neg",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+)
 _FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
-    **FOLDS,
+    **{name: FOLDS[name] for name in (*_SAME_SIZE, "Add", "Gather", "Mul", "Sub")},
     "Div": np.divide,
     "Exp": np.exp,
     "Reciprocal": np.reciprocal,
@@ -117,6 +132,11 @@ class _Stored:
         arrays = [] if node is None else [self.array(v) for v in inputs_of(node)]
         if node is None or how is None or any(a is None for a in arrays):
             return None
+        sizes = [a.shape for a in arrays if a is not None]
+        if node.op_type in ARITHMETIC | {"Gather"} and math.prod(max(math.prod(d), 1) for d in sizes) > _LARGEST:
+            joined = [max(column) for column in itertools.zip_longest(*[d[::-1] for d in sizes], fillvalue=1)]
+            if node.op_type == "Gather" or math.prod(joined) > _LARGEST:
+                return None
         try:
             with np.errstate(all="ignore"):
                 result = how(*arrays, **attributes(node))
@@ -253,13 +273,15 @@ def _moved(node: ir.Node, dims: Dims, stored: _Stored) -> Dims:
         return dims
     if node.op_type == "Transpose":
         order = attributes(node).get("perm", range(len(dims))[::-1])
-        return [dims[i] for i in order]
+        return [dims[i] for i in order] if sorted(order) == [*range(len(dims))] else None
     if node.op_type == "Unsqueeze":
         second = input_at(node, 1)
         axes = attributes(node).get("axes") if second is None else stored.array(second) if second in stored else None
-        places = [] if axes is None else [int(a) % (len(dims) + len(axes)) for a in axes]
+        flat = [] if axes is None else np.ravel(axes).tolist()
+        rank = len(dims) + len(flat)
+        places = {int(a) % rank for a in flat}
         left = iter(dims)
-        return [1 if i in places else next(left) for i in range(len(dims) + len(places))] if places else None
+        return [1 if i in places else next(left) for i in range(rank)] if flat and len(places) == len(flat) else None
     return None
 
 
@@ -353,7 +375,9 @@ def _made(
     last: set[ir.Node],
 ) -> _Made | None:
     if node.op_type in _LINEAR and any(v in stored for v in node.inputs):
-        return _Made(input_at(node, 2) is not None, _Group())
+        bias = input_at(node, 2)
+        array = None if bias is None or bias not in stored else stored.array(bias)
+        return _Made(array is not None and bool(array.any()), _Group())  # exporters write zeros where there is none
     data = inputs_of(node) if node.op_type in ARITHMETIC | {"Concat"} else inputs_of(node)[:1]
     before = [made[v] for v in data if v in made]
     inputs = [v for v in data if v in fed]
@@ -375,7 +399,7 @@ def _scaled(node: ir.Node, before: _Made, stored: _Stored, last: set[ir.Node]) -
     if constant.array.size == 1:
         return before
     if not before.has_bias and constant.axes <= 1 and not constant.is_minuend:
-        return _Made(True, before.group) if node.op_type == "Add" else None
+        return _Made(bool(constant.array.any()), before.group) if node.op_type == "Add" else None
     if node in last:
         before.group.whole().uses.append(constant)
     return _Made(True, before.group)

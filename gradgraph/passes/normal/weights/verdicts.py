@@ -190,10 +190,10 @@ class _Judge:
             return Verdict(said == "parameter", f"the file says that {words}")
         if _is_folded(value, self._computed):
             return Verdict(False, "the exporter folded it from numbers and shapes alone")
-        if _is_mask(value):
-            return Verdict(False, "it holds numbers that are not finite")
         if (reason := self._fixed.get(value)) is not None:
             return Verdict(False, reason, is_taken_for_constant=True)
+        if _is_mask(value):
+            return Verdict(False, "it holds numbers that are not finite")
         uses = self._uses.get(value, {})
         if not uses or value.dtype is None or not value.dtype.is_floating_point():
             return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")
