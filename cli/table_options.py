@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 
     from gradgraph.preprocess import Preprocessing
     from gradgraph.preprocess.drift import Drift
+    from gradgraph.preprocess.frames import Frame
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step.data_names import DataNames
     from gradgraph.step.step import Step
+
+log = logging.getLogger("gradgraph")
+
+LOOKED_AT = 1000  # rows, to see whether numbers are codes
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -109,14 +115,35 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
     """The preprocessing that the table in a file gives; raises DataError."""
     from gradgraph.preprocess import fit
-    from gradgraph.runtime.data.tables import is_table_file, read_table
+    from gradgraph.preprocess.column_kinds import Category, Number
+    from gradgraph.preprocess.frames import Frame
+    from gradgraph.runtime.data.tables import codes_in, is_table_file, read_table
 
     if not is_table_file(data):
         raise DataError(f"'{shown(data)}' is no table whose columns could be preprocessed; give a .csv, .parquet, …")
-    plan = fit(read_table(data), target, kinds, index=index)
+    table = Frame(read_table(data))
+    said = {name: kind if isinstance(kind, str) else kind.get("kind") for name, kind in kinds.items()}
+    table = _with_codes(table, data, [name for name, kind in said.items() if kind == Category.name and name in table])
+    plan = fit(table, target, kinds, index=index)
+    labels = [name for name, learnt in plan.targets.items() if learnt.classes and name not in kinds]
+    if codes_in(data, labels):
+        plan = fit(_with_codes(table, data, labels), target, kinds, index=index)
+    numbers = [name for name, kind in plan.read.items() if isinstance(kind, Number) and name not in kinds]
+    for name in codes_in(data, numbers, rows=LOOKED_AT):
+        log.warning("the column '%s' is read as numbers, and some begin with 0 or have more digits than floats keep; "
+                    "if they are codes, add --column %s=category, or %s=drop", *[shown(name)] * 3)  # fmt: skip
     for line in str(plan).split("\n"):
         output.say(f"  {line}")
     return plan
+
+
+def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
+    """``table`` with those of the columns as text that hold codes in the file."""
+    from gradgraph.runtime.data.tables import codes_in
+
+    for name, texts in codes_in(data, names).items():
+        table = table.with_column(name, texts)
+    return table
 
 
 def starting_model(

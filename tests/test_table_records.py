@@ -248,3 +248,105 @@ def test_missing_text_is_the_same_everywhere(word: str, tmp_path: Path) -> None:
     served = ort.InferenceSession(tmp_path / "m.onnx").run(None, {name: np.array([word], object) for name in columns})
     for found in (trainer.predict(given), trainer.predict(tmp_path / "g.csv"), served[0]):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["ns", "us", "s", "D"])
+def test_dates_are_no_numbers_whatever_their_unit(unit: str) -> None:
+    plan = fit({"a": [1.0, 2.0, 3.5]})
+    with pytest.raises(DataError, match="where the model takes numbers"):
+        plan.feeds({"a": np.array(["2024-01-01"], f"datetime64[{unit}]")})
+    assert np.isnan(plan.feeds({"a": np.array(["NaT"], f"datetime64[{unit}]")})["a"]).all()
+
+
+@pytest.mark.parametrize("year", [1968, 2069])
+def test_years_that_two_digits_would_change_are_refused(year: int) -> None:
+    plan = fit({"d": ["31.05.24", "01.06.24"]}, kinds={"d": {"kind": "date", "dayfirst": True}})
+    for date in (datetime.date(year, 5, 31), np.datetime64(f"{year}-05-31", "s")):
+        with pytest.raises(DataError, match="no date of the form"):
+            plan.feeds({"d": [date]})
+
+
+def test_durations_are_durations_in_every_table_and_no_numbers() -> None:
+    typed = pd.Series(pd.to_timedelta([0, 90, None, 3600], unit="s"))
+    tables: dict[str, Any] = {
+        "typed": typed,
+        "objects": typed.astype(object),
+        "a list": [None if value is pd.NaT else value.to_pytimedelta() for value in typed],
+        "NumPy": typed.to_numpy("timedelta64[ns]"),
+    }
+    known = fit({"a": typed})
+    for name, column in tables.items():
+        assert fit({"a": column}) == known, name
+        np.testing.assert_array_equal(known.feeds({"a": column})["a"], [0, 90, np.nan, 3600], name)
+        with pytest.raises(DataError, match="holds durations, and the training data have numbers there"):
+            fit({"a": [1.0, 2.0]}).feeds({"a": column})
+    with pytest.raises(DataError, match="holds numbers, and the training data have durations there"):
+        known.feeds({"a": [0.0, 90.0]})
+    assert gg.preprocess.Preprocessing.from_data(known.as_data()) == known
+
+
+def test_bytes_are_their_text_or_are_refused() -> None:
+    plan = fit({"c": ["a", "ü"] * 5, "y": [b"u", b"v"] * 5}, "y")
+    assert plan.targets["y"].classes == ("u", "v")
+    for column in (np.array([b"a", "ü".encode()]), [b"a", "ü".encode()]):
+        assert plan.feeds({"c": column})["c"].tolist() == ["a", "ü"]
+    with pytest.raises(DataError, match="which are not UTF-8"):
+        plan.feeds({"c": [b"\xff"]})
+
+
+def test_ids_of_pandas_categories_stay_apart() -> None:
+    ids = pd.Series([2**53 + 1, 2**53, None], dtype="Int64").astype("category")
+    assert fit({"a": ids}, kinds={"a": "category"}).columns["a"].values == ("", str(2**53), str(2**53 + 1))
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["1,5", "2,25", "3", "3"], "because of 2 of 4 values (the first is '1,5', in row 0)"),
+        (["1.234,50", "17", "18", "19"], "because of 1 of 4 values (the first is '1.234,50'"),
+        (["1,234", "1,235"], "'1,234'"),
+        ([*map(str, range(20)), "ERR"], "because of 1 of 21 values (the first is 'ERR', in row 20)"),
+        (["1.5", "-2.5e3"], "numbers as text, such as '1.5'"),
+        (["01", "02"], ""),
+        (["1 1", "2"], ""),
+        (["yes", "no", "3"], ""),
+        (["10:30", "11:30"], ""),
+    ],
+)
+def test_numbers_that_are_read_as_text_are_said(texts: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    fit({"a": texts, "b": [0.0] * len(texts)})
+    fit({"b": range(len(texts)), "a": texts}, "a")
+    found = [record.getMessage() for record in caplog.records if "is read as text" in record.getMessage()]
+    assert len(found) == (2 if said else 0)
+    assert all(said in message for message in found)
+
+
+def test_floats_in_lines_of_json_are_exact(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=200) * 1e5
+    (tmp_path / "t.jsonl").write_text("\n".join(f'{{"date": {number!r}}}' for number in numbers.tolist()))
+    np.testing.assert_array_equal(read_table(tmp_path / "t.jsonl")["date"].to_numpy(), numbers)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("t.csv", "a;b\n1,5;2\n2,5;3\n", "parted by semicolons, where commas are expected"),
+        ("t.csv", "a\tb\n1\t2\n", "parted by tabs, where commas"),
+        ("t.tsv", "a,b\n1,2\n", "parted by commas, where tabs"),
+        ("t.csv", "a,a,b\n1,2,3\n", "2 of them called 'a'"),
+        ("t.csv", "a,b\n1,2\n3\n", "1 cells in row 1, and 2 columns"),
+    ],
+)
+def test_files_whose_cells_would_be_parted_wrongly_are_refused(
+    name: str, text: str, why: str, as_text: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=why):
+        read_table(tmp_path / name, as_text)
+
+
+def test_columns_of_json_that_are_called_like_dates_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"date": "01.02.2024", "timestamp": 1700000000, "changed_at": "2024-05-31"}\n')
+    table = read_table(tmp_path / "t.jsonl")
+    assert table.iloc[0].tolist() == ["01.02.2024", 1700000000, "2024-05-31"]

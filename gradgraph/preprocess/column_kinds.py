@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradgraph.arguments import Table
+from gradgraph.errors import DataError, shown
 from gradgraph.preprocess.column_kind import (
     ColumnKind,
     centre,
@@ -39,7 +40,16 @@ from gradgraph.preprocess.column_parts import (
     zeros_unless,
 )
 from gradgraph.preprocess.date_column import Date
-from gradgraph.preprocess.frames import EXACT, GAP_WORDS, Array, are_numbers, column_text, is_text, numbers_of
+from gradgraph.preprocess.frames import (
+    EXACT,
+    GAP_WORDS,
+    Array,
+    are_durations,
+    are_numbers,
+    column_text,
+    is_text,
+    numbers_of,
+)
 from gradgraph.preprocess.words import words_of
 
 if TYPE_CHECKING:
@@ -59,6 +69,7 @@ class Number(ColumnKind):
         mean, std: of the numbers that are there; 0 and 1 where nothing is scaled.
         fill: what a gap is taken for.
         low, high: the least and the largest number of training data.
+        durations: training data are durations, which are read as seconds.
     """
 
     name = "number"
@@ -67,17 +78,19 @@ class Number(ColumnKind):
     fill: float
     low: float
     high: float
+    durations: bool = False
 
     def __post_init__(self) -> None:
         self.check(all(map(is_number, (self.mean, self.std, self.fill, self.low, self.high))))
-        self.check(self.std > 0)
+        self.check(self.std > 0, isinstance(self.durations, bool))
 
     @classmethod
     def learn(cls, column: str, values: Array, *, scale: bool = True) -> Number:
         numbers = numbers_of(column, values)
         fill, std = centre(column, numbers)
         mean, divisor = (fill, std) if scale else (0.0, 1.0)
-        return cls(mean, divisor, fill, *ends(numbers), gaps=share(missing(numbers)))
+        gaps = share(missing(numbers))
+        return cls(mean, divisor, fill, *ends(numbers), durations=are_durations(values), gaps=gaps)
 
     @property
     def parts(self) -> list[str]:
@@ -88,7 +101,14 @@ class Number(ColumnKind):
         return f"{self.low:.6g} to {self.high:.6g}"
 
     def read(self, column: str, values: Array) -> Array:
-        return numbers_of(column, values)
+        numbers = numbers_of(column, values)
+        if are_durations(values) != self.durations and not missing(numbers).all():
+            holds, trained = ("numbers", "durations") if self.durations else ("durations", "numbers")
+            give = "durations: pandas.to_timedelta" if self.durations else "numbers of their unit: .dt.total_seconds()"
+            raise DataError(
+                f"the column '{shown(column)}' holds {holds}, and the training data have {trained} there; give {give}"
+            )
+        return numbers
 
     def unseen(self, values: Array) -> Array:
         return far_outside(values, self.low, self.high)

@@ -72,7 +72,11 @@ class DateForm:
             return None
 
     def written(self, date: datetime.date, zone: bool) -> str | None:
-        """A date of Python's in this form; None where it has a zone and the form has none, or the other way round."""
+        """A date of Python's in this form; None where it has a zone and the form has none, or the other way round,
+        or where its year would be read as another one.
+        """
+        if self.is_short and not 0 <= date.year - 1900 - FIRST_YEAR_OF_TWO_DIGITS < 100:
+            return None
         time = ""
         if isinstance(date, datetime.datetime):
             if (date.tzinfo is not None) != zone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ MOST_CATEGORIES = 100  # text of more different values is read by its words
 MOST_CLASSES = 20  # of whole numbers that are classes
 FEWEST_IDS = 20  # rows, all different, from which on they may be ids
 DAYS = "YYYYMMDD"
+_POINT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}([.,' \u00a0\u2019\u202f]\d{3})+([.,]\d+)?)", re.ASCII)
 OVERRIDES = "a dict of columns and kinds, such as {'zip': 'category', 'notes': {'kind': 'text', 'buckets': 256}}"
 
 
@@ -122,6 +125,7 @@ def _looks_like(name: str, values: Array) -> str:
     found = nearest(different)
     if found is not None and _are_written_dates(name, texts, *found):
         return Date.name
+    _say_written_numbers(name, texts)
     words = sum(len(text.split()) for text in there)
     is_prose = words > 3 * len(there) and 2 * len(different) > len(there)
     return "text" if is_prose or len(different) > MOST_CATEGORIES else "category"
@@ -142,6 +146,28 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
             shown(name), form.name, len(wrong), len(there), shown(repr(text)), row,
         )  # fmt: skip
     return False
+
+
+def _say_written_numbers(name: str, texts: Sequence[str]) -> None:
+    """Say where a column of text looks like one of numbers: in quotes, with commas, or but for a few words."""
+    there = [(row, text) for row, text in enumerate(texts) if text]
+    odd = [(row, text) for row, text in there if not _POINT.fullmatch(text)]
+    words = sum(not _COMMA.fullmatch(text) for _, text in odd)
+    if len(set(texts)) < 2 or 10 * words > len(there) or (not odd and all(text.isdigit() for _, text in there)):
+        return
+    if odd:
+        row, text = odd[0]
+        log.warning(
+            "the column '%s' is read as text, not as numbers, because of %d of %d values (the first is %s, in row %d); "
+            "write numbers with a point for decimals and nothing between thousands, and leave missing values empty",
+            shown(name), len(odd), len(there), shown(repr(text)), row,
+        )  # fmt: skip
+        return
+    log.warning(
+        "the column '%s' is read as text, since it holds numbers as text, such as %s; give numbers, or the kind "
+        "'number' or 'category'",
+        shown(name), shown(repr(there[0][1])),
+    )  # fmt: skip
 
 
 def _are_days(name: str, values: Array) -> bool:
@@ -171,6 +197,8 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
             remedy=f"or use kinds={{'{shown(name)}': 'category'}} where each is a class",
             shell=f"or use --column {shown(name)}=category where each is a class",
         )
+    if given is None and not are_numbers(values):
+        _say_written_numbers(name, column_text(name, values).tolist())
     kind = (given or (Category.name if _are_classes(values) else Number.name, {}))[0]
     if kind == Category.name:
         return Learnt(tuple(sorted(set(text_of(values).tolist()), key=_order)))

@@ -72,7 +72,7 @@ class Frame:
             raise DataError(
                 f"the column '{shown(name)}' has shape {list(values.shape)}; give one value for each row of the table"
             )
-        return values
+        return _decoded(name, values)
 
     def with_column(self, name: str, values: Any) -> Frame:
         """Return a table with this column besides, or in place of the one of its name."""
@@ -84,11 +84,24 @@ def _values(column: Any) -> Array:
         plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
         return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
     kind = getattr(column, "dtype", getattr(column, "type", None))  # of Arrow
+    kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # of pandas
     whole = str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
     as_list = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
     if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
         return _objects(getattr(column, as_list)())  # NumPy would make floats of them, or take the zone off
     return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+
+
+def _decoded(name: str, values: Array) -> Array:
+    """A column with text in place of bytes; raises DataError where these are no UTF-8."""
+    if values.dtype.kind != "S" and not (values.dtype.kind == "O" and any(type(v) is bytes for v in values.tolist())):
+        return values
+    try:
+        return _objects([value.decode() if isinstance(value, bytes) else value for value in values.tolist()])
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the column '{shown(name)}' holds the bytes {shown(repr(error.object))}, which are not UTF-8; give text"
+        ) from None
 
 
 def _has_gaps(column: Any) -> bool:
@@ -156,8 +169,8 @@ def are_numbers(values: Array) -> bool:
     if values.dtype.kind != "O":
         return values.dtype.kind in "biufm"
     kinds = {type(value) for value in values.tolist() if not is_gap(value)}
-    return bool(kinds) and all(issubclass(kind, bool | int | float | np.number) or kind.__name__ == "Decimal"
-                               for kind in kinds)  # fmt: skip
+    numbers = all(issubclass(kind, bool | int | float | np.number) or kind.__name__ == "Decimal" for kind in kinds)
+    return bool(kinds) and (numbers or are_durations(values))
 
 
 def as_typed(values: Array) -> Array:
@@ -190,8 +203,16 @@ def are_dates(values: Array) -> bool:
     return bool(there) and all(isinstance(value, datetime.date) for value in there)
 
 
+def are_durations(values: Array) -> bool:
+    """Does a column hold durations by its type, or nothing else but gaps?"""
+    if values.dtype.kind != "O":
+        return bool(values.dtype.kind == "m")
+    there = [value for value in values.tolist() if not is_gap(value)]
+    return bool(there) and all(isinstance(value, datetime.timedelta) for value in there)
+
+
 def numbers_of(name: str, values: Array) -> Array:
-    """A column as float64 [rows], with NaN for gaps; times that pass are seconds.
+    """A column as float64 [rows], with NaN for gaps; durations are seconds.
 
     Raises:
         DataError: it holds something else, an infinite number, or whole numbers that float64 would merge.
@@ -199,11 +220,14 @@ def numbers_of(name: str, values: Array) -> Array:
     if values.dtype.kind == "m":
         seconds = values.astype("timedelta64[us]").astype(np.float64) / 1e6
         return np.where(np.isnat(values), np.nan, seconds)
+    if values.dtype.kind == "O" and are_durations(values):
+        return np.array([np.nan if is_gap(value) else value.total_seconds() for value in values.tolist()])
     if values.dtype.kind in "biuf":
         found = values.astype(np.float64)
     else:
         found = np.full(len(values), np.nan)
-        for row, value in enumerate(values.tolist() if values.dtype.kind != "M" else values.astype(object)):
+        as_dates = values.astype("datetime64[us]") if values.dtype.kind == "M" else values  # numbers, of nanoseconds
+        for row, value in enumerate(as_dates.tolist()):
             if not (is_gap(value) or (isinstance(value, str) and value in _IS_GAP)):
                 found[row] = _number(name, value, row)
     if np.isinf(found).any():

@@ -235,3 +235,20 @@ def test_weights_of_samples_are_no_column_of_the_model(target: str, model: str, 
         losses.append(json.loads(ok(cli, "evaluate", "runs/0", "--data", "train.csv", "--json"))["scores"]["loss"])
     assert [i.name for i in onnx.load("runs/0/trained.onnx").graph.input] == ["area"]
     assert losses[0] == pytest.approx(losses[1])
+
+
+def test_codes_in_a_csv_keep_their_digits(cli: Cli, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"zip": rng.choice(["01067", "1067", "80331"], 40), "y": rng.choice(["01", "02", "10"], 40)})
+    frame["id"] = rng.choice([str(2**53), str(2**53 + 1), None], 40)
+    frame["seen"] = rng.choice(["007", "8"], 40)
+    frame.to_csv("t.csv", index=False)
+    frame.to_parquet("t.parquet")
+    train = ("train", "--model", "mlp", "--data", "t.csv", "--target", "y", "--epochs", "1", "--run", str(RUN))
+    ran = cli(*train, "--column", "zip=category", "--column", "id=category")
+    assert ran.code == 0, ran.err
+    for line in ("zip: category, 4 numbers", "id: category, 4 numbers", "one of 3 classes: '01', '02', '10'"):
+        assert line in ran.err
+    assert ran.err.count("if they are codes, add --column") == 1
+    assert "the column 'seen' is read as numbers" in ran.err
+    assert ok(cli, "evaluate", str(RUN), "--data", "t.csv") == ok(cli, "evaluate", str(RUN), "--data", "t.parquet")

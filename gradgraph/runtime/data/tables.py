@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of, 
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
-from gradgraph.preprocess.frames import Frame, text_of
+from gradgraph.preprocess.frames import Frame, is_gap, text_of
 from gradgraph.runtime.data.remedies import for_file
 from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -47,11 +48,16 @@ _IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that a cell is what it 
     "pandas": {
         ".csv": {"low_memory": False},
         ".tsv": {"low_memory": False},
-        ".jsonl": {"lines": True, "dtype": False, "convert_axes": False},
+        ".jsonl": {"lines": True, "dtype": False, "convert_axes": False, "precise_float": True},
     },
     "polars": {".tsv": {"separator": "\t"}},
 }
-_MANY_COLUMNS = 10_000
+_GUESSES: dict[str, dict[str, Any]] = {  # of pandas before 3.1: of floats from 15 digits, of dates from names
+    ".csv": {"float_precision": "round_trip"},
+    ".tsv": {"float_precision": "round_trip"},
+    ".jsonl": {"convert_dates": False},
+}
+_CODE = re.compile(r"0[0-9]+|[0-9]{16,}")
 _LOOKED_AT = 1000  # columns, to say which hold text
 _HEAD = 1 << 16  # bytes of a file whose first row is looked at
 
@@ -80,6 +86,17 @@ def read_table(
     return _read_by_library(path, _texts_alone(texts) if texts else {})
 
 
+def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
+    """Those of these columns of a ``.csv`` or ``.tsv`` that hold codes, as text: whole numbers that begin with 0, or
+    that floats merge. A gap is None. ``rows``: look at the first ones alone.
+    """
+    if path.suffix.lower() not in SEPARATORS or not names:
+        return {}
+    columns = Frame(_read_by_library(path, _texts_alone(names, alone=True, rows=rows)))
+    found = {name: np.array([None if is_gap(v) else v for v in columns[name].tolist()], object) for name in names}
+    return {name: texts for name, texts in found.items() if any(_CODE.fullmatch(text or "") for text in texts)}
+
+
 def written_in(table: Any) -> Any:
     """The table at the path of a ``.csv`` or ``.tsv``, with every cell as the text that it is; None of any other."""
     is_path = isinstance(table, str | os.PathLike)
@@ -95,7 +112,8 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
         except ImportError:
             continue
         try:
-            table = read(str(path), **_IN_FULL[library].get(suffix, {}), **more.get(library, {}))
+            options = {**_IN_FULL[library].get(suffix, {}), **more.get(library, {})}
+            table = read(str(path), **_without_guesses(importlib.import_module(library), suffix), **options)
             if suffix in SEPARATORS:
                 _check_widths(path, SEPARATORS[suffix], table)
             return table
@@ -105,13 +123,20 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
             raise
         except Exception as error:  # of any class of these libraries
             first = str(error).split("\n", 1)[0]
-            raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again") from None
+            how = " as UTF-8" if isinstance(error, UnicodeError) else ""
+            raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again{how}") from None
     ways = for_file(path)
     raise DataError(
         f"'{shown(path)}' is a table, which pandas or polars reads, and neither is there",
         remedy=f"pip install 'onnx-gradgraph[tables]', or {ways['remedy']}",
         shell=f"pip install 'onnx-gradgraph[tables]', or {ways['shell']}",
     )
+
+
+def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
+    """The options by which pandas takes cells as they are written, where that is not its default."""
+    version = tuple(int(part) for part in library.__version__.split(".")[:2])
+    return _GUESSES.get(suffix, {}) if library.__name__ == "pandas" and version < (3, 1) else {}
 
 
 def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
@@ -125,26 +150,36 @@ def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
     return texts
 
 
-def _texts_alone(names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The options by which these columns are read as text."""
+def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None = None) -> dict[str, dict[str, Any]]:
+    """The options by which these columns are read as text, and no others if they are wanted ``alone``."""
+    as_text, chosen = dict.fromkeys(names, str), list(names)
     return {
-        "pandas": {"dtype": dict.fromkeys(names, str)},
-        "polars": {"schema_overrides": dict.fromkeys(names, str)},
+        "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
+        "polars": {"schema_overrides": as_text, **({"columns": chosen, "n_rows": rows} if alone else {})},
     }
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError where names come twice among so many that pandas would take ages to tell them apart."""
+    """Raise DataError where two columns have one name, which pandas would change, or another separator."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)
     except (UnreadableError, OSError):
         return  # which the library says, too
-    if len(names) > _MANY_COLUMNS and len(set(names)) < len(names):
-        twice, times = Counter(names).most_common(1)[0]
+    twice, times = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
+    if times > 1:
         raise DataError(
             f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a name of "
             "its own"
+        )
+    others = [sign for sign in (";", TAB, ",") if sign != separator and len(names) == 1 and sign in names[0]]
+    if others:
+        parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
+        raise DataError(
+            f"'{shown(path)}' has its cells parted by {parted}, where {wanted} are expected",
+            remedy=f"save it with {wanted}, or give pandas.read_csv(path, sep={others[0]!r}), with decimal=',' "
+            "where numbers have commas",
+            shell=f"save it with {wanted}",
         )
 
 
@@ -170,7 +205,8 @@ def _check_widths(path: Path, separator: str, table: Any) -> None:
 def _has_gaps(table: Any) -> bool:
     """Whether the last column has a missing value."""
     last = table[table.columns[-1]]
-    return bool((last.is_null() if hasattr(last, "is_null") else last.isna()).any())
+    gaps = last.is_null() if hasattr(last, "is_null") else last.isna()
+    return bool((gaps | (last == "") if str(last.dtype).lower().startswith("str") else gaps).any())
 
 
 def first_row(path: Path) -> list[Any]:
