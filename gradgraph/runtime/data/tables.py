@@ -87,7 +87,7 @@ def read_table(
 
 
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
-    """Those of these columns of a ``.csv`` or ``.tsv`` that hold codes, as text: whole numbers that begin with 0, or
+    """Columns among ``names`` of a ``.csv`` or ``.tsv`` that hold codes, as text: whole numbers that begin with 0, or
     that floats merge. A gap is None. ``rows``: look at the first ones alone.
     """
     if path.suffix.lower() not in SEPARATORS or not names:
