@@ -17,6 +17,10 @@ from gradgraph.step.preprocessing import _read
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 torch = pytest.importorskip("torch", reason="transforms are those of PyTorch")
 transformers = pytest.importorskip("transformers", reason="in no extra; `make shipped-models` runs these tests with it")
+
+from benchmarks import torchvision_operators  # noqa: E402
+
+torchvision_operators.declare()  # its wheels have operators for one build of PyTorch; transforms need none
 torchvision = pytest.importorskip("torchvision", reason="in no extra; `make shipped-models` runs these tests with it")
 
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -39,6 +43,8 @@ def photograph(rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_of_transformers(name: str) -> None:
+    if name == "MobileNetV2ImageProcessor" and int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("versions before 5 put the odd row of padding in front, version 5 behind, as torchvision")
     processor = getattr(transformers, name)(**PROCESSORS[name])
     document = json.loads(processor.to_json_string())
     read = _read({**document, "image_processor_type": name})
