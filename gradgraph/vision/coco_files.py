@@ -22,6 +22,7 @@ from gradgraph.vision.outlines import outline_of
 log = logging.getLogger("gradgraph")
 
 LARGEST = 1 << 30  # bytes; those of COCO's 118,000 pictures have 450 MB
+MANY_CROWDS = 0.1  # of all objects; of COCO's own, 1.2 %
 NAMES = ("annotations.json", "_annotations.coco.json", "instances.json")
 
 
@@ -65,7 +66,7 @@ def coco(
         threads: that decode; by default as many as there are cores, at most 8.
 
     Raises:
-        DataError: the file is no such JSON, or the pictures are not there.
+        DataError: the file is no such JSON, all its objects are crowds, or the pictures are not there.
     """
     file = _json_at(Path(path))
     where = f"'{shown(file)}'"
@@ -83,9 +84,21 @@ def coco(
         found = [_found(entry, objects[number], numbers) for number, entry in pictures.items()]
     except UnreadableError as error:
         raise DataError(f"{where} is no file of COCO annotations ({error}); check the file") from None
+    _check_crowds(sum(int(f.crowd.sum()) for f in found), sum(len(f.crowd) for f in found), where)
     folder = Path(images) if images is not None else _folder_of(file, names[0] if names else "")
     options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     return Annotated(where, classes, [folder / name for name in names], found, options)
+
+
+def _check_crowds(crowds: int, objects: int, where: str) -> None:
+    """Raise DataError where all objects are crowds, and warn where many are: some tools mark every mask so."""
+    if not crowds or crowds < MANY_CROWDS * objects:
+        return
+    marked = f"{where} marks {crowds} of {objects} objects as iscrowd, and crowds are not trained on"
+    remedy = "where each is one object (CVAT marks masks so), set iscrowd to 0"
+    if crowds == objects:
+        raise DataError(f"{marked}; {remedy}")
+    log.warning("%s; %s", marked, remedy)
 
 
 def _json_at(path: Path) -> Path:

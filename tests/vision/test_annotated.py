@@ -175,6 +175,25 @@ def test_crowds_run_lengths_and_boxes_outside(shapes: Path, tmp_path: Path) -> N
     assert data.truths()[0].crowd.tolist() == [False, False, True, False, False]
 
 
+def test_objects_that_a_tool_marks_as_crowds_are_said(shapes: Path, tmp_path: Path, caplog: Any) -> None:
+    """As CVAT writes masks that were painted."""
+    count = len(json.loads(shapes.read_text())["annotations"])
+    for crowds in (0, count // 2, count):
+
+        def change(table: dict[str, Any], crowds: int = crowds) -> None:
+            for i, entry in enumerate(table["annotations"]):
+                entry["iscrowd"] = int(i < crowds)
+
+        path, said = changed(shapes, tmp_path, change), f"marks {crowds} of {count} objects as iscrowd"
+        if crowds == count:
+            with pytest.raises(DataError, match=f"{said}, and crowds are not trained on; where each is one object"):
+                gg.vision.coco(path)
+            continue
+        caplog.clear()
+        gg.vision.coco(path)
+        assert (said in caplog.text) == (crowds > 0)
+
+
 def packed(runs: list[int]) -> str:
     """As pycocotools packs run lengths."""
     text = ""
