@@ -180,12 +180,12 @@ def finetune(
         log.info("%s", plan)
         chosen = plan.recipe
     chosen = chosen.settled
-    log.info("%s", reached(decoder, chosen))
     adapted, model = models.adapted(chosen), models.learner(chosen)
     samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     _begin(place, chosen, _digests(prepared, base, chosen), began, resume)
+    log.info("%s", reached(decoder, chosen))
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen, "_before")
