@@ -83,7 +83,7 @@ def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
         sizes = (*(shape_of(node.inputs[0]) or [None]), *(result or [None])) if node.inputs[0] is not None else [None]
         return _varying(node.outputs[0]) if all(isinstance(d, int) for d in sizes) else None
     if kind == "Transpose" and result is not None:
-        before = [p - len(result) for p in node.attributes["perm"].as_ints()]
+        before = [p - len(result) for p in node.attributes.get_ints("perm", range(len(result))[::-1])]
         return frozenset(i - len(result) for i, p in enumerate(before) if p in axes)
     return None
 

@@ -351,7 +351,8 @@ def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, who
             return Classes()
         names = [_spelled(number) for number in sorted(numbers)]
     found = classes_for(spec, names, None, where)
-    log.info("the classes of %s are %s, from 0 on", where, listed(found.names))
+    level = logging.INFO if kind == "text" and None in numbers else logging.WARNING  # numbers might be mistakes
+    log.log(level, "the classes of %s are %s, from 0 on", where, listed(found.names))
     return found
 
 

@@ -127,7 +127,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 CHANGES = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
 WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no folder": (lambda llm: llm.rename("gone"), [], "there is no folder 'llm'"),
-    "no model": (removed("model.onnx"), [], "names the model 'model.onnx', which is not there"),
+    "no model": (removed("model.onnx"), [], "names, 'model.onnx' in 'llm', cannot be read: it is not there"),
     "no tokenizer": (removed("tokenizer.json"), [], "the folder 'llm' has no tokenizer.json"),
     "no template": (removed("chat_template.jinja"), [], "give --template FILE, or --template none"),
     "broken template": (template("{% for"), [], "is no Jinja template"),
