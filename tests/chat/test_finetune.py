@@ -428,7 +428,9 @@ def test_a_teacher_is_imitated(base: Path, sampled: Any, tmp_path: Path) -> None
     data = small_folder.chats(40)
     pupil = gg.finetune(base, data, tmp_path / "pupil", epochs=3, teacher=tmp_path / "teacher", **options)
     before, taught = (sampled.figures[name] for name in ("perplexity_before", "perplexity"))
-    assert pupil.figures["perplexity_before"] == pytest.approx(before, rel=1e-6)  # with a teacher, another graph adds up
+    assert pupil.figures["perplexity_before"] == pytest.approx(
+        before, rel=1e-6
+    )  # with a teacher, another graph adds up
     assert pupil.figures["perplexity"] < taught + 0.3 * (before - taught)
     assert pupil.figures["perplexity_float"] == pytest.approx(pupil.figures["perplexity"], rel=1e-3)
     assert pupil.history["loss"] == pytest.approx(pupil.history["distillation_loss"], rel=1e-6)
