@@ -49,7 +49,7 @@ def damage(folder: Path, case: str) -> None:
     elif case == "wide.npz":
         np.savez(folder / case, x=np.zeros((32, 5), np.float32), target=data["target"])
     elif case == "labels.npz":
-        np.savez(folder / case, x=data["x"], target=np.append(data["target"][1:] + 1, 0))  # without 0, they are names
+        np.savez(folder / case, x=data["x"], target=data["target"] * 3)
     elif case == "names.npz":
         np.savez(folder / case, image=data["x"], target=data["target"])
     elif case == "uneven.npz":
