@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import onnx_ir as ir
 from gradgraph import surgery
 from gradgraph.chat.template import table_in
 from gradgraph.errors import ModelError, listed, shown
+from gradgraph.files.atomic import write_atomically
 from gradgraph.files.digest import Digest
 from gradgraph.files.external import stored_values
 from gradgraph.files.mapped import pieces_of
@@ -148,8 +148,8 @@ class ModelFolder:
         """
         found = self.beside()
         for name, file in found.items():
-            with open_regular(file) as content, (folder / name).open("wb") as copy:
-                shutil.copyfileobj(content, copy)
+            with open_regular(file) as content:
+                write_atomically(folder / name, content.read())
         return [*found]
 
 
