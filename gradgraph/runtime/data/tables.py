@@ -177,8 +177,7 @@ def _check_header(path: Path, separator: str) -> None:
         parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
         raise DataError(
             f"'{shown(path)}' has its cells parted by {parted}, where {wanted} are expected",
-            remedy=f"save it with {wanted}, or give pandas.read_csv(path, sep={others[0]!r}), with decimal=',' "
-            "where numbers have commas",
+            remedy=f"save it with {wanted}, or give pandas.read_csv(path, sep={others[0]!r}, decimal=',')",
             shell=f"save it with {wanted}",
         )
 
