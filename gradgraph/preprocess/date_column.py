@@ -165,8 +165,8 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
     first = {form.at("D") < form.at("M") for form, _ in found if form.at("Y") == 2}
     if dayfirst is not None and first and dayfirst not in first:
         raise DataError(
-            f"the column '{shown(column)}' holds dates such as '{shown(_of_day(different))}', so dayfirst={dayfirst} "
-            f"cannot be meant; leave dayfirst out"
+            f"the column '{shown(column)}' holds dates such as '{shown(_of_day(different))}', which tell day and month "
+            "apart in another order than dayfirst says; leave dayfirst out"
         )
     if len(first) == 2 and dayfirst is None:
         raise DataError(

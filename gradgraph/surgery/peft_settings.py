@@ -131,7 +131,7 @@ def _check_beginning(table: Fields, where: str) -> None:
         return
     remedy = "merge the adapter into its model there (merge_and_unload), and export that"
     if str(begun).lower().startswith(("corda", "olora", "pissa")):
-        remedy = "save it there with path_initial_model_for_weight_conversion=..., which makes it plain LoRA"
+        remedy = "save it there with path_initial_model_for_weight_conversion, which makes it plain LoRA"
     raise DataError(
         f"{where} has init_lora_weights '{shown(begun)}', with which PEFT changes the model's own weights, or "
         f"may, so it does not fit the model as it is; {remedy}"
