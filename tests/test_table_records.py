@@ -79,7 +79,7 @@ def test_dates_that_cannot_be_read_in_training_are_refused(values: list[str], wh
 
 
 def test_dayfirst_against_the_data_is_refused() -> None:
-    with pytest.raises(DataError, match="dayfirst=True cannot be meant"):
+    with pytest.raises(DataError, match="in another order than dayfirst says"):
         fit({"d": ["12/31/2024"]}, kinds={"d": {"kind": "date", "dayfirst": True}})
 
 

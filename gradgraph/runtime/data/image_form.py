@@ -82,7 +82,7 @@ class ImageForm:
                 f"images whose shorter side is {form.shorter} pixels need a size that is cut out of them, and "
                 f"'{shown(spec.name)}' leaves it open",
                 remedy="give size=(224, 224), say",
-                shell="give one with --image, too: --image size=224",
+                shell="give one with --image size=224",
             )
         return form
 
