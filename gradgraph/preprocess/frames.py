@@ -85,7 +85,7 @@ def _values(column: Any) -> Array:
         return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
     kind = getattr(column, "dtype", getattr(column, "type", None))  # of Arrow
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # of pandas
-    whole = str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
+    whole = not isinstance(kind, np.dtype) and str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
     as_list = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
     if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
         return _objects(getattr(column, as_list)())  # NumPy would make floats of them, or take the zone off

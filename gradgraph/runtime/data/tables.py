@@ -379,7 +379,7 @@ def _unfitting(
     has = f"the table has the columns {listed(columns.keys)}, and the step takes {takes}"
     targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
     takes_tokens = any(spec.dtype.startswith("int") and len(spec.shape) > 1 for spec in missing)
-    texts = [name for name in rest if columns.is_text(name)]
+    texts = [name for name in rest[:_LOOKED_AT] if columns.is_text(name)]
     if takes_tokens and texts:
         return DataError(
             f"{has}: texts become numbers by a tokenizer",
