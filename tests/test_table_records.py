@@ -350,3 +350,9 @@ def test_columns_of_json_that_are_called_like_dates_stay_as_they_are_written(tmp
     (tmp_path / "t.jsonl").write_text('{"date": "01.02.2024", "timestamp": 1700000000, "changed_at": "2024-05-31"}\n')
     table = read_table(tmp_path / "t.jsonl")
     assert table.iloc[0].tolist() == ["01.02.2024", 1700000000, "2024-05-31"]
+
+
+def test_a_key_twice_in_a_row_of_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"a": 1, "a": 2}\n{"a": 3}\n')
+    with pytest.raises(DataError, match="it gives 'a' 2 times"):
+        read_table(tmp_path / "t.jsonl")

@@ -31,6 +31,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
 
 
+class KeyTwiceError(UnreadableError):
+    """A table of a document has a key more than once."""
+
+
 def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -> Any:
     """The value of a JSON document.
 
@@ -162,7 +166,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         most, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise UnreadableError(f"it gives '{shown(most)}' {times} times")
+        raise KeyTwiceError(f"it gives '{shown(most)}' {times} times")
     return table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
-from gradgraph.files.untrusted.documents import csv_columns, csv_head, json_of, odd_csv_row
+from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
@@ -77,6 +77,8 @@ def read_table(
         specs: of a step; its labels, too, are read as text.
     """
     suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        _check_first_row(path)
     if suffix not in SEPARATORS:
         return _read_by_library(path, {})
     _check_header(path, SEPARATORS[suffix])
@@ -157,6 +159,19 @@ def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None =
         "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
         "polars": {"schema_overrides": as_text, **({"columns": chosen, "n_rows": rows} if alone else {})},
     }
+
+
+def _check_first_row(path: Path) -> None:
+    """Raise DataError where the first row of a ``.jsonl`` has a key twice, of which libraries keep the last value."""
+    try:
+        with open_regular(path) as file:
+            json_of(file.readline(LARGEST))
+    except KeyTwiceError as error:
+        raise DataError(
+            f"the first row of '{shown(path)}' cannot be read ({error}); give each key a name of its own"
+        ) from None
+    except (UnreadableError, OSError):
+        return  # which the library says, too
 
 
 def _check_header(path: Path, separator: str) -> None:
