@@ -78,7 +78,9 @@ def test_a_merged_model_writes_its_text(kind: str, written: tuple[str, Any, Path
         return
     ids = np.array([TOKENS])  # sums of blocks are too few here to learn a text by heart
     again = gg.build(surgery.language_model(gg.lora(merged, "*attn*", rank=2)), gg.losses.cross_entropy(axis=-1))
-    np.testing.assert_allclose(gg.Trainer(again, device="cpu").predict(ids), trainer.predict(ids), atol=1e-4)
+    expected = trainer.predict(ids)
+    rounding = 1e-5 * np.abs(expected).max()  # the merged sums run in another order
+    np.testing.assert_allclose(gg.Trainer(again, device="cpu").predict(ids), expected, rtol=0, atol=rounding)
 
 
 def in_a_plain_loop(path: Path) -> list[int]:
