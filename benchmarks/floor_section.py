@@ -20,13 +20,11 @@ CLOCKS = {"wall": "", "processor": ", one thread, processor time"}
 
 TEXT = """## What the processor could do
 
-A step's floor is what it cannot avoid, measured in turns with the steps: each of its products and convolutions alone,
-warm, in onnxruntime's best form, and one pass over the memory that it must touch. A bar is a step's time over its
-floor, by what it is spent on (`python -m benchmarks.floors --save`; figures in [floors.json](floors.json)). Memory is
-that of the update, and of one pass there and one back for each group of operators between two products: fused better
-than any runtime does. Products of native kernels are not onnxruntime's, so that they may go below the floor, and so may
-an attention that writes no scores: of it the floor has the products alone. Rows of one thread are processor time, which
-busy neighbours change less (`--threads 1 --processor-time`).
+A step's floor is the least time it needs, measured in turns with the step: each of its products and convolutions alone,
+warm, in onnxruntime's best form, plus one pass over the memory of the update and of each group of operators between two
+products. Bars show step time over the floor, by operator class (`python -m benchmarks.floors --save`; figures in
+[floors.json](floors.json)). Native kernels can be below the floor, since their products are not onnxruntime's. Rows of
+one thread are processor time, which other processes affect less (`--threads 1 --processor-time`).
 
 ![Time of a training step over its floor](floors.svg)
 """
@@ -37,7 +35,7 @@ def floor_section(results: Sequence[Result]) -> list[str]:
     rows = [_row(r, peer) for r in results for peer in (OURS, NATIVE) if over_floor(r, peer) is not None]
     head = ["", "ms", "floor", *COLUMNS, "time / floor"]
     why = [f"- {_title(r)}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
-    above = f"Above {LIMIT} times their floor, and what more they spend:\n\n" + "\n".join(why) + "\n"
+    above = f"Above {LIMIT} times their floor, and where the excess time goes:\n\n" + "\n".join(why) + "\n"
     return [TEXT, grid(head, rows), *([above] if why else [])] if rows else []
 
 

@@ -310,7 +310,7 @@ def test_page_says_which_aims_are_reached(result: Result) -> None:
 
 def test_page_says_where_the_floor_is_above_the_aim(result: Result) -> None:
     result.facts["flops"] = 1.5e9
-    assert "40 %. The floor alone is 0.56 of PyTorch's time, and the aim 0.45\n" in page.page([result])
+    assert "40 %. The floor alone is 0.56 of PyTorch's time, the target 0.45\n" in page.page([result])
 
 
 def test_page_leaves_out_other_setups(result: Result) -> None:
