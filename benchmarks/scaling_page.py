@@ -123,7 +123,9 @@ def _speed_section(speed: str) -> str:
         "50 TFLOP/s": f"The same batches at {ACCELERATOR / 1e12:.0f} · 10¹² operations per second and rank, as on a GPU.",
     }[speed]
     lines = [f"## Efficiency: {speed}", "", f"{how} Dense gradients in float32.", ""]
-    lines += [f"| network | gradients | step on one rank | link | {' | '.join(f'{count:,} ranks' for count in COUNTS)} |"]
+    lines += [
+        f"| network | gradients | step on one rank | link | {' | '.join(f'{count:,} ranks' for count in COUNTS)} |"
+    ]
     lines += ["|---|---|---|---|" + "---|" * len(COUNTS)]
     for net in NETWORKS:
         for name, link in LINKS.items():
