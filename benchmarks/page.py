@@ -23,12 +23,12 @@ One section per machine, the newest run first; the chart shows the first one.
 ![Time of a training step relative to PyTorch](performance.svg)
 """
 
-AIMS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** meets the target, given in brackets. If the floor
-is above the target, no graph of onnxruntime's products can meet it on this machine.
+AIMS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** meets the target, given in brackets. If the
+floor is above the target, no graph of onnxruntime's products can meet it on this machine.
 """
 
-OVER_TORCH = """Step time over that of the faster of PyTorch eager and compiled, and peak memory over the smaller of theirs.
-`gradgraph` updates large state tensors in place (`RuntimeOptions(in_place="auto")`; rows from before 2026-11-24 kept
+OVER_TORCH = """Step time over that of the faster of PyTorch eager and compiled, and peak memory over the smaller of
+theirs. `gradgraph` updates large state tensors in place (`RuntimeOptions(in_place="auto")`; rows from before 2026-11-24 kept
 two copies). `gradgraph-lean` updates all of them in place (`in_place=True`) and recomputes attention probabilities
 (`recompute="attention"`).
 """

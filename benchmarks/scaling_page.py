@@ -91,10 +91,10 @@ def _fit_section(told: dict[str, Any]) -> str:
     lines = [
         "## Measurements",
         "",
-        f"One thread per rank, {cores} cores, load {before} before and {after} after. The link is that between processes of "
-        f"one machine, fitted to all-reduces of up to {cores} ranks (the fastest of {REPEATS}): a latency of "
-        f"{link.latency * 1e6:.0f} µs and {1e-9 / link.per_byte:.1f} GB/s. Four ranks share the cores, so their messages "
-        "take longer. On a loaded machine the last column flatters.",
+        f"One thread per rank, {cores} cores, load {before} before and {after} after. The link is that between "
+        f"processes of one machine, fitted to all-reduces of up to {cores} ranks (the fastest of {REPEATS}): a latency of "
+        f"{link.latency * 1e6:.0f} µs and {1e-9 / link.per_byte:.1f} GB/s. Four ranks share the cores, so their "
+        "messages take longer. On a loaded machine the last column flatters.",
         "",
         "| ranks | bytes | all-reduce, measured | model |",
         "|---|---|---|---|",
@@ -120,7 +120,7 @@ def _speed_section(speed: str) -> str:
     how = {
         "this processor": "Steps on two cores (LoRA: one), from [performance](performance.md) and "
         "[large models](../how-to/large-models.md).",
-        "50 TFLOP/s": f"The same batches at {ACCELERATOR / 1e12:.0f} · 10¹² operations per second and rank, as on a GPU.",
+        "50 TFLOP/s": f"The same batches at {ACCELERATOR / 1e12:.0f} · 10¹² operations per second, as on a GPU.",
     }[speed]
     lines = [f"## Efficiency: {speed}", "", f"{how} Dense gradients in float32.", ""]
     lines += [
