@@ -29,8 +29,8 @@ floor is above the target, no graph of onnxruntime's products can meet it on thi
 
 OVER_TORCH = """Step time over that of the faster of PyTorch eager and compiled, and peak memory over the smaller of
 theirs. `gradgraph` updates large state tensors in place (`RuntimeOptions(in_place="auto")`; rows from before
-2026-11-24 kept two copies). `gradgraph-lean` updates all of them in place (`in_place=True`) and recomputes attention probabilities
-(`recompute="attention"`).
+2026-11-24 kept two copies). `gradgraph-lean` updates all of them in place (`in_place=True`) and recomputes attention
+probabilities (`recompute="attention"`).
 """
 
 METHOD = """## How it is measured

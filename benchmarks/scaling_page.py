@@ -93,8 +93,8 @@ def _fit_section(told: dict[str, Any]) -> str:
         "",
         f"One thread per rank, {cores} cores, load {before} before and {after} after. The link is that between "
         f"processes of one machine, fitted to all-reduces of up to {cores} ranks (the fastest of {REPEATS}): a "
-        f"latency of {link.latency * 1e6:.0f} µs and {1e-9 / link.per_byte:.1f} GB/s. Four ranks share the cores, so their "
-        "messages take longer. On a loaded machine the last column flatters.",
+        f"latency of {link.latency * 1e6:.0f} µs and {1e-9 / link.per_byte:.1f} GB/s. Four ranks share the cores, so "
+        "their messages take longer. On a loaded machine the last column flatters.",
         "",
         "| ranks | bytes | all-reduce, measured | model |",
         "|---|---|---|---|",
