@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import printed_table
+from benchmarks import printed_table, step_time_chart
 from benchmarks.environments import InstallError, interpreter
 from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
 from benchmarks.page import page, sections
@@ -161,9 +161,10 @@ def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
 def write_documents(results: list[Result]) -> None:
     from benchmarks.chart import draw, draw_floors  # matplotlib takes a while, and only this needs it
 
-    floors = load(FLOORS)
+    floors, newest = load(FLOORS), next(iter(sections(results)), [])
     (DOCS / "performance.md").write_text(page(results, floors))
-    draw(next(iter(sections(results)), []), DOCS / "performance.svg")
+    draw(newest, DOCS / "performance.svg")
+    step_time_chart.draw(newest, DOCS / "step-time.svg")
     if floors:
         draw_floors(floors, DOCS / "floors.svg")
 

@@ -69,19 +69,15 @@ def commands(out: Path, epochs: int) -> list[list[str]]:
 
 def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
     """Run trained.onnx in onnxruntime alone: the accuracy must be that of the trainer; then draw the pictures."""
-    import onnxruntime
-
     from gradgraph.cli.digits import draw_predictions
-    from gradgraph.runtime.execution.session import results
     from gradgraph.runtime.trainer import Trainer
 
     trainer = Trainer.resume(out / "step", out / "run.ckpt")
     expected = trainer.evaluate(held_out)["accuracy"]
-    session = onnxruntime.InferenceSession(out / "trained.onnx", providers=["CPUExecutionProvider"])
-    predicted = results(session, ["logits"], {"x": held_out["x"]})["logits"].argmax(axis=1)
-    hits = predicted == held_out["target"]
+    untrained, trained = (_predictions(out / name, held_out["x"]) for name in ("digits.onnx", "trained.onnx"))
+    hits = trained == held_out["target"]
     trainer.history.plot(out / "loss.png")
-    draw_predictions(out / "predictions.png", held_out["x"], predicted, held_out["target"])
+    draw_predictions(out / "predictions.png", held_out["x"], untrained, trained, held_out["target"])
     output.emit(f"held-out accuracy in training       {expected:.2%}")
     output.emit(f"held-out accuracy in onnxruntime    {hits.mean():.2%} ({hits.sum()} of {len(hits)})")
     if abs(hits.mean() - expected) > 0.5 / len(hits):
@@ -89,3 +85,13 @@ def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
     if hits.mean() < required:
         raise GradgraphError(f"the accuracy should have reached {required:.0%}; something in training is wrong")
     output.say(f"see {out / 'loss.png'} and {out / 'predictions.png'}")
+
+
+def _predictions(model: Path, images: Any) -> Any:
+    """Return the class that plain onnxruntime predicts for each image."""
+    import onnxruntime
+
+    from gradgraph.runtime.execution.session import results
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return results(session, ["logits"], {"x": images})["logits"].argmax(axis=1)

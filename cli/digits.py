@@ -18,7 +18,7 @@ from gradgraph.runtime.data.shuffling import permutation
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 SPLIT_SEED = 0
-GRID = (6, 10)
+GRID = (3, 8)
 
 
 class DigitNet(nn.Module):
@@ -84,18 +84,18 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
     write_atomically(path, data.getvalue())
 
 
-def draw_predictions(path: Path, images: np.ndarray[Any, Any], predicted: Any, true: Any) -> None:
-    """A grid of digits, each under "predicted / true"; mistakes first and in red."""
+def draw_predictions(path: Path, images: np.ndarray[Any, Any], untrained: Any, trained: Any, labels: Any) -> None:
+    """Draw a grid of digits, each under "untrained → trained" predictions; mistakes of the trained model come first."""
     from matplotlib.figure import Figure
 
     rows, columns = GRID
-    figure = Figure(figsize=(columns, 1.25 * rows), layout="constrained")
-    order = np.argsort(predicted == true, kind="stable")[: rows * columns]
+    figure = Figure(figsize=(columns, 1.3 * rows), layout="constrained")
+    order = np.argsort(trained == labels, kind="stable")[: rows * columns]
     for axes, i in zip(figure.subplots(rows, columns).flat, order, strict=True):
         axes.imshow(images[i, 0], cmap="gray_r")
         axes.set_axis_off()
-        right = predicted[i] == true[i]
-        axes.set_title(f"{predicted[i]} / {true[i]}", fontsize=9, color="black" if right else "red")
+        right = trained[i] == labels[i]
+        axes.set_title(f"{untrained[i]} → {trained[i]}", fontsize=14, color="black" if right else "red")
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
+    figure.savefig(image, format="png", dpi=80)
     write_atomically(path, image.getvalue())
