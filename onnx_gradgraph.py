@@ -1,6 +1,6 @@
 """The distribution's own name, and the ``gradgraph`` command.
 
-``pip install onnx-gradgraph`` brings the package ``gradgraph``. The Python index also has a distribution ``gradgraph``,
+The distribution ``onnx-gradgraph`` has the package ``gradgraph``. The Python index has a distribution ``gradgraph``,
 which is another project with the same import name: where both are installed, files of one replace files of the other.
 This module lies outside the package, so that the command can say so before it imports anything of it.
 """
@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
-DISTRIBUTION = "onnx-gradgraph"
 _OTHER = "gradgraph"
+_AGAIN = "install this one again: pip install --force-reinstall --no-deps PATH (of its clone or wheel)"
 
 
 def other_project() -> str | None:
@@ -28,7 +28,7 @@ def other_project() -> str | None:
     return (
         f"the distribution '{_OTHER}' {found.version} is another project with the same import name, and its files "
         f"replace some of ours; run: pip uninstall {_OTHER}, "
-        f"then pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        f"then {_AGAIN}"
     )
 
 
@@ -41,7 +41,7 @@ def is_ours() -> bool:
 def main() -> NoReturn:
     """The entry point of the ``gradgraph`` command."""
     if not is_ours():
-        broken = f"the package gradgraph is not whole; run: pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        broken = f"the package gradgraph is not whole; {_AGAIN}"
         sys.exit(f"error: {other_project() or broken}")
     from gradgraph.cli import main as command
 

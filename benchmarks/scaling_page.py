@@ -64,15 +64,7 @@ batch trains as well. The cost of compressing is not counted ([compression](../h
 sends two factors of rank 4 per matrix; `top_k` a value and an index for one number in a hundred, from each rank to all;
 `local_sgd` and `diloco` an occasional dense message.
 
-## Not supported
-
-- **Tensor parallelism**: use Megatron-LM, or vLLM and TensorRT-LLM for inference. For a model that does not fit into
-  memory with its optimizer, try [adapters on 4 bits](../how-to/large-models.md) or
-  [recomputation](../how-to/memory.md) first.
-- **Pipeline parallelism**: DeepSpeed, or PyTorch's `torch.distributed.pipelining`.
-- **Sharded weights** (ZeRO stage 3): PyTorch's FSDP2, or DeepSpeed.
-
-Train there in PyTorch, and export the trained model to ONNX.
+Tensor and pipeline parallelism are [not supported](../start/not-supported.md#scale).
 """
 
 

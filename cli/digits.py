@@ -59,7 +59,7 @@ def check_packages() -> None:
     missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise RuntimeUnavailableError(
-            f"the demo needs {' and '.join(missing)}; install with: pip install {' '.join(missing)}"
+            f"the demo needs {' and '.join(missing)}; pip install {' '.join(missing)}"
         )
 
 

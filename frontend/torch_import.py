@@ -53,7 +53,7 @@ def from_torch(
         import torch
     except ImportError as missing:
         raise RuntimeUnavailableError(
-            f"from_torch needs {missing.name}, which is not installed; install gradgraph with the extra 'torch'"
+            f"from_torch needs {missing.name}, which is not installed; pip install torch onnxscript"
         ) from missing
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     names = _input_names(module, args, None if input_names is None else as_names(input_names))

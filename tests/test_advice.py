@@ -42,6 +42,7 @@ def texts() -> Iterator[tuple[str, str]]:
 TEXTS = dict(texts())
 COMMAND = re.compile(r"`gradgraph ([a-z][^`]*)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
+INSTALLED = re.compile("pip install ([^,(;]*)")
 DOTTED = re.compile(r"\bgradgraph(?:\.\w+)+")
 
 
@@ -98,6 +99,16 @@ def test_a_name_in_a_message_exists(place: str) -> None:
             if not hasattr(at, part) and hasattr(at, "__path__"):
                 importlib.import_module(f"{at.__name__}.{part}")
             at = getattr(at, part)
+
+
+def test_packages_in_messages_are_those_of_the_extras() -> None:
+    """This project is not among them: no index has it, and it is installed from a clone or a wheel."""
+    requirements = set(re.findall(r'"([\w-]+)[^"]*"', (ROOT / "pyproject.toml").read_text("utf-8")))
+    words = [w.strip("'") for text in TEXTS.values() for w in " ".join(INSTALLED.findall(text)).split()]
+    packages = {re.match(r"[\w-]+", word)[0] for word in words if re.match("[a-z]", word)}  # type: ignore[index]
+    assert packages >= {"pillow", "jinja2", "scikit-learn"}
+    assert packages - requirements == {"nccl4py", "onnxruntime-genai"}
+    assert "onnx-gradgraph" not in packages
 
 
 # --- advice that is followed ---------------------------------------------------------------------------------------

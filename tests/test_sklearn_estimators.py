@@ -134,11 +134,11 @@ def test_a_regressor_has_one_value_or_several() -> None:
     assert column.predict(x).shape == (200, 1)
 
 
-def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("gradgraph.sklearn")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    with pytest.raises(gg.GradgraphError, match=r"pip install 'onnx-gradgraph\[sklearn\]'"):
+    with pytest.raises(gg.GradgraphError, match="pip install 'scikit-learn>=1.6'"):
         importlib.import_module("gradgraph.sklearn")
 
 

@@ -78,7 +78,7 @@ class ChatTemplate:
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
         self._now = now
         if not is_installed():
-            install = "pip install 'onnx-gradgraph[llm]'"
+            install = "pip install jinja2"
             raise DataError(
                 "chat templates are read by the package jinja2, which is not installed", remedy=install, shell=install
             )

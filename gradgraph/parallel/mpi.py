@@ -42,7 +42,7 @@ def library(initialize: bool = True) -> Any:
     except ImportError:
         raise RuntimeUnavailableError(
             "mpi4py is not installed, by which processes train together",
-            remedy="install the extra: pip install 'onnx-gradgraph[mpi]' (on Windows with impi-rt in place of mpich)",
+            remedy="pip install mpi4py mpich (on Windows impi-rt in place of mpich)",
         ) from None
     except RuntimeError as error:
         first = str(error).strip().splitlines()[:1]

@@ -14,7 +14,7 @@ try:
     from gradgraph.sklearn.regressor import Regressor
 except ImportError as error:
     raise RuntimeUnavailableError(
-        f"gradgraph.sklearn needs scikit-learn 1.6 or newer ({error}); pip install 'onnx-gradgraph[sklearn]'"
+        f"gradgraph.sklearn needs scikit-learn 1.6 or newer ({error}); pip install 'scikit-learn>=1.6'"
     ) from None
 
 __all__ = ["Classifier", "Regressor", "export"]

@@ -274,7 +274,7 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
         from skl2onnx import to_onnx
     except ImportError:
         raise RuntimeUnavailableError(
-            "the steps of a pipeline are exported by skl2onnx; pip install 'onnx-gradgraph[sklearn-export]'"
+            "the steps of a pipeline are exported by skl2onnx; pip install skl2onnx"
         ) from None
     steps = Pipeline([(f"step{i}", step) for i, step in enumerate(parts.steps)])
     opset = next(o.version for o in parts.last.trained_.step.eval.opset_import if not o.domain)

@@ -220,7 +220,7 @@ def _resampled(opened: WavFile, rate: int) -> Array:
     try:
         from scipy.signal import resample_poly
     except ImportError:
-        install = "pip install 'onnx-gradgraph[sounds]' resamples it"
+        install = "pip install scipy, which resamples it"
         raise DataError(rates, remedy=install, shell=install) from None
     common = math.gcd(opened.rate, rate)
     made: Array = resample_poly(opened.read().mean(axis=0), rate // common, opened.rate // common)

@@ -81,7 +81,7 @@ class Tokenizer:
         try:
             from tokenizers import Tokenizer as Runner
         except ImportError:
-            install = "pip install 'onnx-gradgraph[texts]'"
+            install = "pip install tokenizers"
             raise DataError(
                 "texts are read by the package tokenizers, which is not installed", remedy=install, shell=install
             ) from None

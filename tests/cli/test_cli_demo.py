@@ -54,7 +54,7 @@ def test_missing_packages_are_named(cli: Cli, folder: Path, monkeypatch: pytest.
     before = set(folder.iterdir())
     ran = cli("demo")
     assert ran.code == 1
-    assert ran.err == "error: the demo needs scikit-learn; install with: pip install scikit-learn\n"
+    assert ran.err == "error: the demo needs scikit-learn; pip install scikit-learn\n"
     assert set(folder.iterdir()) == before
 
 

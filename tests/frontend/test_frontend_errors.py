@@ -165,5 +165,7 @@ def test_hierarchy():
 def test_missing_torch_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(RuntimeUnavailableError, match="from_torch needs onnxscript, which is not installed"):
+    with pytest.raises(
+        RuntimeUnavailableError, match="from_torch needs onnxscript, which is not installed; pip install"
+    ):
         from_torch(None, None)

@@ -285,9 +285,9 @@ def test_an_empty_class_is_named(photos: Path) -> None:
         gg.image_folder(photos)
 
 
-def test_without_pillow_the_extra_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_package_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install 'onnx-gradgraph\[images\]'"):
+    with pytest.raises(DataError, match="pip install pillow"):
         trainer().fit(photos, progress=False)
 
 

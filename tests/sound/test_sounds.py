@@ -83,7 +83,7 @@ def test_other_rates_are_resampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     expected = np.sin(2 * np.pi * 440 * np.arange(8000) / 8000) / 2
     assert np.abs(found - expected)[200:-200].max() < 1e-3
     monkeypatch.setitem(__import__("sys").modules, "scipy.signal", None)
-    with pytest.raises(DataError, match=r"has 44,100 samples a second, and the model takes 8,000; pip install"):
+    with pytest.raises(DataError, match=r"has 44,100 samples a second, and the model takes 8,000; pip install scipy"):
         samples_of(gg.sound.folder(tmp_path), length=8000)
 
 

@@ -85,8 +85,8 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
     except ImportError:
         raise DataError(
             "images are read by Pillow, which is not installed",
-            remedy="pip install 'onnx-gradgraph[images]', or give arrays",
-            shell="pip install 'onnx-gradgraph[images]', or give arrays",
+            remedy="pip install pillow, or give arrays",
+            shell="pip install pillow, or give arrays",
         ) from None
     try:
         image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)

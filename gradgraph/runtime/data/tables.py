@@ -130,8 +130,8 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
     ways = for_file(path)
     raise DataError(
         f"'{shown(path)}' is a table, which pandas or polars reads, and neither is there",
-        remedy=f"pip install 'onnx-gradgraph[tables]', or {ways['remedy']}",
-        shell=f"pip install 'onnx-gradgraph[tables]', or {ways['shell']}",
+        remedy=f"pip install pandas pyarrow, or {ways['remedy']}",
+        shell=f"pip install pandas pyarrow, or {ways['shell']}",
     )
 
 

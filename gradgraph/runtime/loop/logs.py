@@ -194,7 +194,7 @@ class TensorBoard:
             import tensorboardX
         except ImportError:
             raise RuntimeUnavailableError(
-                "logs for TensorBoard need tensorboardX; install it with: pip install 'onnx-gradgraph[tensorboard]'"
+                "logs for TensorBoard need tensorboardX; pip install tensorboardX"
             ) from None
         self._make, self.folder = tensorboardX.SummaryWriter, folder
         self._events: Any = None

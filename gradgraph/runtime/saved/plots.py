@@ -24,7 +24,7 @@ def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RuntimeUnavailableError("plots need matplotlib; install it with: pip install matplotlib") from None
+        raise RuntimeUnavailableError("plots need matplotlib; pip install matplotlib") from None
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     if path is not None:
