@@ -58,9 +58,7 @@ def check_packages() -> None:
     """Raise RuntimeUnavailableError unless the demo's own packages are there."""
     missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise RuntimeUnavailableError(
-            f"the demo needs {' and '.join(missing)}; pip install {' '.join(missing)}"
-        )
+        raise RuntimeUnavailableError(f"the demo needs {' and '.join(missing)}; pip install {' '.join(missing)}")
 
 
 _PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}

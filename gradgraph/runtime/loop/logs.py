@@ -193,9 +193,7 @@ class TensorBoard:
         try:
             import tensorboardX
         except ImportError:
-            raise RuntimeUnavailableError(
-                "logs for TensorBoard need tensorboardX; pip install tensorboardX"
-            ) from None
+            raise RuntimeUnavailableError("logs for TensorBoard need tensorboardX; pip install tensorboardX") from None
         self._make, self.folder = tensorboardX.SummaryWriter, folder
         self._events: Any = None
 
