@@ -102,7 +102,7 @@ def test_a_name_in_a_message_exists(place: str) -> None:
 
 
 def test_packages_in_messages_are_those_of_the_extras() -> None:
-    """This project is not among them: no index has it, and it is installed from a clone or a wheel."""
+    """No index has this project: it is installed from a clone or a wheel."""
     requirements = set(re.findall(r'"([\w-]+)[^"]*"', (ROOT / "pyproject.toml").read_text("utf-8")))
     words = [w.strip("'") for text in TEXTS.values() for w in " ".join(INSTALLED.findall(text)).split()]
     packages = {re.match(r"[\w-]+", word)[0] for word in words if re.match("[a-z]", word)}  # type: ignore[index]

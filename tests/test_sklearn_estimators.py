@@ -138,7 +138,7 @@ def test_without_scikit_learn_the_package_is_named(monkeypatch: pytest.MonkeyPat
     for name in [name for name in sys.modules if name.startswith("gradgraph.sklearn")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    with pytest.raises(gg.GradgraphError, match="pip install 'scikit-learn>=1.6'"):
+    with pytest.raises(gg.GradgraphError, match=r"pip install 'scikit-learn>=1\.6'"):
         importlib.import_module("gradgraph.sklearn")
 
 
