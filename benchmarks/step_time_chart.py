@@ -38,8 +38,9 @@ def step_time_chart(results: list[Result]) -> str:
         raise ValueError("no result of this machine has both native kernels and PyTorch")
     rows = [_row(TOP + ROW * i, name, ratio) for i, (name, ratio) in enumerate(ratios.items())]
     end, height = TOP + ROW * len(rows), TOP + ROW * len(rows) + BOTTOM
+    size = f'width="{WIDTH}" height="{height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>Time of a training step relative to PyTorch: {_summary(ratios)}</title>",
         f"<style>{STYLE}</style>",
         '<text x="0" y="22">Time of one training step (lower is better)</text>',
