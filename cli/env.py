@@ -46,6 +46,7 @@ def command(forget_openings: bool, as_json: bool) -> None:
         "providers": ", ".join(onnxruntime.get_available_providers()),
         "openings": f"{shown(openings.folder())} ({count} kept, {size / 1e6:.0f} MB{off})",
         "native kernels": _kernels(),
+        "needed to run a saved step": "numpy, onnxruntime (docs/how-to/loops.md)",
     }
     if (warning := other_project()) is not None:
         facts["warning"] = warning

@@ -68,6 +68,10 @@ if TYPE_CHECKING:
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
 
+# in a checkout without symbolic links (a zip download, Windows), cli/, export/ and frontend/ are found in the repository
+if not _os.path.isdir(_os.path.join(__path__[0], "cli")):
+    __path__.append(_os.path.dirname(__path__[0]))
+
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

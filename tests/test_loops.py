@@ -65,7 +65,15 @@ def linked(library: Path) -> list[str]:
 
 
 def in_python(folder: Path, library: Path) -> list[str]:
-    return [sys.executable, str(LOOPS / "plain_loop.py")]
+    """Return a command that runs with numpy and onnxruntime alone, without onnx, sympy or gradgraph."""
+    packages = folder / "packages"
+    packages.mkdir()
+    for package in (np, ort):
+        place = Path(package.__file__).parent
+        for part in (place, place.with_name(f"{place.name}.libs")):
+            if part.exists():
+                (packages / part.name).symlink_to(part)
+    return ["env", f"PYTHONPATH={packages}", sys.executable, "-S", str(LOOPS / "plain_loop.py")]
 
 
 def in_node(folder: Path, library: Path) -> list[str]:

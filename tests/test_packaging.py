@@ -1,7 +1,10 @@
 """A wheel holds what a checkout holds, and a file's name alone tells which file is meant."""
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -94,3 +97,21 @@ def test_every_name_that_a_test_imports_of_another_is_there() -> None:
                     missing += [f"{path.name}: {node.module}.{a.name}" for a in node.names if a.name not in names]
     assert seen > 500
     assert missing == []
+
+
+def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
+    """A zip download, or Git on Windows, has a text file in place of each link."""
+    for name in ("gradgraph", "frontend", "export", "cli"):
+        ignored = shutil.ignore_patterns("__pycache__", "built")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+    for name in ("frontend", "export", "cli"):
+        link = tmp_path / "gradgraph" / name
+        link.unlink()
+        link.write_text(f"../{name}")
+    code = (
+        "import gradgraph as gg; from gradgraph.frontend import nn; from gradgraph.cli.app import cli; "
+        "from gradgraph import export; print(gg.__file__, nn.Linear(1, 1), export.save_inference, cli)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(str(tmp_path)), done.stderr
