@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging as _logging
 import os as _os
 from importlib import import_module as _import_module
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ if TYPE_CHECKING:
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
 
-# in a checkout without symbolic links (a zip download, Windows), cli/, export/ and frontend/ are found in the repository
-if not _os.path.isdir(_os.path.join(__path__[0], "cli")):
-    __path__.append(_os.path.dirname(__path__[0]))
+# a checkout without symbolic links (a zip download, Windows) has cli/, export/ and frontend/ one folder up
+if not (_Path(__path__[0]) / "cli").is_dir():
+    __path__.append(str(_Path(__path__[0]).parent))
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
