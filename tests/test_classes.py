@@ -12,6 +12,7 @@ import pytest
 
 import gradgraph
 from gradgraph.errors import DataError, UnmatchedError
+from gradgraph.runtime.data.tables import array_labels
 from gradgraph.step.classes import Classes, labelled
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TargetSpec
@@ -118,6 +119,12 @@ def test_a_source_with_names_of_its_own() -> None:
     assert labelled(array(["emu"]), target(), Classes(ANIMALS), "it", own=["emu", "cat"])[0].tolist() == [2]
     with pytest.raises(UnmatchedError, match="new class 'yak'"):
         labelled(array([0]), target(), Classes(ANIMALS), "it", own=["emu", "yak"])
+
+
+def test_labels_of_objects_are_numbers_however_many_there_are() -> None:
+    spec, known = TargetSpec("target", "int64", ("n", "objects"), ignore_index=-1), DataNames({}, {"target": STARS})
+    for objects in (1, 2):
+        assert array_labels(np.ones((4, objects), np.int64), spec, known) is None
 
 
 def test_the_record_keeps_whether_numbers_were_written() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 
 import gradgraph as gg
+from data_walks import label_sources
+from data_walks.label_sources import Source, pictures, samples, tokens
 from data_walks.random_walk import Array, Walk
 from gradgraph.errors import UnmatchedError
 from gradgraph.frontend import nn
@@ -26,7 +28,6 @@ POOLS: dict[str, tuple[Any, ...]] = {
     "mixed": ("1", "2", "x", "10", "-"),
     "truth": (False, True),
 }
-Source = Callable[["Rows", Walk, str], Any]
 
 
 class Rows:
@@ -173,18 +174,55 @@ PICTURES: dict[str, Source] = {
 }
 
 
-KNOW_NO_WHOLE = ("batches", "shards", "dataset")  # in which a number is a class's, as long as nothing is known
+KNOW_NO_WHOLE = ("batches", "dataset")  # in which a number is a class's, as long as nothing is known
 
 # --- the walk -----------------------------------------------------------------------------------------------------
 
 
+SETS: dict[str, dict[str, Source]] = {
+    "tables": TABLES,
+    "pictures": PICTURES,
+    "texts": label_sources.TEXTS,
+    "tags": label_sources.TAGS,
+    "sounds": label_sources.SOUNDS,
+    "maps": label_sources.MAPS,
+    "objects": label_sources.OBJECTS,
+}
+
+
 @functools.cache
-def _step(classes: int, are_pictures: bool) -> gg.Step:
-    gg.frontend.manual_seed(0)
-    layers = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if are_pictures else []
-    shape = ("n", 3, SIDE, SIDE) if are_pictures else ("n", 3)
-    model = gg.frontend.export(nn.Sequential(*layers, nn.Linear(3, classes)), {"x": shape})
-    return gg.build(model, "cross_entropy", gg.optim.adamw(0.1), metrics=["accuracy"])
+def _step(classes: int, kind: str) -> gg.Step:
+    if kind in ("tables", "pictures"):
+        gg.frontend.manual_seed(0)
+        layers = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if kind == "pictures" else []
+        shape = ("n", 3, SIDE, SIDE) if kind == "pictures" else ("n", 3)
+        model: Any = gg.frontend.export(nn.Sequential(*layers, nn.Linear(3, classes)), {"x": shape})
+        loss: Any = "cross_entropy"
+    else:
+        model, loss = label_sources.model_of(kind, classes)
+    return gg.build(model, loss, gg.optim.adamw(0.1))
+
+
+def _inputs(kind: str, rows: Rows, walk: Walk) -> dict[str, Array]:
+    """What the model gets of each row, as arrays."""
+    if kind == "tables":
+        return {"x": rows.x}
+    if kind == "pictures":
+        return {"x": _arrays(rows, walk, "")["x"]}
+    return {"texts": tokens, "tags": tokens, "sounds": samples, "maps": pictures, "objects": pictures}[kind](rows)
+
+
+def _targets(kind: str, numbers: Array, of_background: int) -> dict[str, Array]:
+    """What the model is compared with, where that is more than a number for each row."""
+    if kind == "tags":  # of the first token, three words, the last one, and padding
+        target = np.full((len(numbers), label_sources.TOKENS), -100)
+        target[:, 1:4] = numbers[:, None]
+        return {"target": target}
+    if kind == "maps":
+        target = np.full((len(numbers), label_sources.SIDE, label_sources.SIDE), of_background)
+        target[:, :, : label_sources.SIDE // 2] = numbers[:, None, None]
+        return {"target": target}
+    return {"target": numbers[:, None], "target_boxes": np.tile(label_sources.BOX, (len(numbers), 1, 1))}
 
 
 def _rows(walk: Walk, pool: list[Any], count: int) -> Rows:
@@ -194,39 +232,45 @@ def _rows(walk: Walk, pool: list[Any], count: int) -> Rows:
 
 
 def walk_classes(walk: Walk) -> None:
-    """Train on rows in one form, and evaluate others in each: confusions are those that are counted by hand."""
-    kind = walk.choose("classes", list(POOLS))
-    pool = walk.some(POOLS[kind], min(len(POOLS[kind]), int(walk.rng.integers(2, 5))))
-    are_pictures = walk.flag("pictures", 0.4)
-    sources = PICTURES if are_pictures else TABLES
-    trainer = gg.Trainer(_step(len(pool), are_pictures), device="cpu", seed=walk.seed)
-    learns = [name for name in sources if kind in ("words", "truth") or name not in KNOW_NO_WHOLE]
+    """Train on rows in one form, and evaluate others in each: labels have the numbers that are found by hand."""
+    of = walk.choose("classes", list(POOLS))
+    pool = walk.some(POOLS[of], min(len(POOLS[of]), int(walk.rng.integers(2, 5))))
+    kind = walk.choose("data", list(SETS))
+    sources = SETS[kind]
+    trainer = gg.Trainer(_step(len(pool), kind), device="cpu", seed=walk.seed)
+    learns = [name for name in sources if of in ("words", "truth") or name not in KNOW_NO_WHOLE]
     first = walk.choose("trained on", learns)
     trainer.fit(sources[first](_rows(walk, pool, 20), walk, "train"), epochs=1, progress=False)
     names = trainer.names.classes["target"]
     walk.chosen.append(f"{names}")
-    _check(walk, trainer, sources, names, _rows(walk, walk.some(pool, len(pool)), 14), "all")
-    _check(walk, trainer, sources, names, _rows(walk, walk.some(pool, len(pool) - 1), 9), "fewer")
+    _check(walk, trainer, kind, names, _rows(walk, walk.some(pool, len(pool)), 14), "all")
+    _check(walk, trainer, kind, names, _rows(walk, walk.some(pool, len(pool) - 1), 9), "fewer")
     new: dict[str, Any] = {"words": "yak", "stars": 99, "codes": "0001", "mixed": "yak", "truth": "maybe"}
-    more = _rows(walk, [*pool[:2], new[kind]], 9)
-    more.labels = more.texts if kind == "truth" else more.labels
-    for name in walk.some(list(sources), 4):
+    more = _rows(walk, [*pool[:2], new[of]], 9)
+    more.labels = more.texts if of == "truth" else more.labels
+    for name in walk.some(list(sources), min(4, len(sources))):
         walk.refused(f"a new class is refused in {name}", lambda name=name: trainer.evaluate(
-            sources[name](more, walk, f"more of {name}")), str(new[kind]))  # fmt: skip
+            sources[name](more, walk, f"more of {name}")), str(new[of]))  # fmt: skip
 
 
-def _check(walk: Walk, trainer: gg.Trainer, sources: dict[str, Source], names: Any, rows: Rows, which: str) -> None:
-    """Confusions of rows in each form are those counted by hand, or all that differ are refused by name."""
-    scores = np.asarray(trainer.predict({"x": _arrays(rows, walk, "")["x"] if sources is PICTURES else rows.x}))
+def _check(walk: Walk, trainer: gg.Trainer, kind: str, names: Any, rows: Rows, which: str) -> None:
+    """Confusions or losses of rows in each form are those found by hand, or all that differ are refused by name."""
+    inputs = _inputs(kind, rows, walk)
     at = {name.casefold() if name.casefold() in ("true", "false") else name: i for i, name in enumerate(names)}
-    wanted = np.zeros((len(names), len(names)), np.int64)
-    for text, called in zip(rows.texts, scores.argmax(1), strict=True):
-        wanted[at.get(text.casefold() if text.casefold() in ("true", "false") else text, -1), called] += 1
-    for name, source in sources.items():
+    texts = [text.casefold() if text.casefold() in ("true", "false") else text for text in rows.texts]
+    numbers = np.array([at.get(text, -1) for text in texts])
+    if counts := kind not in ("tags", "maps", "objects"):
+        wanted = np.zeros((len(names), len(names)), np.int64)
+        np.add.at(wanted, (numbers, np.asarray(trainer.predict(inputs)).argmax(1)), 1)
+    else:
+        loss = trainer.evaluate({**inputs, **_targets(kind, numbers, at.get("background", -1))})["loss"]
+    for name, source in SETS[kind].items():
         data = source(rows, walk, f"{which} of {name}")
         try:
-            found = trainer.confusions(data).table.matrix
+            if counts:
+                found = trainer.confusions(data).table.matrix
+                walk.same(f"{which} in {name}: confusions", found.tolist(), wanted.tolist())
+            else:
+                walk.close(f"{which} in {name}: the loss", trainer.evaluate(data)["loss"], loss)
         except UnmatchedError as error:
             walk.law(f"{which} in {name}: labels that are known are taken", False, error)
-            continue
-        walk.same(f"{which} in {name}: confusions", found.tolist(), wanted.tolist())

@@ -328,3 +328,22 @@ def test_classes_with_names_are_matched(tmp_path: Path, label: str) -> None:
     assert first.evaluate(some) == expected
     with pytest.raises(DataError, match="the new class 'dog'"):
         first.evaluate(gg.shards(shard("new", ["cow", "dog"]), names))
+
+
+@pytest.mark.parametrize("label", ["cls", "json.kind"])
+def test_whole_numbers_that_no_class_can_have_are_names(tmp_path: Path, label: str) -> None:
+    """As in tables: of three classes, 1 to 3 are names, also in later shards that lack one; 0 to 2 are numbers."""
+
+    def shard(name: str, labels: list[int]) -> Any:
+        text = {"cls": lambda one: str(one), "json.kind": lambda one: json.dumps({"kind": one})}[label]
+        files = {f"{i:03}.{end}": content for i, one in enumerate(labels)
+                 for end, content in (("npy", npy(DATA["x"][i])), (label.split(".")[0], text(one).encode()))}  # fmt: skip
+        return gg.shards(write_tar(tmp_path / f"{name}.tar", files), {"target": label})
+
+    stars, numbered = trainer(), trainer()
+    stars.fit(shard("stars", [1, 3, 2, 1]), 1, 4, progress=False)
+    assert stars.names.classes["target"] == ("1", "2", "3")
+    expected = stars.evaluate({"x": DATA["x"][:2], "target": np.array([2, 1])})
+    assert stars.evaluate(shard("some", [2, 1])) == expected
+    numbered.fit(shard("numbers", [0, 2, 1, 0]), 1, 4, progress=False)
+    assert not numbered.names.classes

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.preprocess.frames import is_table
-from gradgraph.runtime.data.remedies import for_shape, for_type
+from gradgraph.runtime.data.remedies import for_label, for_shape, for_type
 from gradgraph.runtime.data.tables import array_labels, columns_in, columns_of, matrix_of
 from gradgraph.step.classes import Classes, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -537,9 +537,11 @@ def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
         wrong &= labels != spec.ignore_index
     if wrong.any():
         where = np.argwhere(wrong)[0]
+        label = labels[tuple(where)]
         raise DataError(
-            f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where, first)}, "
-            f"but labels go from 0 to {spec.classes - 1}; correct it"
+            f"'{shown(spec.name)}' holds the label {label} {_position(where, first)}, "
+            f"but labels go from 0 to {spec.classes - 1}",
+            **for_label(spec, int(label) if labels.ndim == 1 else -1),
         )
 
 

@@ -71,6 +71,17 @@ def for_batch(way: str, size: int) -> Remedies:
     }
 
 
+def for_label(spec: TargetSpec, label: int) -> Remedies:
+    """The remedies for a class label that is out of range; it may be the name of a class, as of five stars."""
+    if label < 0:
+        return _both("correct it")
+    return {
+        "remedy": "number classes from 0, or name them before training: trainer.names = gradgraph.DataNames("
+        f'classes={{\'{shown(spec.name)}\': ["1", "2", …]}})',
+        "shell": "number classes from 0",
+    }
+
+
 def one_hot(spec: TensorSpec, axis: int) -> Remedies:
     return {
         "remedy": f"it looks one-hot, so give class numbers: {shown(spec.name)}.argmax(axis={axis})",

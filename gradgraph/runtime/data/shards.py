@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -9,10 +10,10 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
-from gradgraph.step.classes import Classes
+from gradgraph.step.classes import Classes, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
@@ -168,18 +169,18 @@ class Shards(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
-        """The labels of a target where they may name classes, which are read once; None where they are numbers."""
+        """The labels of a target where they may name classes, read once; None where they are numbers of classes."""
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
         if field not in self._labels:
             self._check_all_have([field])
-            first = self._sample(0, {"": field}, {}, (), _label)[""]
-            may_be_named = known is not None and known.may_be_named_by_numbers and np.ndim(first) == 0
-            if not isinstance(first, str) and not may_be_named:
+            first = next(self._labels_in(field))
+            is_text, is_number = isinstance(first, str), np.ndim(first) == 0
+            may_be_named = takes_labels(spec) if known is None else known.may_be_named_by_numbers
+            if not is_text and not (is_number and may_be_named):
                 return None
             values = np.empty(len(self), object)
-            for i in range(len(self)):
-                found = self._sample(i, {"": field}, {}, (), _label)[""]
+            for i, found in enumerate(self._labels_in(field)):
                 found = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
                 values[i] = str(found) if _last(field.extension) == "cls" else found  # whose cells have no types
             self._labels[field] = Labels(f"'{shown(self.paths[0])}'", values)
@@ -236,42 +237,50 @@ class Shards(Loadable):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _sample(
-        self,
-        i: int,
-        fields: Mapping[str, Field],
-        forms: Mapping[str, ImageForm],
-        seed: Sequence[int],
-        read: Callable[[bytes, Field, str], Any] | None = None,
-    ) -> dict[str, Any]:
-        """The parts of a sample; what is no image by ``read``, or as an array."""
-        shard = self._shard_of(i)
-        path, sample = self.paths[shard], {}
-        places = {self._kinds[m]: m for m in range(self._firsts[i], self._firsts[i + 1])}
+        self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int]
+    ) -> dict[str, Array]:
+        """Read the parts of a sample as arrays: images in their forms."""
+        shard, sample = self._shard_of(i), {}
+        with self._opened(shard) as file:
+            for name, field in fields.items():
+                content, where = self._content(file, shard, i, field)
+                if name in forms:
+                    augmented, number = (self.augmented, number_of(seed, i)) if seed else (None, [])
+                    sample[name] = forms[name](opened(content, where), augmented, number)
+                else:
+                    sample[name] = _read(content, field, where)
+        return sample
+
+    def _labels_in(self, field: Field) -> Iterator[Any]:
+        """Read a field of every sample, in order, as a label."""
+        for shard in range(len(self.paths)):
+            with self._opened(shard) as file:
+                for i in range(self._shards[shard], self._shards[shard + 1]):
+                    content, where = self._content(file, shard, i, field)
+                    yield _label(content, field, where)
+
+    @contextlib.contextmanager
+    def _opened(self, shard: int) -> Iterator[BinaryIO]:
+        path = self.paths[shard]
         try:
             with open_regular(path) as file:
                 if os.fstat(file.fileno()).st_size != self._bytes[shard]:
                     raise DataError(f"'{shown(path)}' was changed while it was read; begin again")
-                for name, field in fields.items():
-                    m, kind = places[self.extensions[field.extension]], _last(field.extension)
-                    size, where = self._sizes[m], f"{path}, {field.extension} of sample {i}"
-                    if kind not in READ:
-                        raise DataError(
-                            f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images"
-                        )
-                    if size > {"cls": MOST_NAME, "json": MOST_TEXT}.get(kind, size):
-                        raise DataError(
-                            f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again"
-                        )
-                    file.seek(self._offsets[m])
-                    content = file.read(size)
-                    if name in forms:
-                        augmented, number = (self.augmented, number_of(seed, i)) if seed else (None, [])
-                        sample[name] = forms[name](opened(content, where), augmented, number)
-                    else:
-                        sample[name] = (read or _read)(content, field, where)
+                yield file
         except (UnreadableError, OSError) as error:
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
-        return sample
+
+    def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
+        """Read the bytes of a member of a sample, and how messages refer to it."""
+        kind, number = _last(field.extension), self.extensions[field.extension]
+        m = next(m for m in range(self._firsts[i], self._firsts[i + 1]) if self._kinds[m] == number)
+        size, where = self._sizes[m], f"{self.paths[shard]}, {field.extension} of sample {i}"
+        if kind not in READ:
+            raise DataError(f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images")
+        if size > {"cls": MOST_NAME, "json": MOST_TEXT}.get(kind, size):
+            raise DataError(f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again")
+        file.seek(self._offsets[m])
+        return file.read(size), where
 
 
 def _read(content: bytes, field: Field, where: str) -> Array:

@@ -515,7 +515,7 @@ def array_labels(
         UnmatchedError: classes are known, and one is new.
         DataError: the model has fewer classes.
     """
-    if not isinstance(spec, TargetSpec) or isinstance(value, ClassNumbers):
+    if not isinstance(spec, TargetSpec) or isinstance(value, ClassNumbers) or not _takes_one(spec):
         return None
     classes = Classes.known(known, spec.name)
     looks = raw and (whole if classes is None else classes.look_at_numbers(spec))
