@@ -56,7 +56,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step takes float32"),
     "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step takes float32"),
     "object": (batch(x=object()), "'x' is a object, which NumPy cannot read"),
-    "label": (batch(target=LABELS), "holds the label 12 in row 3, but labels go from 0 to 2; number classes from 0, or name"),
+    "label": (
+        batch(target=LABELS),
+        "holds the label 12 in row 3, but labels go from 0 to 2; number classes from 0, or name",
+    ),
     "negative label": (batch(target=DATA["target"] * 0 - 1), "holds the label -1 in row 0"),
     "too large": (batch(x=np.full((10, 4), 1e300)), "'x' has values too large for float32"),
     "nan": (batch(x=NAN), "'x' holds nan in row 5 at [2]"),
