@@ -1,6 +1,6 @@
 """Decoders of each family, as optimum exports them, and the table of those that train.
 
-``python -m tests.networks.optimum_decoders --save`` writes the table of docs/how-to/language-models.md, in the
+``python -m tests.networks.optimum_decoders --save`` writes the table of docs/reference/language-families.md, in the
 environment of ``make shipped-models`` with optimum: for every family it exports random weights with and without a past,
 and holds scores, left padding, adapters of PEFT (both ways), losses and answers against PyTorch. That takes minutes.
 With a version of optimum before 2, files with a past hold two decoders; those rows are said, and are not to be saved.

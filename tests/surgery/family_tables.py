@@ -1,4 +1,4 @@
-"""Tables of families on docs/how-to/language-models.md, and the command that writes one of them."""
+"""Tables of docs/reference/language-families.md, and the command that writes one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "language-models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "language-families.md"
 NOTES = " ¹²³⁴⁵"
 
 

@@ -1,6 +1,6 @@
 """Language models of each family, as onnxruntime-genai's builder writes them, and the table of those that train.
 
-``python -m tests.surgery.language_families --save`` writes the table of docs/how-to/language-models.md, in the
+``python -m tests.surgery.language_families --save`` writes the table of docs/reference/language-families.md, in the
 environment of ``make shipped-models``: for every family, precision and kind of device it builds a file of random
 weights, puts adapters in and trains three steps. That takes some minutes; the files go to a folder that is deleted.
 Rows of families that only an older builder writes are made in the environment that has optimum.
