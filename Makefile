@@ -110,7 +110,7 @@ hooks: $(call STAMP,lint hooks)
 
 PAGES := names_in_help cli_reference names_page backends_page operators_page messages_page api_page operator_stubs rooms_page
 pages: $(call STAMP,test demo)
-	$(foreach page,$(PAGES),$(BIN)/python tests/$(page).py &&) true
+	$(foreach page,$(PAGES),$(BIN)/python -m tests.pages.$(page) &&) true
 
 # the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
 docs: $(call STAMP,docs)

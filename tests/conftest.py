@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import zlib
 
-import compiled_kernels
 import pytest
 
 from gradgraph.backends.ort_native import in_use
+from tests.kit import compiled_kernels
 
 os.environ["GRADGRAPH_OPENINGS"] = "off"  # what an earlier run has left decides nothing
 

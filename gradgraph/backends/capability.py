@@ -1,7 +1,7 @@
 """Tables of what runtimes can do: operators, types and conditions, one data file a backend (``tables/*.toml``).
 
 A table says of a node that the runtime computes it right, that it refuses it, that it computes it *wrong* without
-saying so, or that nobody has tried. Most were measured: ``PYTHONPATH=tests python -m runtimes.probe`` runs models of
+saying so, or that nobody has tried. Most were measured: ``python -m tests.runtimes.probe`` runs models of
 one operator in the runtime, compares what it gives, and writes the file. Some are from a runtime's documents.
 
 A row tells, for each type variable of the operator's schema, the types that are right; and conditions under which it

@@ -1,7 +1,7 @@
 """``op.Conv(...)`` as editors and type checkers see it: a method for each operator of ONNX's opset 21.
 
-``python tests/operator_stubs.py`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands for
-one that is left out; attributes go by keyword, and an attribute that is left out has ONNX's default.
+``python -m tests.pages.operator_stubs`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands
+for one that is left out; attributes go by keyword, and an attribute that is left out has ONNX's default.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 ``g`` gradient, ``p`` parameter, ``t`` the number of this step, counted from 1. Formulas, slot names, arguments and
 defaults are those of ``torch.optim`` where it has the optimizer, so that trajectories can be compared. To add one,
 write its mathematics and its recipe into the file of its family, name it in ``__all__`` there, and add its cases to
-``tests/optim_cases.py``. A new family is one more file of this folder.
+``tests/kit/optim_cases.py``. A new family is one more file of this folder.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from convolutions import convolutions
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -22,6 +21,7 @@ from gradgraph.frontend import nn
 from gradgraph.graph.schemas import known_since
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.passes.normal.sizes.infer import infer_shapes
+from tests.kit.convolutions import convolutions
 
 INPUTS = (
     "float[2, 3] x, int64[2] i, float[n, 3] z, float[1, n, 4] c, float[1, 2, n] h, float[1, 6, 4] v, float[8, 6, 2] f"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from running import run
-from runtimes.four_networks import NETWORKS
-from runtimes.trained_options import CASES
 
 import gradgraph as gg
 import gradgraph.rules.families
@@ -15,6 +12,9 @@ from gradgraph.errors import BuildError
 from gradgraph.rules.registry import RULES, Rule
 from gradgraph.step.step import Step
 from gradgraph.verify import cases
+from tests.kit.running import run
+from tests.runtimes.four_networks import NETWORKS
+from tests.runtimes.trained_options import CASES
 
 TESTED = [name for name, b in BACKENDS.items() if b.table is not None and b.table.tested and not b.for_all]
 STRICT = [name for name in TESTED if BACKENDS[name].for_steps]

@@ -12,10 +12,6 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from backends_page import PAGE, page
-from convolutions import convolutions, feeds
-from form_kit import problems_of_form
-from running import run
 
 import gradgraph as gg
 from gradgraph import backends
@@ -25,6 +21,10 @@ from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
 from gradgraph.errors import BuildError
 from gradgraph.passes.rewrites import Rewrite
+from tests.kit.convolutions import convolutions, feeds
+from tests.kit.form_kit import problems_of_form
+from tests.kit.running import run
+from tests.pages.backends_page import PAGE, page
 
 ROOM = Path(backends.__file__).parent
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED - {"__init__"}
@@ -132,7 +132,7 @@ def test_a_form_equals_the_portable_one(backend: Backend, form: Form) -> None:
 
 
 def test_the_page_is_what_the_registry_says() -> None:
-    assert PAGE.read_text() == page(), "write docs/reference/backends.md anew: python tests/backends_page.py"
+    assert PAGE.read_text() == page(), "write docs/reference/backends.md anew: python -m tests.pages.backends_page"
 
 
 # --- Core ML ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from running import run
 
 import gradgraph as gg
 from gradgraph.backends import BACKENDS
@@ -16,6 +15,7 @@ from gradgraph.backends.facts import facts_of
 from gradgraph.backends.shared_rewrites import close_scans, narrow_numbers, turn_scans
 from gradgraph.files.models import to_proto
 from gradgraph.passes.normal.edit import nodes_of
+from tests.kit.running import run
 
 RNG = np.random.default_rng(3)
 FEEDS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in {"s": (2,), "x": (5, 2), "w": (2,)}.items()}

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import onnx
 import pytest
-from convolutions import convolutions, feeds
-from running import run
 
 import gradgraph as gg
 from gradgraph.backends import BACKENDS, step_backends
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.errors import BuildError, RuntimeUnavailableError
+from tests.kit.convolutions import convolutions, feeds
+from tests.kit.running import run
 
 
 def built(backend: str) -> gg.Step:

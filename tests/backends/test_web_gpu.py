@@ -10,12 +10,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
-from running import run
-from runtimes.browsing import in_browser, missing, trains
 
 import gradgraph as gg
 from gradgraph.backends.web_gpu.web_gpu_lowering import fill_fours
 from gradgraph.frontend import export, manual_seed, nn
+from tests.kit.running import run
+from tests.runtimes.browsing import in_browser, missing, trains
 
 RNG = np.random.default_rng(0)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import onnxruntime as ort
 import pytest
-from running import run
 
 import gradgraph as gg
 import gradgraph.rules.families
@@ -16,6 +15,7 @@ from gradgraph.backends import BACKENDS
 from gradgraph.rules.registry import RULES, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
+from tests.kit.running import run
 
 NOT_ASKED = {
     ("1.23.2", "OneHot"): "it ends the process at an index of no elements",

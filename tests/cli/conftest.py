@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, Ran, arrays, mlp
 
 from gradgraph.cli.app import run
+from tests.kit.command_line import Cli, Ran, arrays, mlp
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from command_line import Cli, mlp
 from onnx.helper import (
     make_graph,
     make_model,
@@ -29,6 +28,7 @@ from gradgraph.errors import DataError, ModelError
 from gradgraph.rules import registry
 from gradgraph.verify import check_gradients as module
 from gradgraph.verify.check_gradients import check_gradients
+from tests.kit.command_line import Cli, mlp
 
 FLOAT, INT = np.float32, np.int64
 Specs = Mapping[str, tuple[Any, Sequence[int | str | None]]]

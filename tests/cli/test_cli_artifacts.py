@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from command_line import Cli
-from test_separate import assert_same_steps
 
 import gradgraph as gg
+from tests.building.test_separate import assert_same_steps
+from tests.kit.command_line import Cli
 
 
 def test_build_writes_gradient_and_apply(cli: Cli) -> None:

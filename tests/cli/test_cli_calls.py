@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx
 import pytest
-from command_line import mlp
 
 from gradgraph.cli.app import run
+from tests.kit.command_line import mlp
 
 
 @pytest.fixture

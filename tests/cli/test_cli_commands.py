@@ -12,11 +12,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from command_line import Cli, arrays
-from convolutions import convolutions
 
 from gradgraph.runtime.execution import openings, tuner
 from gradgraph.runtime.loop import reporter
+from tests.kit.command_line import Cli, arrays
+from tests.kit.convolutions import convolutions
 
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
 

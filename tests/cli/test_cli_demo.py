@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from command_line import Cli
 
 from gradgraph.cli import digits
+from tests.kit.command_line import Cli
 
 pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 pytest.importorskip("matplotlib", reason="the demo needs matplotlib")

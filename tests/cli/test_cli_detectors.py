@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import drawn_shapes
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli
 
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.frontend import functional as F
+from tests.kit import drawn_shapes
+from tests.kit.command_line import Cli
 
 pytest.importorskip("PIL", reason="pictures are read by Pillow")
 

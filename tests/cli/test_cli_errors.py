@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, arrays
 
 import gradgraph
 from gradgraph.cli import app
 from gradgraph.errors import GradgraphError, OutputError
 from gradgraph.rules import registry
+from tests.kit.command_line import Cli, arrays
 
 
 def damage(folder: Path, case: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import Cli
 
 import gradgraph as gg
+from tests.kit.command_line import Cli
 
 
 def test_scores_classes_and_the_worst_samples(cli: Cli) -> None:

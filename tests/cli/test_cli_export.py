@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from command_line import Cli, arrays
 
 import gradgraph as gg
+from tests.kit.command_line import Cli, arrays
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 
 import onnx
 import pytest
-from command_line import Cli, mlp
 
 import gradgraph as gg
 from gradgraph.chat import Recipe
 from gradgraph.cli import output
 from gradgraph.cli.finetune import command
+from tests.kit.command_line import Cli, mlp
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")

@@ -6,7 +6,8 @@ import json
 
 import onnx
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 
 def test_groups_are_handed_on(cli: Cli) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_reference import REFERENCE, reference
-from command_line import Cli
 
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.app import cli as group
 from gradgraph.machine import hardware
+from tests.kit.command_line import Cli
+from tests.pages.cli_reference import REFERENCE, reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,4 +94,4 @@ def test_the_table_of_environment_variables_is_complete(cli: Cli) -> None:
 
 
 def test_documentation_is_what_the_commands_say() -> None:
-    assert REFERENCE.read_text("utf-8") == reference(), "write it anew: python tests/cli_reference.py"
+    assert REFERENCE.read_text("utf-8") == reference(), "write it anew: python -m tests.pages.cli_reference"

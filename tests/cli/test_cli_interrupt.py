@@ -13,7 +13,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 ROOT = Path(__file__).parents[2]
 

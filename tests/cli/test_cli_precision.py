@@ -7,7 +7,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 
 def test_a_run_in_mixed_precision(cli: Cli) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import MLP, Cli, arrays, mlp
 
 import gradgraph as gg
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.in_order import InOrder
+from tests.kit.command_line import MLP, Cli, arrays, mlp
 
 
 def expected(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from command_line import Cli
-from joined_outputs import X, model
 
 import gradgraph as gg
+from tests.kit.command_line import Cli
+from tests.kit.joined_outputs import X, model
 
 WEIGHT = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
 WHOLE = {"rows": X @ WEIGHT, "turned": X.T, "guessed": np.stack([X, X]), "weight": WEIGHT}

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_reference import REFERENCE
-from command_line import Cli
 
 from gradgraph.building.option import option_of
 from gradgraph.building.step_options import BuildOptions
@@ -20,6 +18,8 @@ from gradgraph.cli import recipe_command, toml
 from gradgraph.cli.options import SPELLINGS
 from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
 from gradgraph.files.untrusted.documents import tomllib
+from tests.kit.command_line import Cli
+from tests.pages.cli_reference import REFERENCE
 
 RECIPE = """
 [model]

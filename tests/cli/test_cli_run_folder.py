@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 RUN = Path("runs/one")
 TRAIN = ("train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--run", str(RUN))

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, arrays, mlp
 
 from gradgraph.cli.app import run
+from tests.kit.command_line import Cli, arrays, mlp
 
 HELD = ("--validation", "held_out.npz")
 RUNS = {

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 
 def described(cli: Cli, *words: str) -> object:

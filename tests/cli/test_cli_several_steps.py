@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Cli, mlp
 
 import gradgraph as gg
+from tests.kit.command_line import Cli, mlp
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-import wav_writing
-from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.frontend import Input, export, manual_seed, nn
+from tests.kit import wav_writing
+from tests.kit.command_line import Cli
 
 
 class Loudest(nn.Module):

@@ -12,12 +12,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from command_line import Cli
 from onnx import numpy_helper
 
 from gradgraph import surgery
 from gradgraph.cli.surgery_options import CHANGES
 from gradgraph.surgery.adapter_kinds import adapter_table
+from tests.kit.command_line import Cli
 
 
 def weights(path: str) -> dict[str, np.ndarray]:

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.frontend import nn
 from gradgraph.tables import MODELS
+from tests.kit.command_line import Cli
 
 pd: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 

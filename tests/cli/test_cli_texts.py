@@ -10,10 +10,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-import tiny_bert
-from command_line import Cli
 
 from gradgraph.step.data_names import DataNames
+from tests.kit import tiny_bert
+from tests.kit.command_line import Cli
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("pandas")

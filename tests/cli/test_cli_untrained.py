@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.app import cli as group
+from tests.kit.command_line import Cli
 
 RUN, DATA = Path("runs/one"), ("--data", "held_out.npz")
 TAKE_A_CHECKPOINT = {  # every command that reads a step folder and the weights of a run

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli
 from onnx import TensorProto, helper
 
 from gradgraph.errors import Finding
 from gradgraph.verify.diagnose import diagnose
+from tests.kit.command_line import Cli
 
 FLOAT = TensorProto.FLOAT
 

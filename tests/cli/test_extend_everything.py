@@ -9,14 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import names_page
 import numpy as np
 import onnx
 import pytest
-from api_page import families
-from backends_page import page as backends_page
-from cli_reference import reference
-from command_line import Cli, arrays, mlp
 from onnx.reference.op_run import OpRun
 
 import gradgraph as gg
@@ -34,6 +29,11 @@ from gradgraph.rules.registry import RULES
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.verify.operator_status import operators
+from tests.kit.command_line import Cli, arrays, mlp
+from tests.pages import names_page
+from tests.pages.api_page import families
+from tests.pages.backends_page import page as backends_page
+from tests.pages.cli_reference import reference
 
 ROOT = Path(__file__).parents[2]
 TABLES: tuple[dict[Any, Any], ...] = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, arrays, mlp
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
+from tests.kit.command_line import Cli, arrays, mlp
 
 COMMANDS = [
     "export step -o out.onnx",

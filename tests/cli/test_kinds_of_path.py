@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Ran, arrays, mlp
 
 import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.errors import GradgraphError
 from gradgraph.export import inference_model, save_weights, weights
 from gradgraph.files.path_kinds import Kind, kind_of
+from tests.kit.command_line import Ran, arrays, mlp
 
 DATA = ("--data", "train.npz")
 PATHS = {

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
 from gradgraph.step.label_names import names_beside
+from tests.kit.command_line import Cli
 
 
 def ok(cli: Cli, *words: str) -> str:

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
 from gradgraph.files import models as files
 from gradgraph.files.models import load_model
+from tests.kit.command_line import Cli
 
 Transform = Callable[..., Any]
 X = np.array([[1, 2]], np.float32)

@@ -3,12 +3,12 @@
 import subprocess
 import sys
 
-import names_in_help
 import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.choices import Listed
+from tests.pages import names_in_help
 
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "gradgraph.frontend", "gradgraph.rules")
 CODE = f"""

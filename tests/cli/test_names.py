@@ -8,11 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import api_page
-import names_page
 import pytest
-from cli_reference import reference
-from command_line import Cli, mlp
 
 import gradgraph as gg
 from gradgraph.arguments import NUMBER
@@ -29,6 +25,9 @@ from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from tests.kit.command_line import Cli, mlp
+from tests.pages import api_page, names_page
+from tests.pages.cli_reference import reference
 
 ROOT = Path(__file__).parents[2]
 # made from the tables, or kept: what was written about an earlier state
@@ -54,7 +53,7 @@ TOYS = [(RECIPES, toy_optimizer, "optimizer", gg.optim.by_name), (LOSSES, toy_lo
 
 @pytest.mark.parametrize("path", names_page.PAGES, ids=lambda path: path.stem)
 def test_the_pages_are_what_the_tables_say(path: Path) -> None:
-    again = "write the tables of names anew: python tests/names_page.py"
+    again = "write the tables of names anew: python -m tests.pages.names_page"
     assert path.read_text("utf-8") == names_page.PAGES[path](), again
 
 
@@ -99,11 +98,11 @@ def tracked(*suffixes: str) -> list[Path]:
 
 # name: its home, and where its cases are
 TOOK = {
-    "rmsprop": ("gradgraph/optim/rms.py", "tests/optim_cases.py"),
-    "huber": ("frontend/losses_values.py", "tests/test_losses.py"),
-    "triplet": ("frontend/losses_embeddings.py", "tests/test_losses_torch.py"),
-    "step_decay": ("gradgraph/optim/schedules.py", "tests/test_schedules.py"),
-    "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/test_optim.py"),
+    "rmsprop": ("gradgraph/optim/rms.py", "tests/kit/optim_cases.py"),
+    "huber": ("frontend/losses_values.py", "tests/frontend/test_losses.py"),
+    "triplet": ("frontend/losses_embeddings.py", "tests/frontend/test_losses_torch.py"),
+    "step_decay": ("gradgraph/optim/schedules.py", "tests/optim/test_schedules.py"),
+    "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/optim/test_optim.py"),
     "Tanhshrink": ("frontend/layers_activation.py", "tests/frontend/test_frontend_layers_torch.py"),
     "Unflatten": ("frontend/layers.py", "tests/frontend/test_frontend_layers_torch.py"),
     "HingeEmbeddingLoss": ("frontend/layers_losses.py", "tests/frontend/test_loss_layers_torch.py"),

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Cli
+
+from tests.kit.command_line import Cli
 
 pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from command_line import Cli
 from onnx.parser import parse_model
 
 import gradgraph as gg
 from gradgraph.errors import DataError
+from tests.kit.command_line import Cli
 
 pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
 

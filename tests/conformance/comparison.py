@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from conformance.exceptions import IN_NORMAL_FORM, NOT_IN_ONNXRUNTIME, listed
-from conformance.node_cases import Array, NodeCase, Value, each, is_floating
 
 import gradgraph as gg
 from gradgraph.errors import UnsupportedOperatorError
 from gradgraph.passes.normal import normalise
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.conformance.exceptions import IN_NORMAL_FORM, NOT_IN_ONNXRUNTIME, listed
+from tests.conformance.node_cases import Array, NodeCase, Value, each, is_floating
 
 TOLERANCE = 1e-6
 STEP = 3e-6

@@ -17,7 +17,7 @@ from gradgraph.verify.reference import in_float32
 Array = np.ndarray[Any, Any]
 Value = Array | list[Array] | None  # a tensor, a sequence of them, an optional without one
 
-OPERATORS = (Path(__file__).parents[1] / "differentiable_operators.txt").read_text().split()
+OPERATORS = (Path(__file__).with_name("differentiable_operators.txt")).read_text().split()
 # beside the operators of ai.onnx: those of other domains, and two that were superseded
 FURTHER = ["ArrayFeatureExtractor", "FlexAttention", "Scatter", "Upsample"]
 

@@ -7,11 +7,11 @@ In float64 against central differences, with shapes known and unknown, and in on
 from __future__ import annotations
 
 import pytest
-from conformance.comparison import NotCleanError, disagreements, measured, missing_rule, truth
-from conformance.exceptions import IN_NORMAL_FORM, NO_CASES, NOT_CLEAN, NOT_IN_ONNXRUNTIME, REFUSED, listed
-from conformance.node_cases import FURTHER, OPERATORS, NodeCase, node_cases
 
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
+from tests.conformance.comparison import NotCleanError, disagreements, measured, missing_rule, truth
+from tests.conformance.exceptions import IN_NORMAL_FORM, NO_CASES, NOT_CLEAN, NOT_IN_ONNXRUNTIME, REFUSED, listed
+from tests.conformance.node_cases import FURTHER, OPERATORS, NodeCase, node_cases
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's, about overflows that some tests are about
 

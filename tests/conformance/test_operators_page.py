@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from conformance.node_cases import OPERATORS
-from operators_page import PAGE, page
 
 from gradgraph.verify.operator_status import operators
+from tests.conformance.node_cases import OPERATORS
+from tests.pages.operators_page import PAGE, page
 
 
 def test_the_page_is_made_from_the_tables() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run `python tests/operators_page.py`"
+    assert PAGE.read_text("utf-8") == page(), "run `python -m tests.pages.operators_page`"
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

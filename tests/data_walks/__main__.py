@@ -11,10 +11,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from data_walks.random_walk import Walk
-from data_walks.walk_kinds import KINDS, walk_of
+from tests.data_walks.random_walk import Walk
+from tests.data_walks.walk_kinds import KINDS, walk_of
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gradgraph as gg
-from data_walks.random_walk import Walk
+from tests.data_walks.random_walk import Walk
 
 
 def check_rates(walk: Walk, trainer: gg.Trainer, data: Any, batch: int) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from data_walks.random_walk import Walk
-from data_walks.walk_kinds import SEEDS, walk_of
+from tests.data_walks.random_walk import Walk
+from tests.data_walks.walk_kinds import SEEDS, walk_of
 
 
 @pytest.mark.sweep(0.1)

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 import gradgraph as gg
-from data_walks import label_sources
-from data_walks.label_sources import Source, pictures, samples, tokens
-from data_walks.random_walk import Array, Walk
 from gradgraph.errors import UnmatchedError
 from gradgraph.frontend import nn
+from tests.data_walks import label_sources
+from tests.data_walks.label_sources import Source, pictures, samples, tokens
+from tests.data_walks.random_walk import Array, Walk
 
 SIDE = 6
 POOLS: dict[str, tuple[Any, ...]] = {

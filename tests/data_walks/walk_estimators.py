@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pandas as pd
 
-from data_walks.random_walk import ODD_CLASSES, ODD_NAMES, Array, Walk
 from gradgraph.sklearn import Classifier, Regressor, export
+from tests.data_walks.random_walk import ODD_CLASSES, ODD_NAMES, Array, Walk
 
 LIKE_OTHERS = ("a/b", "a:b", "a=b")  # which skl2onnx takes for "a,b", and which are refused with it
 Rows = Any  # a matrix or a frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from data_walks.random_walk import Walk
+from tests.data_walks.random_walk import Walk
 
 # The seeds that tests run. Of 40 seeds, these alone take every branch of this folder that all 40 take (by coverage.py);
 # chosen so for all kinds but tables, columns and classes. `python -m tests.data_walks` takes as many others as you

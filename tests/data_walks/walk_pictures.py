@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 import gradgraph as gg
-from data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
 from gradgraph.frontend import nn
+from tests.data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
 
 SIDE = 8
 AUGMENTATIONS = (

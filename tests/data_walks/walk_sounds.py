@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import gradgraph as gg
-from data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
 from gradgraph.frontend import Input, nn
 from gradgraph.frontend import functional as F
+from tests.data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
 
 RATE = 2000
 LENGTH = 500  # samples of what the model takes

@@ -12,7 +12,9 @@ import onnx
 import pandas as pd
 
 import gradgraph as gg
-from data_walks.random_walk import (
+from gradgraph.errors import GradgraphError
+from gradgraph.frontend import nn
+from tests.data_walks.random_walk import (
     ODD_CLASSES,
     ODD_NAMES,
     Array,
@@ -24,9 +26,7 @@ from data_walks.random_walk import (
     regression_scores,
     softmax,
 )
-from data_walks.run_laws import check_rates, check_runs
-from gradgraph.errors import GradgraphError
-from gradgraph.frontend import nn
+from tests.data_walks.run_laws import check_rates, check_runs
 
 WORDS = ("red", "Green", "grün", "a,b", "x y", 'say "x"', "-", "inf", "x=1")
 SUFFIXES = (".csv", ".tsv", ".parquet", ".feather", ".jsonl")

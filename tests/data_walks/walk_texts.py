@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pandas as pd
-import tiny_bert
 
 import gradgraph as gg
-from data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
+from tests.data_walks.random_walk import ODD_CLASSES, Array, Walk, bare, classifier_scores, entropies, softmax
+from tests.kit import tiny_bert
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from running import run
-from test_other_runtimes import small_cnn
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
 from gradgraph.export import FlatWeights, flat_models, flat_weights
+from tests.backends.test_other_runtimes import small_cnn
+from tests.kit.running import run
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import arrays
-from in_chromium import WIDTHS, chromium, in_a_browser, in_a_frame
-from lowered_networks import exported
 
 import gradgraph as gg
 from gradgraph.export import save_mistakes, save_page
 from gradgraph.export.runs_page import save_runs
 from gradgraph.frontend import nn
 from gradgraph.runtime.saved.compared_runs import runs_in
+from tests.kit.command_line import arrays
+from tests.kit.in_chromium import WIDTHS, chromium, in_a_browser, in_a_frame
+from tests.kit.lowered_networks import exported
 
 KEPT = Path(__file__).parents[2] / "build" / "pages-seen"  # screenshots, for people
 LONG = "a_name_of_a_run_that_goes_on_and_on_" * 3

@@ -10,14 +10,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnxruntime.tools.reduced_build_config_parser import parse_config
-from running import Loop, run
-from test_other_runtimes import small_cnn
 
 import gradgraph as gg
 from gradgraph import export
 from gradgraph.errors import ArgumentError, BuildError, ModelError, OutputError, UnknownNameError
 from gradgraph.frontend import nn
 from gradgraph.step.manifest import Manifest
+from tests.backends.test_other_runtimes import small_cnn
+from tests.kit.running import Loop, run
 
 BATCH: dict[str, Any] = {
     "x": np.random.default_rng(0).normal(size=(8, 1, 4, 4)).astype(np.float32),

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from in_chromium import BROWSER, WIDTHS, chromium, in_a_browser, in_a_frame
-from lowered_networks import batches, exported
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -22,6 +20,8 @@ from gradgraph.cli.app import run as command
 from gradgraph.export import save_page
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
+from tests.kit.in_chromium import BROWSER, WIDTHS, chromium, in_a_browser, in_a_frame
+from tests.kit.lowered_networks import batches, exported
 
 KEPT = Path(__file__).parents[2] / "build" / "step-page"  # screenshots, for people
 

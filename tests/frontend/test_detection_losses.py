@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from running import run, session
 
 import gradgraph as gg
 from gradgraph import losses
@@ -16,6 +15,7 @@ from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
 from gradgraph.frontend.anchors import anchors, points
 from gradgraph.verify.reference import Oracle
+from tests.kit.running import run, session
 
 # --- assignments -------------------------------------------------------------------------------------------
 

@@ -11,13 +11,13 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
-from running import run
 
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.cli.digits import network
 from gradgraph.errors import ModelError, UnknownNameError
 from gradgraph.frontend import Input, export, nn
+from tests.kit.running import run
 
 FLOAT, INT = np.float32, np.int64
 MODELS = {

@@ -3,12 +3,12 @@
 import numpy as np
 import onnx
 import pytest
-from frontend_parity import drawn, run_model
 from onnx import numpy_helper
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
 from gradgraph.frontend import from_torch
+from tests.kit.frontend_parity import drawn, run_model
 
 torch = pytest.importorskip("torch", reason="exports PyTorch modules")
 pytest.importorskip("onnxscript", reason="PyTorch's exporter needs onnxscript")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, run_model
 
 from gradgraph.frontend import Input, export, nn
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch

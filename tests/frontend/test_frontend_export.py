@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 from onnx import numpy_helper
 
 import gradgraph as gg
 from gradgraph.frontend import Buffer, Input, Parameter, export, init, manual_seed, nn
 from gradgraph.frontend import functional as F
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 
 
 class ConvNet(nn.Module):

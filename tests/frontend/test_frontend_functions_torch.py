@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 
 from gradgraph import losses
 from gradgraph.frontend import functional, nn
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
@@ -432,7 +432,7 @@ def test_accuracy_near_zero(name, x):
 
 def test_every_function_and_layer_is_tried() -> None:
     """By name, in a test of the frontend or of losses."""
-    tests = [path for folder in (".", "..") for path in Path(__file__).parent.joinpath(folder).glob("test_*.py")]
+    tests = Path(__file__).parents[1].rglob("test_*.py")
     words = {word for path in tests for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
     tried = words | {f"{name}_loss" for name in losses.LOSSES}  # test_losses_torch.py has a row for each of these
     assert {*functional.__all__, *nn.__all__} - tried == set()

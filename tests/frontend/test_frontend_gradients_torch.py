@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from frontend_parity import drawn, model_of, run_model
 
 import gradgraph as gg
 from gradgraph.frontend import functional, nn
+from tests.kit.frontend_parity import drawn, model_of, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch

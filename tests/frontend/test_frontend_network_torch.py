@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, run_model
 
 import gradgraph as gg
 from gradgraph import frontend
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch

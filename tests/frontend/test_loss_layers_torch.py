@@ -68,7 +68,7 @@ OURS: list[tuple[str, str, dict[str, Any], list[np.ndarray]]] = [
 
 
 def computed(loss: Any, tensors: list[np.ndarray]) -> np.ndarray:
-    from frontend_parity import model_of, run_model
+    from tests.kit.frontend_parity import model_of, run_model
 
     class Net(nn.Module):
         def __init__(self) -> None:

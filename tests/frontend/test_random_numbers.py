@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, run_model
-from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.errors import ModelError
 from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, run_model
+from tests.kit.running import Loop, resumed
 
 ROWS = 4000
 SHARES = np.array([0.1, 0.0, 0.6, 0.3], np.float32)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from frontend_parity import declared_shapes_hold, drawn, run_model
 from onnx.parser import parse_model
-from running import Loop, resumed, run
 
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.errors import DifferentiationError, GradgraphError, ModelError
 from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
+from tests.kit.frontend_parity import declared_shapes_hold, drawn, run_model
+from tests.kit.running import Loop, resumed, run
 
 X = drawn((5, 3))
 BATCH = {"x": ("batch", 3)}

@@ -6,13 +6,13 @@ import types
 
 import numpy as np
 import pytest
-from frontend_parity import drawn, run_model
 
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
 from gradgraph.verify.reference import Oracle
+from tests.kit.frontend_parity import drawn, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch

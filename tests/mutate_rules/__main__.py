@@ -9,16 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # as pytest has it
 
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Rule
-from mutate_rules.changes import MODULES, Mutant, mutants_of
-from mutate_rules.equivalent import excuse
-from mutate_rules.noticed import caught
-from mutate_rules.reached import chosen, functions, reach, trials_of
+from tests.mutate_rules.changes import MODULES, Mutant, mutants_of
+from tests.mutate_rules.equivalent import excuse
+from tests.mutate_rules.noticed import caught
+from tests.mutate_rules.reached import chosen, functions, reach, trials_of
 
 TRIED = 100  # cases or points a mutant is tried on
 FEW = 8  # if nothing should notice it

@@ -37,9 +37,9 @@ PAIRS = ("Sin Cos", "Sinh Cosh", "Max Min", "ReduceMax ReduceMin", "Add Sub", "M
 RENAMED = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split()))}
 SWAPPED = {"Where": (1, 2), "Sub": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Pow": (0, 1)}  # which operands
 ELSEWHERE = (  # what these give is tried elsewhere
-    "elementwise.stepped_sign",  # for forward mode alone: tests/test_forward.py
+    "elementwise.stepped_sign",  # for forward mode alone: tests/autodiff/test_forward.py
     "pool._refuse_windows_behind_the_end",  # tests/rules/test_conv.py
-    "resize._copied",  # tests/normal/test_resize_scales.py
+    "resize._copied",  # tests/passes/normal/test_resize_scales.py
     "windows.Windows.count",  # for lowering alone: tests/passes
 )
 FLAGS = ("allowzero", "count_include_pad", "exclusive", "keepdims", "largest", "reverse", "transA", "transB", "upper")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutate_rules.changes import Mutant
+from tests.mutate_rules.changes import Mutant
 
 _SPEED = "chooses between two formulas that give the same, one of them faster"
 _ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"

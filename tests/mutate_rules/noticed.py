@@ -7,16 +7,15 @@ import signal
 from collections.abc import Callable, Sequence
 from types import FunctionType
 
-import near_misses
-from float16_forms import disagreements as in_float16
-from float16_forms import reason_to_skip as not_in_float16
-
 from gradgraph.rules.composites.table import COMPOSITES
 from gradgraph.rules.registry import Point, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.kit import WAYS
-from mutate_rules.changes import Mutant
-from mutate_rules.reached import Trial
+from tests.kit import near_misses
+from tests.kit.float16_forms import disagreements as in_float16
+from tests.kit.float16_forms import reason_to_skip as not_in_float16
+from tests.mutate_rules.changes import Mutant
+from tests.mutate_rules.reached import Trial
 
 SECONDS = 30  # of a processor, after which a case does not end
 WAITED = 20 * SECONDS  # of the clock: it waits for something that never comes

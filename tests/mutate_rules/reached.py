@@ -21,7 +21,7 @@ from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import Case, Point, Rule
 from gradgraph.verify import cases
-from mutate_rules.changes import FOLDER, MODULES, Mutant, Span
+from tests.mutate_rules.changes import FOLDER, MODULES, Mutant, Span
 
 Trial = Case | Point
 Place = tuple[str, Span]  # a module, and an expression in it

@@ -6,9 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from mutation.campaign import campaign
+from tests.mutation.campaign import campaign
 
 
 def main() -> int:

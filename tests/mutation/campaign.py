@@ -109,7 +109,7 @@ def _keep(result: dict[str, Any], seed: int, keep: Path | None, folder: Path) ->
     """The mutant's file and what was said, as ``seed-number-…``."""
     if keep is None:
         return
-    from mutation.mutants import mutant
+    from tests.mutation.mutants import mutant
 
     keep.mkdir(exist_ok=True)
     stem = f"{seed}-{result['number']}"

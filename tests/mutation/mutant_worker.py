@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+sys.path.insert(0, str(TESTS.parent))
 
 import gradgraph  # noqa: E402
 from gradgraph.errors import LONGEST_MESSAGE, GradgraphError  # noqa: E402
-from mutation.mutants import Mutant, mutant, whole_model  # noqa: E402
+from tests.mutation.mutants import Mutant, mutant, whole_model  # noqa: E402
 
 SECONDS, SECONDS_PER_BYTE = 10.0, 20e-6  # of the processor: the machine may be busy
 MEMORY, MEMORY_PER_BYTE = 500_000_000, 4

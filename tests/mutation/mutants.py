@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import handmade
 import numpy as np
 import onnx
 
@@ -22,6 +21,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
+from tests.kit import handmade
 
 from . import mutators
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from networks.small_vision import CLASSES, NETWORKS
 
 import gradgraph as gg
 from gradgraph.runtime.execution.session import RuntimeOptions
+from tests.networks.small_vision import CLASSES, NETWORKS
 
 DRAWS = 24
 MOMENTUM = ".momentum_buffer"

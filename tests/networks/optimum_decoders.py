@@ -19,9 +19,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
-from surgery.family_tables import command
-from surgery.language_families import SIZES, WORDS, write_tokenizer
 
 import gradgraph as gg
 from benchmarks import torchvision_operators
@@ -29,6 +26,9 @@ from gradgraph import surgery
 from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.sampling import Sampling
+from tests.surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
+from tests.surgery.family_tables import command
+from tests.surgery.language_families import SIZES, WORDS, write_tokenizer
 
 OLDER = version("optimum").startswith("1.") if find_spec("optimum") else False  # it merges two decoders in one file
 TASKS = {"text-generation": "without a past", "text-generation-with-past": "with a past"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch", reason="compares with PyTorch")
-from networks.gradient_digits import MOST, times_torch_s
-from networks.small_vision import NETWORKS
+from tests.networks.gradient_digits import MOST, times_torch_s
+from tests.networks.small_vision import NETWORKS
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from running import Loop, run
 
 import gradgraph as gg
+from tests.kit.running import Loop, run
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 # the value before the last Softmax, and the input
@@ -74,7 +74,7 @@ def image(name: str) -> dict[str, np.ndarray]:
 @pytest.mark.torch
 def test_gradients_agree_with_torch(network: tuple[str, onnx.ModelProto]) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
-    from networks.in_torch import InTorch, split_inputs
+    from tests.networks.in_torch import InTorch, split_inputs
 
     name, model = network
     logits = NETWORKS[name][0]
@@ -105,7 +105,7 @@ def test_gradients_agree_with_torch(network: tuple[str, onnx.ModelProto]) -> Non
 @pytest.mark.torch
 def test_losses_follow_torch(network: tuple[str, onnx.ModelProto]) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
-    from networks.in_torch import InTorch, split_inputs
+    from tests.networks.in_torch import InTorch, split_inputs
 
     name, model = network
     model = without_dropout(model)

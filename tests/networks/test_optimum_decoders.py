@@ -14,17 +14,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="optimum exports modules of PyTorch")
 
-from networks import optimum_decoders as decoders  # noqa: E402 (without PyTorch there is nothing to import)
-from networks.exporters import by_optimum  # noqa: E402
-from surgery.beside_torch import IDS, of_torch, scores  # noqa: E402
-from surgery.family_tables import named  # noqa: E402
-
 import gradgraph as gg  # noqa: E402
 from benchmarks import torchvision_operators  # noqa: E402
 from gradgraph import surgery  # noqa: E402
 from gradgraph.chat.adapted_layers import adapted_layers  # noqa: E402
 from gradgraph.chat.model_folder import ModelFolder  # noqa: E402
 from gradgraph.errors import BuildError  # noqa: E402
+from tests.networks import optimum_decoders as decoders  # noqa: E402 (without PyTorch there is nothing to import)
+from tests.networks.exporters import by_optimum  # noqa: E402
+from tests.surgery.beside_torch import IDS, of_torch, scores  # noqa: E402
+from tests.surgery.family_tables import named  # noqa: E402
 
 torchvision_operators.declare()  # its wheels have operators for one build of PyTorch; the networks here need none
 pytest.importorskip("optimum.exporters.onnx", reason="in no extra; `make shipped-models` runs these tests with it")

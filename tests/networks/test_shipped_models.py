@@ -15,15 +15,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from networks.exporters import (
+
+from gradgraph.cli.app import run
+from tests.networks.exporters import (
     by_dynamo,
     by_dynamo_as_it_stands,
     by_optimum,
     by_torchscript,
     by_torchscript_in_training,
 )
-
-from gradgraph.cli.app import run
 
 torch = pytest.importorskip("torch", reason="the networks are modules of PyTorch")
 from benchmarks import torchvision_operators  # noqa: E402

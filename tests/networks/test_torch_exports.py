@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from running import Loop, run
 
 import gradgraph as gg
 from gradgraph import optim
+from tests.kit.running import Loop, run
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -12,13 +12,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
-from command_line import mlp  # noqa: E402
-from parallel.ranks_cases import data, wide  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
+from tests.kit.command_line import mlp  # noqa: E402
+from tests.parallel.ranks_cases import data, wide  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {
     "shard_state": {"shard_state": True},

@@ -19,20 +19,20 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path.insert(0, str(ROOT))
 
 
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
-from command_line import mlp  # noqa: E402
-from optim_cases import OPTIMIZERS  # noqa: E402
-from parallel import far_memory  # noqa: E402
-from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
 from gradgraph import optim  # noqa: E402
 from gradgraph.frontend import functional as F  # noqa: E402
 from gradgraph.frontend import nn  # noqa: E402
+from tests.backends.test_other_runtimes import small_cnn  # noqa: E402
+from tests.kit.command_line import mlp  # noqa: E402
+from tests.kit.optim_cases import OPTIMIZERS  # noqa: E402
+from tests.parallel import far_memory  # noqa: E402
 
 ROWS = 37  # in batches of 10, the last one has 7; in batches of 9, one
 

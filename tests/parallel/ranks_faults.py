@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
-from command_line import arrays, mlp  # noqa: E402
-from parallel.ranks_cases import pictures  # noqa: E402
-from test_other_runtimes import small_cnn  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
 from gradgraph.parallel.compressions import COMPRESSIONS  # noqa: E402
+from tests.backends.test_other_runtimes import small_cnn  # noqa: E402
+from tests.kit.command_line import arrays, mlp  # noqa: E402
+from tests.parallel.ranks_cases import pictures  # noqa: E402
 
 QUICK = {"epochs": 50, "batch_size": 8, "progress": False}
 

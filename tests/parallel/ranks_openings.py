@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parallel.ranks_cases import data, mlp, normed, pictures
 
 import gradgraph as gg
 from gradgraph.runtime.execution import opened, openings
+from tests.parallel.ranks_cases import data, mlp, normed, pictures
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),

@@ -15,14 +15,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
-from parallel.ranks_cases import ROWS, Case, data, doubled, mlp, normed, values, wide  # noqa: E402
 
 import gradgraph as gg  # noqa: E402
 from gradgraph import optim  # noqa: E402
 from gradgraph.frontend import functional as F  # noqa: E402
+from tests.parallel.ranks_cases import ROWS, Case, data, doubled, mlp, normed, values, wide  # noqa: E402
 
 
 def masked(out: Any, batch: Any, scores: str = "logits") -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel import compressed
-from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 import gradgraph as gg
 from gradgraph.parallel.data_parallel import COMPRESSIONS
+from tests.parallel import compressed
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
 pytestmark = needs_mpi
 PROGRAM = str(ROOT / "tests" / "parallel" / "compressed.py")

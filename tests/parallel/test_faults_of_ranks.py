@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 from gradgraph.backends.ort_native import library
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
 pytestmark = needs_mpi
 

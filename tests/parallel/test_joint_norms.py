@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from parallel.ranks_cases import normed
-from test_other_runtimes import small_cnn
 
 import gradgraph as gg
 from gradgraph.errors import BuildError
@@ -17,6 +15,8 @@ from gradgraph.frontend import functional as F
 from gradgraph.parallel.joint_norms import RANKS, Message, joint_norms, norms_of
 from gradgraph.parallel.segments import cut
 from gradgraph.parallel.update_parts import reads_of
+from tests.backends.test_other_runtimes import small_cnn
+from tests.parallel.ranks_cases import normed
 
 
 def test_norms_beside_each_other_are_told_of_in_one_message() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from running import Loop, session
 
 import gradgraph as gg
 from gradgraph import losses
@@ -17,6 +16,7 @@ from gradgraph.errors import BuildError
 from gradgraph.frontend import functional as F
 from gradgraph.frontend.anchors import anchors
 from gradgraph.parallel.summable_loss import check_loss
+from tests.kit.running import Loop, session
 
 RNG = np.random.default_rng(0)
 ROWS, CLASSES = 6, 4

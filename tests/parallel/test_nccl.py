@@ -9,12 +9,12 @@ import subprocess
 from typing import Any
 
 import pytest
-from command_line import mlp
-from parallel.mpi_jobs import ROOT, job, needs_mpi
 
 import gradgraph as gg
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.parallel.nccl import gpu_of
+from tests.kit.command_line import mlp
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
 PYTHON = ROOT / ".venv-runtimes" / "nccl" / "bin" / "python"
 INSTALL = "make .venv-runtimes/nccl/.installed"
@@ -94,9 +94,9 @@ def test_a_rank_whose_gpu_does_not_start_is_named() -> None:
     program = """
 import sys
 from mpi4py import MPI
-from command_line import mlp
+from tests.kit.command_line import mlp
 import gradgraph as gg
-from parallel import far_memory
+from tests.parallel import far_memory
 from gradgraph.runtime.execution.session import CPU, Placement
 far_memory.use()
 if MPI.COMM_WORLD.rank == 1:

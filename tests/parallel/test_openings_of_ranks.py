@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from parallel import ranks_openings
-from parallel.mpi_jobs import ROOT, job, needs_mpi
+
+from tests.parallel import ranks_openings
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
 pytestmark = needs_mpi
 

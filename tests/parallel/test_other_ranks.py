@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel import other_ranks
-from parallel.mpi_jobs import ROOT, job, needs_mpi
 from safetensors.numpy import load_file
+
+from tests.parallel import other_ranks
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
 pytestmark = needs_mpi
 PROGRAM = str(ROOT / "tests" / "parallel" / "other_ranks.py")

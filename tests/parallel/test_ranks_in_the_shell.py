@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import kills
 import numpy as np
 import onnx
 import pytest
-from command_line import arrays, mlp
-from parallel.mpi_jobs import MPIEXEC, needs_mpi, quiet
 from safetensors.numpy import load_file
+
+from tests.kit.command_line import arrays, mlp
+from tests.parallel.mpi_jobs import MPIEXEC, needs_mpi, quiet
+from tests.runtime import kills
 
 pytestmark = needs_mpi
 
@@ -154,5 +155,5 @@ def test_under_mpiexec_one_rank_speaks(folder: Path) -> None:
 
 @pytest.mark.parametrize("further", [[], ["--shard-state"], ["--compress", "top_k(ratio=0.2)"]])
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, further: list[str]) -> None:
-    """A sample of ``python tests/kills.py --ranks 2``."""
+    """A sample of ``python -m tests.runtime.kills --ranks 2``."""
     assert len(kills.survive(tmp_path, kills=2, seed=1, epochs=60, ranks=2, further=further)) == 2

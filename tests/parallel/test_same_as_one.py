@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parallel import ranks_cases
-from parallel.mpi_jobs import ROOT, job, needs_mpi
-from parallel.ranks_cases import CASES, of_kind
 
 import gradgraph as gg
+from tests.parallel import ranks_cases
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
+from tests.parallel.ranks_cases import CASES, of_kind
 
 pytestmark = needs_mpi
 

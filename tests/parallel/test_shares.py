@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import arrays, mlp
-from running import session
 
 import gradgraph as gg
 from gradgraph.errors import DataError, RuntimeUnavailableError
@@ -20,6 +18,8 @@ from gradgraph.runtime.data.batch import BatchChecker, batch_specs
 from gradgraph.runtime.data.glimpse import seen
 from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Columns, Order, as_source
+from tests.kit.command_line import arrays, mlp
+from tests.kit.running import session
 
 STEP = gg.build(mlp())
 

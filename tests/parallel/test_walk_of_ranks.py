@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel.mpi_jobs import ROOT, job, needs_mpi
-from parallel.ranks_walk import drawn
+
+from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
+from tests.parallel.ranks_walk import drawn
 
 pytestmark = needs_mpi
 TOGETHER = 10  # runs of one job

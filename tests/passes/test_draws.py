@@ -12,11 +12,11 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
-from running import Loop, run
 
 import gradgraph as gg
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.randomness import RandomSource, initial_state
+from tests.kit.running import Loop, run
 
 ROWS, COLUMNS = 40, 1000
 

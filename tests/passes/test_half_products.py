@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from running import run
 
 import gradgraph as gg
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.kit.running import run
 
 HALF = onnx.TensorProto.FLOAT16
 OPEN = """

@@ -9,12 +9,12 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from lowered_networks import exported
 
 import gradgraph as gg
 from gradgraph.backends import engine
 from gradgraph.graph.shapes import as_dims, shape_of
 from gradgraph.passes.normal.sizes.infer_each import infer_each
+from tests.kit.lowered_networks import exported
 
 NUMBERS = {"two": [0], "rows": [6, -1], "columns": [-1, 4], "thirds": [3, 1], "halves": [2, 2]}
 # nodes that differ in one thing: attributes, numbers of inputs, types or shapes of inputs; the last is like the second

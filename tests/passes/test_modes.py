@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from running import Loop, run
 
 import gradgraph as gg
 from gradgraph.frontend import nn
+from tests.kit.running import Loop, run
 
 RNG = np.random.default_rng(0)
 node = helper.make_node

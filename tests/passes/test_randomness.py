@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
-from running import session
 
 from gradgraph.graph.builder import Builder
 from gradgraph.passes.randomness import COLUMNS, PIECE, RandomSource, initial_state, tables
+from tests.kit.running import session
 
 COUNT = 1 << 19
 FARTHEST = 4.5  # standard deviations: of 500 statistics one is beyond by chance in 300 such collections

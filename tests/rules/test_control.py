@@ -11,14 +11,14 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
-from running import run
-from small_models import every_node
 
 import gradgraph as gg
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
 from gradgraph.rules.registry import RULES, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.kit.running import run
+from tests.kit.small_models import every_node
 
 CONTROL = [RULES["", name] for name in ("If", "Loop", "Scan")]
 

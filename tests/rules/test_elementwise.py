@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from running import run
 
 import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.rules.registry import RULES, Case, Point, Rule, case, positive, real
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
+from tests.kit.running import run
 
 FAMILIES = ("elementwise", "activation", "reduction")
 HALF = [

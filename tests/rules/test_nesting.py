@@ -9,11 +9,11 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import TensorProto, helper
-from running import run
-from small_models import every_node
 
 import gradgraph as gg
 from gradgraph.graph.scoped_names import LONGEST, scoped
+from tests.kit.running import run
+from tests.kit.small_models import every_node
 
 DEEPEST = 30  # protobuf reads up to 32
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from few_values import CASES, MOST, errors
-from running import run
 
 import gradgraph as gg
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.kit.few_values import CASES, MOST, errors
+from tests.kit.running import run
 
 OFFSET = 300.0  # Σ dy·x − mean·Σ dy would lose two digits and more
 X = np.random.default_rng(0).normal(OFFSET, 1.0, (8, 4, 6, 6)).astype(np.float32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from running import run
 
 import gradgraph as gg
+from tests.kit.running import run
 
 X = np.random.default_rng(0).uniform(0.5, 2.0, (40, 25)).astype(np.float32)
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL

@@ -10,7 +10,6 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import TensorProto, helper
-from running import run
 
 import gradgraph as gg
 import gradgraph.rules.families
@@ -20,6 +19,7 @@ from gradgraph.rules.registry import Case, Draw
 from gradgraph.verify import cases
 from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.kit.running import run
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 DTYPES = {"double": np.float64, "float": np.float32, "float16": np.float16}

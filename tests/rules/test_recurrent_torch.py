@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontend_parity import drawn, run_model
 
 import gradgraph as gg
 import gradgraph.rules.families
@@ -14,6 +13,7 @@ from gradgraph import frontend
 from gradgraph.rules.registry import RULES, case, real, uniform
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
+from tests.kit.frontend_parity import drawn, run_model
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch

@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import onnx
 import pytest
-from running import run
 
 import gradgraph as gg
+from tests.kit.running import run
 
 torch = pytest.importorskip("torch", reason="PyTorch is the reference here")
 pytestmark = pytest.mark.torch

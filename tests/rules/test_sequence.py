@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from running import run
 
 import gradgraph as gg
 from gradgraph.verify.reference import Oracle, in_float64
+from tests.kit.running import run
 
 
 def model(body: str, inputs: str) -> onnx.ModelProto:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -23,6 +22,7 @@ from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 DATA = handmade.points(10)
 

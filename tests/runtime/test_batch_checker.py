@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import handmade
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import BatchChecker, batch_specs
 from gradgraph.step.step import TargetSpec, TensorSpec
+from tests.kit import handmade
 
 SPECS = batch_specs(handmade.classifier().manifest)
 DATA = handmade.points(10)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnx.parser
 import pytest
@@ -20,6 +19,7 @@ from gradgraph.errors import ArgumentError, CheckpointError, DataError, OutputEr
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 STEP = handmade.classifier()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from gradgraph.errors import GradgraphError
 from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass is not the recommended way")
 

@@ -2,7 +2,6 @@
 
 import threading
 
-import handmade
 import numpy as np
 import onnx.parser
 import pytest
@@ -11,6 +10,7 @@ from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.denormals import Flushed
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 known_here = pytest.mark.skipif(
     not denormals.known_here(), reason="the floating-point environment of this platform is not known"

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnx.parser
 import pytest
@@ -27,6 +26,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces, load_checkpoint, previous_path
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 STEP = handmade.classifier()

@@ -8,11 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnx
 import pytest
-from command_line import arrays, mlp
 
 import gradgraph as gg
 from gradgraph.cli.app import run
@@ -22,6 +20,8 @@ from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.record import body_of, from_text
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
+from tests.kit.command_line import arrays, mlp
 
 DATA, HELD_OUT = handmade.points(112), handmade.points(32, seed=5)  # 7 batches an epoch
 

@@ -14,13 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
-import kills
 import numpy as np
 import onnx
 import pytest
-import soak
-from command_line import arrays, mlp
 
 import gradgraph as gg
 from gradgraph.backends.ort_cpu import ORT_CPU
@@ -38,6 +34,9 @@ from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_piec
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from tests.kit import handmade
+from tests.kit.command_line import arrays, mlp
+from tests.runtime import kills, soak
 
 pytestmark = pytest.mark.any_kernels
 
@@ -423,11 +422,11 @@ def test_what_is_printed_may_fail(folder: Path, stream: str, json: list[str]) ->
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """A sample of ``python tests/kills.py``."""
+    """A sample of ``python -m tests.runtime.kills``."""
     assert len(kills.survive(tmp_path, kills=5, seed=1, epochs=150)) == 5
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process so")
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """A sample of ``python tests/soak.py``."""
+    """A sample of ``python -m tests.runtime.soak``."""
     assert soak.growth(soak.soak(4000, tmp_path)) < soak.ROOM

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from optim_cases import network
-from test_schedules import FORMULAS
 
 import gradgraph as gg
 from gradgraph import optim
@@ -22,6 +20,8 @@ from gradgraph.optim.weight_groups import RECIPES
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.trials import RateCurve
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
+from tests.kit.optim_cases import network
+from tests.optim.test_schedules import FORMULAS
 
 pytestmark = pytest.mark.any_kernels
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnx
 import pytest
@@ -22,6 +21,7 @@ from gradgraph.runtime.data import sources as data_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import folder as step_folder
+from tests.kit import handmade
 
 pytestmark = pytest.mark.any_kernels
 

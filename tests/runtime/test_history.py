@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import handmade
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.saved.curves import HEIGHT, LEFT, TOP, WIDTH, panels_of, ticks
 from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 
 def history() -> History:

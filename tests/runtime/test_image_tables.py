@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, Ran
 
 import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.frontend import nn
+from tests.kit.command_line import Cli, Ran
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 pandas = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")

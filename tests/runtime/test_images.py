@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import Cli, Ran
 
 import gradgraph as gg
 from gradgraph.cli.app import run
@@ -19,6 +18,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data import image_files, image_form, images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
 from gradgraph.step.manifest import TensorSpec
+from tests.kit.command_line import Cli, Ran
 
 pytestmark = pytest.mark.any_kernels
 

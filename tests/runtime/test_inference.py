@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-import handmade
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from running import run
 
 from gradgraph.errors import ModelError
 from gradgraph.step.inference import inference_model, without_loss
 from gradgraph.step.step import Manifest, StateSpec, TargetSpec, TensorSpec
+from tests.kit import handmade
+from tests.kit.running import run
 
 EVAL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
 eval (float[N, 2] x, float[N] t, bool flip, float[2] w, float[2] v, float[2] unread)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import numpy as np
 import onnx
 import onnx.parser
@@ -20,6 +19,7 @@ from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from tests.kit import handmade
 
 nn = gg.frontend.nn
 

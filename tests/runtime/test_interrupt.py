@@ -10,7 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import handmade
 import numpy as np
 import onnx
 import pytest
@@ -18,13 +17,14 @@ import pytest
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.interrupt import interrupts
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import os, signal, sys, threading, time
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-import handmade
+sys.path.insert(0, {root!r})
+from tests.kit import handmade
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.runtime.execution.session import RuntimeOptions
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from joined_outputs import X, model
 
 import gradgraph as gg
 from gradgraph.errors import DataError
 from gradgraph.runtime.execution.joining import Layout, joined, layouts
+from tests.kit.joined_outputs import X, model
 
 JOINED = ("rows", "turned", "guessed")
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from command_line import arrays
 
 import gradgraph as gg
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
+from tests.kit.command_line import arrays
 
 DATA = arrays(40)
 X, Y = DATA["x"], DATA["target"]

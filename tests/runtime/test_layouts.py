@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from gradgraph.runtime.data.shards import shards
 from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import TargetSpec, TensorSpec
+from tests.kit import handmade
 
 pytestmark = pytest.mark.any_kernels
 

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import handmade
 import pytest
 
 from gradgraph.errors import OutputError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.lock import SUFFIX, only_writer
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 HOLD = """
 import sys

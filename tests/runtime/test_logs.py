@@ -10,7 +10,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from gradgraph.frontend import export, nn
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop.logs import Csv, JsonLines
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 DATA, HELD_OUT = handmade.points(48), handmade.points(40, seed=5)

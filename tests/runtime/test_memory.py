@@ -13,8 +13,6 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from command_line import arrays, mlp
-from lowered_networks import exported
 
 import gradgraph as gg
 from gradgraph.backends.executed_order import as_executed
@@ -25,6 +23,8 @@ from gradgraph.runtime.execution import memory as estimates
 from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
 from gradgraph.runtime.loop.sizing import free_memory, limit_of
+from tests.kit.command_line import arrays, mlp
+from tests.kit.lowered_networks import exported
 
 MIB = 2**20
 SESSIONS = 30 * MIB  # of onnxruntime for a session of any size, with a reserve
@@ -32,7 +32,7 @@ MEASURED = """
 import sys
 import numpy as np
 import gradgraph as gg
-from lowered_networks import batches
+from tests.kit.lowered_networks import batches
 from gradgraph.runtime.loop.logs import memory
 options = gg.RuntimeOptions(threads=1, native_kernels=sys.argv[4] == "True")
 trainer = gg.Trainer(gg.Step.load(sys.argv[1]), device="cpu", options=options)

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 HELD_OUT = handmade.points(40, seed=5)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from tests.kit import handmade
 
 ROUNDS = 120
 STEP = handmade.classifier()

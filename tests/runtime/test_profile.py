@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import arrays, mlp
-from lowered_networks import batches, exported
 
 import gradgraph as gg
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
 from gradgraph.runtime.execution.profiler import PLACES, Profile, _own_times
+from tests.kit.command_line import arrays, mlp
+from tests.kit.lowered_networks import batches, exported
 
 ONE = gg.RuntimeOptions(threads=1)
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from lowered_networks import exported
 
 import gradgraph as gg
 from gradgraph.runtime.execution import memory, opened, regions
 from gradgraph.runtime.execution.arena import Arena
 from gradgraph.runtime.execution.liveness import most_alive
 from gradgraph.runtime.execution.session import RuntimeOptions
+from tests.kit.lowered_networks import exported
 
 MIB = 1 << 20
 

@@ -7,7 +7,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.execution.gathering import GatheringSession
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=2)
 Arrays = dict[str, np.ndarray]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from running import run, session
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -29,6 +28,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.loop.pattern import Pattern
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
+from tests.kit.running import run, session
 
 Tensors = Mapping[str, Any]
 

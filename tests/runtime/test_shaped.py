@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import handmade
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -14,6 +13,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.manifest import TensorSpec
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import arrays
 
 import gradgraph as gg
 from gradgraph.cli.app import run
@@ -22,6 +21,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data.shuffling import displaced
 from gradgraph.runtime.data.tar_members import BLOCK, members
 from gradgraph.step.manifest import TargetSpec, TensorSpec
+from tests.kit.command_line import arrays
 
 gg.frontend.manual_seed(0)
 STEP = gg.build(gg.frontend.export(nn.Linear(4, 3), {"x": ("N", 4)}), loss="cross_entropy")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -29,6 +28,7 @@ from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import TensorSpec
+from tests.kit import handmade
 
 SPECS = batch_specs(handmade.classifier().manifest)
 DATA = handmade.points(10)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from gradgraph.runtime.data import sources as data_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
+from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)
 STEP = handmade.classifier()

@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowered_networks import exported
 
 import gradgraph as gg
 import gradgraph.step.step
@@ -35,6 +33,8 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import folder as step_folder
 from gradgraph.step.step import Step
+from tests.kit import handmade
+from tests.kit.lowered_networks import exported
 
 QUIET = RuntimeOptions(threads=1)
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from convolutions import convolutions, feeds
-from running import run
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
@@ -19,6 +17,8 @@ from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.runtime.execution import tuner as tuner_module
 from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.execution.tuner import Tuner
+from tests.kit.convolutions import convolutions, feeds
+from tests.kit.running import run
 
 SIZES = {"batch": 3}
 KEY = (DOMAIN, "ConvGradWeight")

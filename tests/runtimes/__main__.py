@@ -9,13 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+from tests.runtimes.matrix import Cell, measured, page, read, written
+from tests.runtimes.runtimes import RUNTIMES, cases_of
 
-from runtimes.matrix import Cell, measured, page, read, written  # noqa: E402
-from runtimes.runtimes import RUNTIMES, cases_of  # noqa: E402
-
-PAGE = HERE.parents[1] / "docs" / "reference" / "runtimes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "runtimes.md"
 
 
 def main() -> int:

@@ -70,7 +70,7 @@ def one_by_one(jobs: Sequence[Mapping[str, Any]], provider: str, longest_s: floa
 
 def _until_it_ends(jobs: Sequence[Mapping[str, Any]], provider: str, longest_s: float) -> Iterator[Any]:
     """What jobs gave, up to the first at which the browser ends or hangs."""
-    from runtimes.waiting import lines_of  # which scripts beside this file need not find
+    from tests.runtimes.waiting import lines_of  # which scripts beside this file need not find
 
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(

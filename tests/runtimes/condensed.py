@@ -161,7 +161,7 @@ def _since(rows: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Any:
 
 def written(head: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], unexplained: Sequence[str]) -> str:
     """The file of a table; what no facts explain stands in it as remarks."""
-    lines = ["# Written by `PYTHONPATH=tests python -m runtimes.probe`; see gradgraph/backends/capability.py."]
+    lines = ["# Written by `python -m tests.runtimes.probe`; see gradgraph/backends/capability.py."]
     measured = head.get("measured", ())
     lines += [f"{key} = {json.dumps(value)}" for key, value in head.items() if value is not measured]
     for of_version in measured:

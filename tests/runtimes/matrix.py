@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from gradgraph.errors import GradgraphError
-from runtimes.four_networks import BATCH, NETWORKS, STEPS
-from runtimes.runtimes import LONGEST_S, RUNTIMES, RefusedError, cases_of, losses_in
-from runtimes.trained_options import CASES
+from tests.runtimes.four_networks import BATCH, NETWORKS, STEPS
+from tests.runtimes.runtimes import LONGEST_S, RUNTIMES, RefusedError, cases_of, losses_in
+from tests.runtimes.trained_options import CASES
 
 KEPT = Path(__file__).parent / "matrix.json"
 ATOL = 1e-4

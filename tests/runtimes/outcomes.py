@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from runtimes import browsing
-from runtimes.condensed import Outcome
-from runtimes.probe_cases import RANDOM, Trial
-from runtimes.runtimes import HERE, RUNTIMES
-from runtimes.waiting import lines_of
+from tests.runtimes import browsing
+from tests.runtimes.condensed import Outcome
+from tests.runtimes.probe_cases import RANDOM, Trial
+from tests.runtimes.runtimes import HERE, RUNTIMES
+from tests.runtimes.waiting import lines_of
 
 LONGEST_S = 40.0  # for one model
 TOLERANCE = {"float16": 2e-2, "bfloat16": 6e-2}

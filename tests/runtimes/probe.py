@@ -1,10 +1,10 @@
 """What a runtime can do, found out by running models of one operator in it; writes the table of its backend.
 
-    PYTHONPATH=tests python -m runtimes.probe openvino             # gradgraph/backends/tables/openvino.toml
-    PYTHONPATH=tests python -m runtimes.probe iree --few --show    # it compiles for long: fewer models; what failed
-    PYTHONPATH=tests python -m runtimes.probe tvm --operators Scan MaxPool --show --dry
-    PYTHONPATH=tests python -m runtimes.probe webgpu --kept found.jsonl    # goes on where it was ended before
-    PYTHONPATH=tests python -m runtimes.probe onnxruntime --installed old  # from `pip install --target old`
+    python -m tests.runtimes.probe openvino             # gradgraph/backends/tables/openvino.toml
+    python -m tests.runtimes.probe iree --few --show    # it compiles for long: fewer models; what failed
+    python -m tests.runtimes.probe tvm --operators Scan MaxPool --show --dry
+    python -m tests.runtimes.probe webgpu --kept found.jsonl    # goes on where it was ended before
+    python -m tests.runtimes.probe onnxruntime --installed old  # from `pip install --target old`
 
 The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
 behind each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime
@@ -30,11 +30,11 @@ import onnx
 from onnx import helper
 
 from gradgraph.backends.capability import TABLES, row_at, tomllib
-from runtimes import browsing
-from runtimes.condensed import Outcome, rows_of, with_version, written
-from runtimes.outcomes import Kept, outcomes_of
-from runtimes.probe_cases import FEW, MANY, TYPES, Trial, trials, typed_trials
-from runtimes.runtimes import RUNTIMES, Runtime
+from tests.runtimes import browsing
+from tests.runtimes.condensed import Outcome, rows_of, with_version, written
+from tests.runtimes.outcomes import Kept, outcomes_of
+from tests.runtimes.probe_cases import FEW, MANY, TYPES, Trial, trials, typed_trials
+from tests.runtimes.runtimes import RUNTIMES, Runtime
 
 PACKAGES = {"iree": "iree-base-runtime", "tvm": "apache-tvm", "reference": "onnx"}
 BACKENDS = {"onnxruntime": "ort-cpu"}  # where that is not what steps for it are built for

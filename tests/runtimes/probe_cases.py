@@ -29,7 +29,7 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.rules.registry import RULES, Case, Rule, boolean, case, integers, positive, real
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
-from runtimes.open_sizes import left_open
+from tests.runtimes.open_sizes import left_open
 
 Array = np.ndarray[Any, Any]
 

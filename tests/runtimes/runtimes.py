@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradgraph.step.step import Step
-from runtimes import browsing
-from runtimes.feeding import Tensors, write_batches
-from runtimes.four_networks import NETWORKS
+from tests.runtimes import browsing
+from tests.runtimes.feeding import Tensors, write_batches
+from tests.runtimes.four_networks import NETWORKS
 
 HERE = Path(__file__).parent
 NODE = HERE.parents[1] / "examples" / "node"

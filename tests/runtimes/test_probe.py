@@ -12,11 +12,11 @@ import onnx.parser
 import pytest
 
 from gradgraph.graph.shapes import IR_VERSION, OPSET
-from runtimes.condensed import Outcome, rows_of
-from runtimes.open_sizes import left_open
-from runtimes.outcomes import Kept, outcomes_of
-from runtimes.probe_cases import FEW, trials
-from runtimes.waiting import lines_of
+from tests.runtimes.condensed import Outcome, rows_of
+from tests.runtimes.open_sizes import left_open
+from tests.runtimes.outcomes import Kept, outcomes_of
+from tests.runtimes.probe_cases import FEW, trials
+from tests.runtimes.waiting import lines_of
 
 
 def model(text: str) -> onnx.ModelProto:

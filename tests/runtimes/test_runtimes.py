@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import BuildError
-from runtimes.four_networks import NETWORKS, STEPS
-from runtimes.runtimes import REFUSED, RUNTIMES, cases_of, losses_in
+from tests.runtimes.four_networks import NETWORKS, STEPS
+from tests.runtimes.runtimes import REFUSED, RUNTIMES, cases_of, losses_in
 
 ATOL = 1e-4
 # of runtimes that install in reasonable time, the share of their cases that every run of the tests tries

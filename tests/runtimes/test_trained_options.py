@@ -10,8 +10,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.errors import BuildError
 from gradgraph.step.step import Step
-from runtimes.runtimes import RUNTIMES, RefusedError, losses_in
-from runtimes.trained_options import CASES
+from tests.runtimes.runtimes import RUNTIMES, RefusedError, losses_in
+from tests.runtimes.trained_options import CASES
 
 SHARES = {"reference": 0.1, "openvino": 0.15, "tract": 0.15, "iree": 0, "tvm": 0}
 

@@ -10,9 +10,9 @@ import pytest
 
 from gradgraph.backends import capability
 from gradgraph.backends.capability import TABLES, Table, holding, row_at, table_of, tomllib
-from runtimes.condensed import with_version
-from runtimes.outcomes import Kept, outcomes_of
-from runtimes.probe_cases import FEW, trials
+from tests.runtimes.condensed import with_version
+from tests.runtimes.outcomes import Kept, outcomes_of
+from tests.runtimes.probe_cases import FEW, trials
 
 FILE = TABLES / "ort-cpu.toml"
 

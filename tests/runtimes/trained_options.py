@@ -14,7 +14,7 @@ import gradgraph as gg
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
 from gradgraph.step.step import Step
-from runtimes.four_networks import CLASSES, NETWORKS, Batch, Network
+from tests.runtimes.four_networks import CLASSES, NETWORKS, Batch, Network
 
 
 class Depthwise(nn.Module):

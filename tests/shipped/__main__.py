@@ -16,15 +16,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+from tests.shipped.judged import STAGE_S, judged, keep, kept, reason, verdict
+from tests.shipped.packages import FEW, PACKAGES
+from tests.shipped.shipped_page import write
+from tests.shipped.wheels import UnreachableError, unpacked
 
-from shipped.judged import STAGE_S, judged, keep, kept, reason, verdict  # noqa: E402
-from shipped.packages import FEW, PACKAGES  # noqa: E402
-from shipped.shipped_page import write  # noqa: E402
-from shipped.wheels import UnreachableError, unpacked  # noqa: E402
-
-CACHE = TESTS.parent / "build" / "shipped"
+CACHE = Path(__file__).parents[2] / "build" / "shipped"
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtimes.waiting import lines_of
+from tests.runtimes.waiting import lines_of
 
 TESTS = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "judged.json"
@@ -23,8 +23,8 @@ Judged = dict[str, Any]
 
 def judged(path: Path, data: Mapping[str, Any], limit_s: float) -> Judged:
     """What each stage found, by its name; for one that crashed or took too long, how it ended."""
-    here = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "shipped.one_file", path.name, json.dumps(data)]
+    here = {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.shipped.one_file", path.name, json.dumps(data)]
     found: Judged = {}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shipped.judged import SLOPE, kept, reason, verdict
-from shipped.packages import PACKAGES
+from tests.shipped.judged import SLOPE, kept, reason, verdict
+from tests.shipped.packages import PACKAGES
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "shipped-models.md"
 HEAD = """# Models that others ship

@@ -12,10 +12,10 @@ import pytest
 from gradgraph import frontend
 from gradgraph.frontend import nn
 from gradgraph.rules import registry
-from shipped.judged import SLOPE, judged, kept, reason, verdict
-from shipped.one_file import Task, checked, sloped
-from shipped.packages import FEW, PACKAGES
-from shipped.shipped_page import PAGE, page
+from tests.shipped.judged import SLOPE, judged, kept, reason, verdict
+from tests.shipped.one_file import Task, checked, sloped
+from tests.shipped.packages import FEW, PACKAGES
+from tests.shipped.shipped_page import PAGE, page
 
 
 @pytest.fixture

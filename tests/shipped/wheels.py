@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from shipped.packages import Package
+from tests.shipped.packages import Package
 
 LONGEST_S = 300
 

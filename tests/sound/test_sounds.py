@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import wav_writing
 from onnx import TensorProto
 
 import gradgraph as gg
 from gradgraph.errors import DataError, UnmatchedError
 from gradgraph.frontend import Input, export, functional, manual_seed, nn
 from gradgraph.step.manifest import TensorSpec
+from tests.kit import wav_writing
 
 KINDS = ["chirp", "noise", "tone"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import wav_writing
 
 import gradgraph as gg
 from gradgraph.augment.silences import mel
 from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.sound.sounds import Sounds
+from tests.kit import wav_writing
 
 RATE, SIZE = 8000, 4000
 SAMPLES = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wav_writing import chunk, format_chunk, riff
 
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import wav_file
+from tests.kit.wav_writing import chunk, format_chunk, riff
 
 WIDTHS = {1: "u1", 2: "<i2", 3: None, 4: "<i4"}
 

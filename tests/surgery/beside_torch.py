@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from surgery.language_families import WORDS
 
 import gradgraph as gg
 from gradgraph import surgery
+from tests.surgery.language_families import WORDS
 
 IDS = np.random.default_rng(0).integers(3, WORDS, (2, 17))
 STEPS, RATE = 4, 1e-3

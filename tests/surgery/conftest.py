@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from surgery import test_adapters
+
+from tests.surgery import test_adapters
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from surgery.family_tables import command
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import ModelError
+from tests.surgery.family_tables import command
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 DEVICES = {"cpu": "CPU", "cuda": "CUDA", "webgpu": "WebGPU"}

@@ -11,11 +11,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from surgery.test_adapters import LAYERS, feed, made, node, run, trained, weights
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError, DataError, UnknownNameError
+from tests.surgery.test_adapters import LAYERS, feed, made, node, run, trained, weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -162,7 +162,7 @@ def test_a_prefix_that_does_not_fit(llama: Any, changed: dict[str, Any], says: s
 
 def test_positions_that_are_fed_count_on_from_a_prefix(tmp_path: Path) -> None:
     """So PEFT has it; where a model counts them itself they stay, and the file is ours alone."""
-    from surgery.test_adapter_kinds import ATTENTIONS, HEADS, SIZE
+    from tests.surgery.test_adapter_kinds import ATTENTIONS, HEADS, SIZE
 
     unaware, _ = ATTENTIONS["written out"]
     surgery.save_adapter(gg.lora(unaware, "*", kind="prefix", rank=3), tmp_path / "own")

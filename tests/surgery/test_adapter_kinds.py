@@ -11,12 +11,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from surgery.test_adapters import LAYERS, feed, floats, made, node, run, trained, weights
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError, UnknownNameError
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from tests.surgery.test_adapters import LAYERS, feed, floats, made, node, run, trained, weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

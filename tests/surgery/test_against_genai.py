@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from surgery import language_families as families
-from surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
-from surgery.family_tables import named
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -26,6 +23,9 @@ from gradgraph.chat.decoder import Decoder
 from gradgraph.chat.genai import GenaiDecoder
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import BuildError, ModelError
+from tests.surgery import language_families as families
+from tests.surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
+from tests.surgery.family_tables import named
 
 genai = pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="the builder reads modules of PyTorch")

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
-from surgery import language_families as families
-from surgery.test_adapters import IMAGES, made, node
 
 import gradgraph as gg
 from gradgraph import surgery
+from tests.surgery import language_families as families
+from tests.surgery.test_adapters import IMAGES, made, node
 
 peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="PEFT adapts modules of PyTorch")

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surgery import language_families as families
 
 import gradgraph as gg
 from gradgraph import surgery
+from tests.surgery import language_families as families
 
 trl = pytest.importorskip("trl", reason="in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="TRL trains modules of PyTorch")

@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from small_models import run
-from surgery.test_integer_products import DENSE, IMAGE, Samples, floats
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError
+from tests.kit.small_models import run
+from tests.surgery.test_integer_products import DENSE, IMAGE, Samples, floats
 
 quantization = pytest.importorskip("onnxruntime.quantization", reason="this onnxruntime comes without its quantiser")
 KIND = quantization.QuantType

@@ -7,8 +7,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
-from surgery import hybrid_models
-from surgery.hybrid_models import CHANNELS, VOCABULARY
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -16,6 +14,8 @@ from gradgraph.chat import Recipe
 from gradgraph.chat.adapted_layers import adapted_layers, reached
 from gradgraph.errors import BuildError
 from gradgraph.files.models import load_model
+from tests.surgery import hybrid_models
+from tests.surgery.hybrid_models import CHANNELS, VOCABULARY
 
 IDS = np.random.default_rng(1).integers(0, VOCABULARY, (2, 6))
 

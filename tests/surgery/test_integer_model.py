@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from running import run
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -21,6 +20,7 @@ from gradgraph.files.models import load_model, to_proto
 from gradgraph.frontend import nn
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.surgery import calibrated_model, integer_model
+from tests.kit.running import run
 
 ROWS = 96
 

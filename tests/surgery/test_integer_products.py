@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from surgery.test_adapters import IMAGES, made, node, run, trained, weights
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError, UnknownNameError
+from tests.surgery.test_adapters import IMAGES, made, node, run, trained, weights
 
 quantization = pytest.importorskip("onnxruntime.quantization", reason="this onnxruntime comes without its quantiser")
 ort.set_default_logger_severity(3)

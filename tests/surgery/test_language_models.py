@@ -10,11 +10,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
-from surgery import merged_decoder
 
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import ArgumentError, BuildError, DataError, ModelError, UnknownNameError
+from tests.surgery import merged_decoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = {kind: EXAMPLES / f"tiny_llama_{kind}.onnx" for kind in ("int4", "fp16")}

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from surgery.test_integer_model import NETWORKS, ROWS, attention, data, tied
-from surgery.test_integer_products import DENSE, IMAGE, Samples, quantised
 
 import gradgraph as gg
 from gradgraph import frontend, surgery
 from gradgraph.frontend import nn
+from tests.surgery.test_integer_model import NETWORKS, ROWS, attention, data, tied
+from tests.surgery.test_integer_products import DENSE, IMAGE, Samples, quantised
 
 EVERY = {**NETWORKS, "attention": (attention, (7, 24)), "tied": (tied, (8,))}
 SAID = "can saturate in onnxruntime on x86 processors without VNNI"

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_bert
-from command_line import mlp
 
 import gradgraph as gg
 from gradgraph.errors import DataError, UnmatchedError
+from tests.kit import tiny_bert
+from tests.kit.command_line import mlp
 
 pytest.importorskip("tokenizers")
 

@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import drawn_shapes
 import numpy as np
 import pytest
+
+from tests.kit import drawn_shapes
 
 pytest.importorskip("PIL", reason="pictures are read by Pillow")
 from PIL import Image

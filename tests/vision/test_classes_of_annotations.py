@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import drawn_shapes
 import numpy as np
 import pytest
 
@@ -22,6 +21,7 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.vision import Annotated
 from gradgraph.vision.average_precision import mean_average_precision
 from gradgraph.vision.decoding import Detections
+from tests.kit import drawn_shapes
 
 pytestmark = pytest.mark.any_kernels
 

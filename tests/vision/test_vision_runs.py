@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import drawn_shapes
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.frontend import functional as F
+from tests.kit import drawn_shapes
 
 pytest.importorskip("PIL", reason="pictures are read by Pillow")
 LAID = {"image_size": (48, 48), "strides": (8,)}

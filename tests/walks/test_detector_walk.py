@@ -14,7 +14,8 @@ sys.path.insert(0, str(HERE))
 import detector_network  # noqa: E402
 import detector_walk  # noqa: E402
 import detector_walk_by_hand  # noqa: E402
-import drawn_shapes  # noqa: E402
+
+from tests.kit import drawn_shapes  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 EPOCHS, LEAST = 12, 0.6

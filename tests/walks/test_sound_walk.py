@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import wav_writing
+
+from tests.kit import wav_writing
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -13,8 +13,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from surgery.test_peft_names import MODELS, SETTINGS, SIZES, WRITTEN, X, network, write_folder
-from web.test_javascript import LIBRARY, ONNXRUNTIME, ROOT, drive, pytestmark
 
 import gradgraph as gg
 from gradgraph import frontend, surgery
@@ -22,6 +20,8 @@ from gradgraph.frontend import nn
 from gradgraph.step.step import Step
 from gradgraph.surgery import peft_names
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from tests.surgery.test_peft_names import MODELS, SETTINGS, SIZES, WRITTEN, X, network, write_folder
+from tests.web.test_javascript import LIBRARY, ONNXRUNTIME, ROOT, drive, pytestmark
 
 __all__ = ["drive", "pytestmark"]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from runtimes.browsing import PACKAGES, missing
 
 import gradgraph as gg
 from gradgraph.cli import digits
+from tests.runtimes.browsing import PACKAGES, missing
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 240

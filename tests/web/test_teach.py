@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from runtimes.browsing import PACKAGES, missing
-from web.test_page import MAKER, keep_picture, served
 
 import gradgraph as gg
 from gradgraph import surgery
 from tests.chat import small_folder
+from tests.runtimes.browsing import PACKAGES, missing
+from tests.web.test_page import MAKER, keep_picture, served
 
 ROOT = Path(__file__).parents[2]
 CHAT = ROOT / "examples" / "web" / "chat.js"

@@ -1,0 +1,72 @@
+"""Every form of the lowering tables gives what the portable form gives; every rule survives lowering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gradgraph.rules.families  # noqa: F401  (fills the registry)
+from gradgraph.backends.engine import lower
+from gradgraph.backends.forms import Form
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.files.models import to_proto
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
+from gradgraph.rules.registry import RULES, Case, Rule, case, real
+from tests.kit.form_kit import one_call, problems_of_form, problems_of_rule
+from tests.kit.running import run
+
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.lowering.forms]
+CASES = [
+    pytest.param(r, c, id=f"{r.op_type}-{i}")
+    for r in RULES.values()
+    for i, c in enumerate(r.cases)
+    if not c.onnxruntime
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_equals_the_portable_one(form: Form) -> None:
+    assert problems_of_form(ORT_CPU, form) == []
+
+
+@pytest.mark.sweep(0.12)
+@pytest.mark.parametrize(("rule", "case"), CASES)
+def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
+    assert problems_of_rule(rule, case, ORT_CPU) == []
+    assert problems_of_rule(rule, case, ORT_CPU, unknown=True) == []
+    assert problems_of_rule(rule, case, ORT_CPU, every=True) == []
+    assert problems_of_rule(rule, case, ORT_CPU, dtype=np.float64) == []
+
+
+def test_the_slope_of_relu_at_its_kink() -> None:
+    """The convention of the lowered form, which differs from the portable one below normal numbers and at NaN."""
+    model, _ = one_call(DOMAIN, "ReluGrad", case(real(7), real(7)), unknown=False)
+    lowered = lower(model, ORT_CPU)
+    y = np.array([0.0, -0.0, 1e-39, 1.2e-38, 3e38, np.inf, np.nan], np.float32)
+    (dx,) = run(to_proto(lowered), {"x0": np.full(7, 2.0, np.float32), "x1": y}).values()
+    np.testing.assert_allclose(dx, [0, 0, 0.68, 2, 2, 2, np.nan], rtol=1e-4)
+
+
+def times(factor: float, serves: bool = True) -> Form:
+    """A form of the bias gradient that is wrong by ``factor``."""
+    dw = OPERATORS["ConvGradInput"]
+    example = case(real(2, 4, 5, 5), real(4, 3, 3, 3), real(2, 3, 7, 7))
+    write = lambda op, *inputs, **attrs: dw.portable(op, *inputs, **attrs) * factor if serves else None  # noqa: E731
+    return Form("wrong", DOMAIN, dw.name, write, lambda call: True, (example,))
+
+
+def test_wrong_forms_are_caught() -> None:
+    assert problems_of_form(ORT_CPU, times(1.0)) == []
+    assert len(problems_of_form(ORT_CPU, times(1.001))) == 2
+    assert problems_of_form(ORT_CPU, times(1.0, serves=False)) == ["wrong serves none of its cases"]
+    assert problems_of_form(ORT_CPU, replace(times(1.0), cases=())) == ["wrong serves none of its cases"]
+
+
+def test_signs_and_where_they_are_not_quite() -> None:
+    """As for the slope of Relu: below normal numbers, a ramp."""
+    x = np.array([0.0, -0.0, 1e-39, -1.2e-38, 1.2e-38, -0.5, 3e38, -np.inf, np.inf, np.nan], np.float32)
+    model, _ = one_call("", "Sign", case(real(len(x))), unknown=False)
+    (sign,) = run(to_proto(lower(model, ORT_CPU)), {"x0": x}).values()
+    np.testing.assert_allclose(sign, [0, 0, 0.34, -1, 1, -1, 1, -1, 1, np.nan], rtol=1e-4)

@@ -1,0 +1,295 @@
+"""docs/reference/messages.md, made from every ``raise`` of the package; run it to write the page anew."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradgraph import errors
+from gradgraph.errors import GradgraphError
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "messages.md"
+ROOMS = ("gradgraph", "frontend", "export", "cli")
+CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, GradgraphError)}
+# what to do where a sentence says only what is wrong
+USUALLY = {
+    "GradgraphError": "report it, with what `gradgraph env` prints",
+    "ModelError": "export the model again, with a current exporter",
+    "UnknownNameError": "look the name up with `gradgraph inspect`",
+    "UnsupportedOperatorError": "leave it off the path to the loss, or [give it a rule](../how-to/adding-a-rule.md)",
+    "DifferentiationError": "choose other tensors; `gradgraph inspect` lists them",
+    "BuildError": "correct the option",
+    "ArgumentError": "give it as the docstring says",
+    "DataError": "correct the data",
+    "UnmatchedError": "give data with the columns and classes of the training",
+    "DivergedError": "lower the learning rate, or look for NaN in the data",
+    "CheckpointError": "use a checkpoint that this step has saved",
+    "CompatibilityError": "call it as the package did, or use gradgraph's own API",
+    "RuntimeUnavailableError": "install what is missing, or choose another device",
+    "BusyError": "give each thread a Trainer of its own, or wait",
+    "ParallelError": "start all ranks with the same versions, model, data and options",
+    "OutputError": "choose another path; what was there is untouched",
+}  # fmt: skip
+# subject: the files that speak of it, by the beginnings of their paths; of several, the longest decides
+SUBJECTS = {
+    "Models": ("gradgraph/files/", "gradgraph/graph/", "gradgraph/passes/", "gradgraph/step/inference.py"),
+    "Gradients": ("gradgraph/autodiff/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
+                  "gradgraph/verify/", "gradgraph/reduction/"),
+    "Networks in Python": ("frontend/",),
+    "Losses and metrics": ("gradgraph/losses", "gradgraph/metrics", "frontend/loss", "frontend/metric",
+                           "gradgraph/building/loss", "gradgraph/building/objective", "gradgraph/building/distillation",
+                           "gradgraph/building/terms", "gradgraph/building/metric_columns"),
+    "Optimizers and schedules": ("gradgraph/optim/",),
+    "Options of a step": ("gradgraph/building/", "gradgraph/arguments.py", "gradgraph/passes/autocast",
+                          "gradgraph/passes/mixed_precision"),
+    "Data": ("gradgraph/runtime/data/", "gradgraph/text/", "gradgraph/chat/", "cli/data.py", "cli/predictions.py",
+             "gradgraph/preprocess/", "gradgraph/tables/", "gradgraph/sound/sounds",
+             "gradgraph/vision/", "gradgraph/augment/"),
+    "Training": ("gradgraph/runtime/",),
+    "Several processes": ("gradgraph/parallel/",),
+    "Step folders": ("gradgraph/step/",),
+    "Checkpoints": ("gradgraph/runtime/saved/",),
+    "Runtimes and devices": ("gradgraph/backends/", "gradgraph/machine/", "gradgraph/runtime/execution/session",
+                             "gradgraph/runtime/execution/capture"),
+    "Surgery and adapters": ("gradgraph/surgery/", "gradgraph/sound/log_mel"),
+    "Export": ("export/",),
+    "Files that are written": ("gradgraph/files/atomic", "gradgraph/files/paths", "cli/output_paths", "cli/run_folder"),
+    "The command line and recipes": ("cli/", "gradgraph/errors.py"),
+    "scikit-learn, and drop-ins for other packages": ("gradgraph/sklearn/", "gradgraph/compat/"),
+}  # fmt: skip
+HEAD = """# Messages
+
+Every error of gradgraph is one sentence: what is wrong, what was expected, and what to do. Here are all of them by
+subject, in alphabetical order; `<…>` stands for names and numbers. Search for the words of your message that are no
+names of yours. Where there is no message, [Something is wrong](../how-to/troubleshoot.md) begins with what you see.
+
+The remedy of the command line is given where it is another one than in Python. An error that says "this is a bug in
+gradgraph" is one: please report it, with what `gradgraph env` prints.
+
+The kind is the class in `gradgraph.errors`, and `kind` in what `--json` prints:
+
+| kind | what it is |
+|---|---|
+"""
+FOOT = "\nThis page is made from the package itself by `python -m tests.pages.messages_page`.\n"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One ``raise``, or one call of a function that makes an error.
+
+    Attributes:
+        kind: the class of the error.
+        file, line: where it stands.
+        problem, remedy, shell: its sentence, with ``<name>`` for what is filled in; "" for a remedy that it has not.
+    """
+
+    kind: str
+    file: str
+    line: int
+    problem: str
+    remedy: str
+    shell: str
+
+
+def messages() -> list[Message]:
+    """All of the package, in the order of files and lines."""
+    found = []
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            file = path.relative_to(ROOT).as_posix()
+            if not any((ROOT / room / part).is_symlink() for part in path.relative_to(ROOT / room).parts[:1]):
+                found += sorted(_File(file, ast.parse(path.read_text("utf-8"))).messages(), key=lambda m: m.line)
+    return found
+
+
+class _File:
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name, self.tree = name, tree
+        self.functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        self.derived = {n.name: base.id for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
+                        for base in n.bases if isinstance(base, ast.Name) and base.id in CLASSES}  # fmt: skip
+        self.constants = {t.id: n.value for n in tree.body if isinstance(n, ast.Assign)
+                          for t in n.targets if isinstance(t, ast.Name)}  # fmt: skip
+
+    def messages(self) -> Iterator[Message]:
+        for scope in [self.tree, *self.functions.values()]:
+            for call in _own_calls(scope):
+                yield from self._of(call, scope)
+
+    def _of(self, call: ast.Call, scope: ast.AST) -> Iterator[Message]:
+        name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        keywords = {k.arg: k.value for k in call.keywords if k.arg}
+        if name == "refuse" and len(call.args) == 2:
+            for reason in self._texts(call.args[1], scope):
+                yield Message("ModelError", self.name, call.lineno, f"<node> {reason}", "", "")
+        kind = self.derived.get(name, name)
+        if kind not in CLASSES or not call.args:
+            return
+        spread = [
+            self.constants.get(k.value.id) for k in call.keywords if k.arg is None and isinstance(k.value, ast.Name)
+        ]
+        for constant in spread:
+            if isinstance(constant, ast.Dict):
+                keywords |= {k.value: v for k, v in zip(constant.keys, constant.values, strict=True)
+                             if isinstance(k, ast.Constant)}  # fmt: skip
+        computed = any(k.arg is None for k in call.keywords) and "remedy" not in keywords
+        shell = next(iter(self._texts(keywords["shell"], scope)), "") if "shell" in keywords else ""
+        for sentence in self._texts(call.args[0], scope):
+            error = GradgraphError(sentence)
+            if computed:
+                yield Message(kind, self.name, call.lineno, sentence, "as the sentence says, for what was given", "")
+            elif "remedy" in keywords:
+                for remedy in self._texts(keywords["remedy"], scope):
+                    yield Message(kind, self.name, call.lineno, sentence, remedy, shell)
+            else:
+                yield Message(kind, self.name, call.lineno, error.problem, error.remedy or "", shell)
+
+    def _texts(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        """What ``node`` may be as text: several if it is chosen, or made in several places."""
+        if isinstance(node, ast.Constant):
+            return [str(node.value)]
+        if isinstance(node, ast.JoinedStr):
+            return ["".join(parts) for parts in itertools.product(*(self._part(v, scope) for v in node.values))]
+        if isinstance(node, ast.IfExp):
+            return [*self._texts(node.body, scope), *self._texts(node.orelse, scope)]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return [a + b for a in self._texts(node.left, scope) for b in self._texts(node.right, scope)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "suggestion":
+            return ["; did you mean '<name>'?"]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            made = self.functions[node.func.id]
+            return [
+                t for n in ast.walk(made) if isinstance(n, ast.Return) and n.value for t in self._texts(n.value, made)
+            ]
+        if isinstance(node, ast.Name):
+            if isinstance(self.constants.get(node.id), ast.Constant):
+                return self._texts(self.constants[node.id], scope)
+            values = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign)
+                      if any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]  # fmt: skip
+            texts = [t for v in values if v is not node for t in self._texts(v, scope)]
+            texts += [t for v in self._handed_in(node.id, scope) for t in self._texts(v, self.tree)]
+            return texts or [f"<{node.id}>"]
+        return [f"<{_name_of(node)}>"]
+
+    def _handed_in(self, name: str, scope: ast.AST) -> list[ast.expr]:
+        """What the function ``scope`` is called with for its parameter ``name``, in this file."""
+        if not isinstance(scope, ast.FunctionDef):
+            return []
+        names = [a.arg for a in scope.args.args]
+        if name not in names:
+            return []
+        at = names.index(name) - (names[0] == "self")
+        calls = [n for n in ast.walk(self.tree) if isinstance(n, ast.Call)
+                 and scope.name in (getattr(n.func, "id", ""), getattr(n.func, "attr", ""))]  # fmt: skip
+        return [c.args[at] for c in calls if at < len(c.args) and isinstance(c.args[at], ast.JoinedStr | ast.Constant)]
+
+    def _part(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        if isinstance(node, ast.Constant):
+            return [str(node.value)]
+        assert isinstance(node, ast.FormattedValue)
+        value = node.value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "suggestion":
+            return ["; did you mean '<name>'?"]
+        if isinstance(value, ast.Name) and isinstance(self.constants.get(value.id), ast.Constant):
+            return self._texts(value, scope)
+        texts = self._texts(value, scope) if isinstance(value, ast.Name) else []
+        clauses = list(dict.fromkeys(text for text in texts if " " in text))
+        return clauses or [f"<{_name_of(value)}>"]
+
+
+def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
+    """Calls in ``scope`` that stand in no function within it."""
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef):
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def _name_of(node: ast.expr) -> str:
+    """The word that tells most about a value: ``path`` of ``shown(path)``, ``dtype`` of ``spec.dtype``."""
+    if isinstance(node, ast.Attribute):
+        owner = _name_of(node.value)
+        return owner if node.attr in ("name", "strerror", "shape") and owner != "self" else node.attr.strip("_")
+    if isinstance(node, ast.Call):
+        named = next((a for a in reversed(node.args) if not isinstance(a, ast.Constant)), None)
+        return _name_of(named) if named is not None else _name_of(node.func)
+    if isinstance(node, ast.Name):
+        return node.id.strip("_").lower()
+    if isinstance(node, ast.Subscript):
+        return _name_of(node.value)
+    return "…"
+
+
+def subject(message: Message) -> str:
+    """The title of what it speaks of."""
+    fits = [(len(path), title) for title, paths in SUBJECTS.items() for path in paths if message.file.startswith(path)]
+    return max(fits)[1]
+
+
+def has_words(message: Message) -> bool:
+    """Whether there is more in the sentence than what others fill in."""
+    return len(re.findall("[a-z]{2,}", re.sub("<[^>]*>", "", message.problem))) > 1
+
+
+def page() -> str:
+    """The whole page."""
+    every = [m for m in messages() if has_words(m)]
+    lines = [HEAD.rstrip()]
+    for kind, its_class in CLASSES.items():
+        if any(m.kind == kind for m in every):
+            first = inspect.cleandoc(its_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{kind}` | {first} |")
+    for title in SUBJECTS:
+        own = [m for m in every if subject(m) == title]
+        helped = {(m.kind, m.problem) for m in own if _helps(m)}
+        rows = sorted(
+            {_row(m) for m in own if _helps(m) or (m.kind, m.problem) not in helped}, key=lambda row: (_words(row), row)
+        )
+        lines += [f"\n## {title}\n", "| message | kind | what to do |", "|---|---|---|", *rows]
+    return "\n".join([*lines, FOOT])
+
+
+def _words(row: str) -> str:
+    """The letters of a row, without names that are filled in."""
+    return re.sub(r"&lt;.*?&gt;|[^a-z ]", "", row.lower()).strip()
+
+
+def _helps(message: Message) -> bool:
+    """Whether its remedy says more than what others fill in."""
+    return re.search("[a-z]{2,}", re.sub("<[^>]*>", "", message.remedy)) is not None
+
+
+def _row(message: Message) -> str:
+    remedy = _cell(message.remedy) if _helps(message) else USUALLY[message.kind]
+    if message.shell:
+        remedy += f" (command line: {_cell(message.shell)})"
+    return f"| {_cell(message.problem)} | `{message.kind}` | {remedy} |"
+
+
+def _cell(text: str) -> str:
+    """The text as Markdown; what stands between backticks is code."""
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:
+        parts = ["\\`".join(parts)]
+    plain = [_escaped(part) if i % 2 == 0 else part.replace("|", r"\|") for i, part in enumerate(parts)]
+    return "`".join(plain)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"[<>*_|\[\]]", lambda m: "\\" + m[0], text)
+    return text.replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

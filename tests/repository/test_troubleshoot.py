@@ -1,0 +1,90 @@
+"""docs/reference/messages.md is what the package says, and every error has a remedy where it is read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.pages.messages_page import CLASSES, PAGE, SUBJECTS, USUALLY, Message, has_words, messages, page, subject
+
+# what only Python has: keyword arguments, calls, our modules
+PYTHON = re.compile(
+    r"(?<![-\w])[a-z_]+=\S|\bgg\.|gradgraph\.[a-z]|\bnp\.|\.astype|`wrt`|allow_unused|\(\.\.\.\)|\bTrainer\b"
+)
+OPTION = re.compile(r"(?<![-\w])--[a-z]")
+# rooms that no command reaches: networks and losses written in Python, and rules of users
+ONLY_PYTHON = (
+    "frontend/",
+    "export/",
+    "gradgraph/extend.py",
+    "gradgraph/arguments.py",
+    "gradgraph/building/loss_function.py",
+    "gradgraph/sklearn/",
+    "gradgraph/compat/",
+    "gradgraph/runtime/data/padded.py",
+)
+# sentences that no command can meet, or whose words are ONNX's own
+EXCEPTIONS = {
+    "gradgraph/passes/normal/": "attributes of operators have such names",
+    "gradgraph/rules/": "attributes of operators have such names",
+    "gradgraph/building/step_state.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
+    "gradgraph/runtime/execution/executor.py: the loss of '<part>'": "in_place, too",
+    "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
+    "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
+    "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
+    "gradgraph/files/external.py: tensor '": "commands give paths",
+    "gradgraph/step/data_names.py: the metadata '": "keys of metadata have such names",
+    "gradgraph/chat/chat_batches.py: chat data give tokens": "finetune builds the step itself",
+    "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
+}
+# who hands on a sentence that others have made
+HAND_ON = {
+    "cli/app.py",
+    "gradgraph/files/models.py",
+    "gradgraph/runtime/saved/partial.py",
+    "gradgraph/step/step.py",
+    "gradgraph/passes/normal/edit.py",
+    "gradgraph/passes/normal/validating/consistent.py",
+    "gradgraph/runtime/saved/checkpoint.py",
+    "gradgraph/runtime/execution/session.py",
+}
+EVERY = messages()
+
+
+def is_exception(message: Message) -> bool:
+    return any(f"{message.file}: {message.problem}".startswith(e) or message.file.startswith(e) for e in EXCEPTIONS)
+
+
+def test_the_page_is_what_the_package_says() -> None:
+    assert PAGE.read_text("utf-8") == page(), "write it anew: python -m tests.pages.messages_page"
+
+
+def test_every_message_has_a_subject_and_no_row_is_empty() -> None:
+    assert {subject(m) for m in EVERY if has_words(m)} == set(SUBJECTS)
+    rows = [line for line in page().splitlines() if line.startswith("| ")]
+    assert [row for row in rows if not all(cell.strip() for cell in row.strip("|").split(" | "))] == []
+
+
+def test_every_kind_has_a_usual_remedy_and_every_message_words() -> None:
+    assert set(USUALLY) == set(CLASSES)
+    assert len(EVERY) > 350
+    wordless = [m for m in EVERY if not re.search("[a-z]{2,}", re.sub("<[^>]*>", "", m.problem))]
+    assert {m.file for m in wordless} <= HAND_ON
+
+
+@pytest.mark.parametrize("room", sorted({m.file.rsplit("/", 1)[0] for m in EVERY}))
+def test_no_command_gives_python_advice_and_no_call_gives_options(room: str) -> None:
+    """A remedy that names an argument or a call has another one for the command line, and the other way round."""
+    own = [m for m in EVERY if m.file.startswith(f"{room}/") and not m.file.startswith(ONLY_PYTHON)]
+    reached = [m for m in own if not is_exception(m)]
+    in_shell = {m: f"{m.problem}; {m.shell or m.remedy}" for m in reached}
+    typed = re.compile(r"in Python \([^)]*\)|--[a-z-]+ '?[a-z]+=\S+")  # and what an option takes
+    wrong = [m for m, text in in_shell.items() if PYTHON.search(typed.sub("", text)) and room != "cli"]
+    wrong += [m for m in own if OPTION.search(f"{m.problem}; {m.remedy}") and room != "cli"]
+    assert wrong == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    assert [e for e in EXCEPTIONS if not any(f"{m.file}: {m.problem}".startswith(e) for m in EVERY)] == []
