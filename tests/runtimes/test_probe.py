@@ -100,7 +100,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     tried = list(trials(FEW, ["Relu"]))
     first = outcomes_of("reference", tried, Kept(tmp_path / "kept", "reference 1"))
     assert {o.kind for o in first} == {"right"}
-    monkeypatch.setattr("runtimes.outcomes._results", lambda name, missing: iter(["refused"] * len(missing)))
+    monkeypatch.setattr("tests.runtimes.outcomes._results", lambda name, missing: iter(["refused"] * len(missing)))
     assert outcomes_of("reference", tried, Kept(tmp_path / "kept", "reference 1")) == first
     newer = outcomes_of("reference", tried, Kept(tmp_path / "kept", "reference 2"))
     assert {o.kind for o in newer} == {"refused"}
