@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tiny_bert
 
 import gradgraph as gg
-from data_walks.random_walk import Array, Walk
 from gradgraph.frontend import Input, nn
+from tests.data_walks.random_walk import Array, Walk
+from tests.kit import tiny_bert
 
 Source = Callable[[Any, Walk, str], Any]
 SIDE, TOKENS, FIRST_WORD, WORDS = 16, 8, 9, [*tiny_bert.GOOD, *tiny_bert.BAD]  # CLS, three words, SEP, padding
