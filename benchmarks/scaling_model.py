@@ -155,7 +155,7 @@ def transformer_matrices(layers: int, width: int, tables: Sequence[int]) -> tupl
 
 
 RESNET_VECTORS = 2 * sum(outputs for outputs, _ in resnet50_matrices()[:-1]) + 1000
-LLAMA_WIDTH, LLAMA_LAYERS = 1984, 16  # of four_bits.py: a file of 0.92 GB, adapters of rank 8 at one product a layer
+LLAMA_WIDTH, LLAMA_LAYERS = 1984, 16  # in 4 bits: a file of 0.92 GB, adapters of rank 8 at one product a layer
 LLAMA_NUMBERS = 16 * LLAMA_LAYERS * LLAMA_WIDTH**2 + 2 * 32_000 * LLAMA_WIDTH
 NETWORKS = (
     Network("ResNet-50", "16 images", resnet50_matrices(), RESNET_VECTORS, 2.911, 3 * 130.9e9),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
-from benchmarks import message_bytes, scaling, scaling_model, scaling_page
-from benchmarks.large_models import language_model
+from benchmarks import scaling, scaling_model, scaling_page
 from benchmarks.scaling_model import ALL_REDUCES, LINKS, NETWORKS, WIRES, Link, Message, efficiency, fitted, seconds_of
 
 UNIT = Link(1.0, 1e-3)  # a second a message, a millisecond a byte
@@ -100,13 +98,3 @@ def test_page_and_drawing_are_what_the_command_writes() -> None:
     assert (scaling.FOLDER / "scaling.svg").read_text("utf-8") == scaling_page.drawing(), again
     assert len(list(ET.fromstring(scaling_page.drawing()).iter("{http://www.w3.org/2000/svg}polyline"))) == 4 * 6 + 4
     assert {row["ranks"] for row in told["messages"]} == {2, 4}
-
-
-def test_adapters_make_a_message_small(tmp_path: Path) -> None:
-    language_model(tmp_path / "model.onnx", 0.001, layers=2)
-    lines = message_bytes.table(tmp_path / "model.onnx", rank=4).splitlines()
-    width = 64
-    q = 2 * 2 * 4 * width * 4  # two layers, two matrices of rank 4, float32
-    assert f"| {q // 4:,} | {q:,} |" in lines[3]
-    numbers = 2 * 16 * width**2 + 2 * 32_000 * width
-    assert numbers < int(lines[2].split("|")[2].replace(",", "")) < numbers * 1.05  # scales and norms beside them

@@ -21,8 +21,7 @@ def dequantise_again(model: ir.Model) -> None:
     """Let every product have floats of its own of a large stored weight, in place; they are made right before it.
 
     Floats that the forward pass shares with the backward pass stand between them, all of a model's at once. A language
-    model of 336 million weights in 4 bits takes 1.51 GB in a tab with them and 0.77 GB without, for as much time
-    (`python -m benchmarks.in_a_tab`).
+    model of 336 million weights in 4 bits takes 1.51 GB in a tab with them and 0.77 GB without, for as much time.
     """
     editor = Editor(model)
     nodes = list(nodes_of(model))
