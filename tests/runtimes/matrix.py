@@ -85,41 +85,42 @@ def written(cells: Mapping[Key, Cell]) -> None:
 
 # --- the page -------------------------------------------------------------------------------------------------
 
-HEAD = f"""# Where a step trains
+HEAD = f"""# Supported runtimes
 
-Four small networks are built for each runtime's backend, trained there for {STEPS} steps by nothing but "run a model"
-and state that is fed back as `manifest.json` says, and compared with onnxruntime's CPU provider. A number is the
-largest difference of a loss; it is right below {ATOL:g}. *Open* sizes are those of a model whose batch may have any
-size, with batches of two sizes; *fixed* ones hold for batches of {BATCH}. What takes longer than {LONGEST_S} seconds is
-not waited for. The older WebGPU provider of
-onnxruntime-web, the one in JavaScript, trains some networks wrong; `gradgraph.js` refuses it.
+Four small networks are built for each runtime's backend, trained there for {STEPS} steps by running `train.onnx` and
+feeding state back, and compared with onnxruntime's CPU provider. A number is the largest difference of a loss; below
+{ATOL:g} is correct. *Open* sizes are tested with batches of two sizes, *fixed* ones with batches of {BATCH}, for at
+most {LONGEST_S} seconds. onnxruntime-web's older WebGPU provider (JSEP) trains some networks wrong; `gradgraph.js`
+rejects it.
 
 """
 FOOT = """
 ## Options
 
-What a runtime takes also depends on how a step is built, and on files other than `train.onnx`. A small network of fixed
-sizes is built in these ways, trained there and evaluated by `eval.onnx`:
+A small network of fixed sizes is also built, trained and evaluated in ReferenceEvaluator, OpenVINO, tract and IREE with
+these options (`tests/runtimes/test_trained_options.py`):
 
 {options}
 
-It must give the losses of onnxruntime, or be refused: at build, by the name of the file, or by the runtime itself where
-the build has warned that nobody has tried some of its nodes. For tract, `accumulate`, `pruning` and `float16` are
-refused; OpenVINO and IREE themselves refuse `pruning`. Where only `eval.onnx` is refused (a network that draws random
-numbers when it is evaluated, in tract), the step is built with a warning: train there, and evaluate elsewhere. Tried in
-ReferenceEvaluator, OpenVINO, tract and IREE, by `tests/runtimes/test_trained_options.py`.
+Losses equal those of onnxruntime, except that tract does not support `accumulate`, `pruning` and `float16`, and
+OpenVINO and IREE do not support `pruning`. If only `eval.onnx` is unsupported (random numbers at evaluation, in tract),
+the build warns: train there, and evaluate elsewhere.
 
-## Which command
+## Commands
 
-`make runtimes` installs OpenVINO and tract, `make all-runtimes` IREE, TVM and tinygrad (tinygrad needs clang, too),
-`make node` and `make browser` those in JavaScript. Their versions are pinned. `python -m tests.runtimes` tries all
-that is installed, the commands below one; with `--write` they write this page anew. The tests of every change try
-ReferenceEvaluator, OpenVINO, tract and those in JavaScript.
+`make runtimes` installs OpenVINO and tract; `make all-runtimes` IREE, TVM and tinygrad (which needs clang); `make node`
+and `make browser` the JavaScript ones. `python -m tests.runtimes --write` runs all that are installed and writes this
+page. Every change is tested in ReferenceEvaluator, OpenVINO, tract and JavaScript.
 
-| runtime | build | try |
+| runtime | build | test |
 |---|---|---|
 """
-KINDS = {"right": "", "refused at build": "refused at build", "refused": "refused there", "wrong": "**wrong**"}
+KINDS = {
+    "right": "",
+    "refused at build": "unsupported at build",
+    "refused": "unsupported at run time",
+    "wrong": "**wrong**",
+}
 
 
 def page(cells: Mapping[Key, Cell]) -> str:
@@ -151,7 +152,7 @@ def _options() -> str:
 
 def _shown(cell: Cell | None, notes: list[str]) -> str:
     if cell is None:
-        return "not tried"
+        return "not tested"
     if cell.kind in ("right", "wrong"):
         return f"{KINDS[cell.kind]} {cell.said}".strip()
     reason = cell.said.replace("|", "\\|").replace("<", "&lt;")
