@@ -1,4 +1,3 @@
-"""``gg.build``: from a model and options to a ``Step``; ``pipeline`` has its stages in order.
-
-It knows losses, metrics and optimizers by their faces; it runs nothing.
+"""``gg.build``: turns a model and options into a ``Step``; ``pipeline`` lists its stages in order. It knows losses,
+metrics and optimizers by their interfaces only, and runs nothing.
 """

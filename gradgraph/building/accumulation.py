@@ -1,4 +1,4 @@
-"""Gradients of several batches, added up until an update is due."""
+"""Gradient accumulation: sums the gradients of several batches until an update is due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.building.links import Link, Update, Weights
-from gradgraph.building.measured import Written
+from gradgraph.building.objective_results import Written
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var, all_of
 from gradgraph.optim.modifiers import global_norm
@@ -18,12 +18,11 @@ from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 
 
 class Accumulation(Link):
-    """An update by the weighted mean of the gradients since the last one, in a branch that runs when it is due.
+    """An update from the weighted mean of the gradients since the last update, in a branch that runs when it is due.
 
     Args:
-        written: the loss. Gradients of one that is a sum add up; else it says what it is a mean over, or
-            ``batch_weight`` is fed.
-        reports_norm: give the norm of the mean as an output.
+        written: the loss. Gradients of a sum add up; a mean states its divisor, or ``batch_weight`` is fed.
+        reports_norm: also output the norm of the mean.
 
     Attributes:
         due: whether this step moves the weights; None until the update is written.
@@ -42,7 +41,7 @@ class Accumulation(Link):
                 weight = self._written.weight() if self._written.weight else state.fed(BATCH_WEIGHT)
             total = None if weight is None else self._added("accumulated_weight", ir.DataType.FLOAT, (), weight, due)
             if total is not None:
-                total = op.Where(op.Equal(total, 0.0), 1.0, total)  # where nothing counts, all sums are 0
+                total = op.Where(op.Equal(total, 0.0), 1.0, total)  # if nothing counts, all sums are 0
             sums = []
             for p, start, g in zip(weights.params, weights.start, gradients, strict=True):
                 wide = ir.DataType.FLOAT if p.dtype == ir.DataType.FLOAT16 else g.dtype
@@ -72,7 +71,7 @@ class Accumulation(Link):
         return accumulated
 
     def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
-        """State that adds up ``term`` and begins anew when an update is due: the sum, this term in it."""
+        """Accumulate ``term`` in a state tensor that restarts after each update; return the sum including this term."""
         start = self._state.start
         before = self._state.new(name, dtype, shape)
         total = before + term

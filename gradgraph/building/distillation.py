@@ -1,6 +1,6 @@
-"""Students imitate teachers: they minimise ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, and match hidden states.
+"""Distillation loss: ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, plus matching of hidden states.
 
-A position that does not count in the loss, by its label, a mask or the weight of its sample, counts in none of these.
+Positions that the loss ignores (by label, mask or sample weight) are ignored here too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def imitated(
     factors: Sequence[TargetSpec],
     checked: Collection[str],
 ) -> list[tuple[Tensor, Tensor, float]]:
-    """The quotients that the teacher's loss of a batch adds up: weighted divergences and the sum of their weights, the
-    same of hidden states, and the factor of each.
+    """Return the quotients whose sum is the distillation loss of a batch, each with its factor: the weighted
+    divergence, and the hidden-state losses.
 
     Args:
         terms: of the other loss.
-        factors: the inputs that weigh positions.
+        factors: the inputs that weight positions.
         checked: as for ``same_sizes``.
     """
     (student, teacher), *others = [
@@ -65,7 +65,9 @@ def imitated(
 
 
 def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str]) -> tuple[Tensor, Tensor]:
-    """Weighted numbers, and their weights, added up; ``factors`` belong to the first axes of ``each``."""
+    """Return the weighted sum of ``each`` and the sum of weights; ``factors`` align with the leading axes of
+    ``each``.
+    """
     depth = max((f.ndim for f in factors), default=0)
     if factors and each.ndim > depth:
         each = mean(each, list(range(depth, each.ndim)))
@@ -73,14 +75,12 @@ def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str
     for factor in factors:
         weight = weight * aligned(factor, each, checked)
     below = reductions.sum(weight)
-    above = reductions.sum(
-        op.Where(weight == 0.0, 0.0, each * weight)
-    )  # not times 0: what does not count may be infinite
+    above = reductions.sum(op.Where(weight == 0.0, 0.0, each * weight))  # not times 0: ignored entries may be infinite
     return above, op.Where(below == 0.0, 1.0, below)
 
 
 def _has_axes_of(state: Tensor, labels: Tensor) -> bool:
-    """Are the first axes of hidden states known to be those of labels?"""
+    """Whether the leading axes of the hidden states are known to equal those of the labels."""
     mine, its = state.traced.shape, labels.traced.shape
     if mine is None or its is None or len(its) > len(mine):
         return False
@@ -88,39 +88,41 @@ def _has_axes_of(state: Tensor, labels: Tensor) -> bool:
 
 
 def _check_lies_over(factors: Sequence[Tensor], state: Tensor) -> None:
-    """Raise BuildError for weights that belong to other axes than a hidden state has."""
+    """Raise BuildError if weights have axes that the hidden state lacks."""
     for factor in factors:
         mine, its = state.traced.shape or (), factor.traced.shape or ()
         unlike = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(mine, its, strict=False))
         if unlike or factor.ndim > state.ndim:
             name = shown(factor.traced.value.name)
             raise BuildError(
-                f"'{name}' of shape {_told(its)} says which positions count, and '{shown(state.traced.value.name)}' of "
-                f"shape {_told(mine)}, which is to be like the teacher's, does not have them; match values with these "
-                f"positions, or give '{name}' fewer axes"
+                f"'{name}' of shape {_shape_text(its)} masks positions, but '{shown(state.traced.value.name)}' of "
+                f"shape {_shape_text(mine)}, which is matched to the teacher's, has no such axes; match values with "
+                f"these positions, or give '{name}' fewer axes"
             )
 
 
-def _told(shape: Sequence[Any]) -> str:
+def _shape_text(shape: Sequence[Any]) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
 
 
 def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask: Any) -> None:
-    """Raise BuildError for a teacher that is not there, or alone with a share below 1; or a mask that says nothing."""
+    """Raise BuildError if the teacher's outputs are missing, if it is the only loss with a share below 1, or if a mask
+    cannot apply to it.
+    """
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(
-            f"the model's teacher compares {listed(missing, 3)}, which are no floating outputs of it; take the model "
-            "that was distilled, as it was"
+            f"the distillation loss reads {listed(missing, 3)}, which this model lacks as floating outputs; pass the "
+            "model returned by gg.distill unchanged"
         )
     if isinstance(mask, Mapping):
         raise BuildError(
-            "masks of single outputs say nothing of what the teacher imitates",
-            remedy="give mask=True, which masks every term",
-            shell="give --mask, which masks every term, in the place of --mask-of",
+            "a mask of a single output does not apply to the distillation loss",
+            remedy="pass mask=True, which masks every term",
+            shell="use --mask, which masks every term, instead of --mask-of",
         )
     if is_alone and imitation.alpha < 1.0:
         raise BuildError(
-            f"the teacher's share of what is minimised is {imitation.alpha}, and there is no other loss",
-            remedy="name one, or give it all: gg.distill(..., alpha=1)",
-            shell="name one by --loss, or give it all: --teacher-share 1",
+            f"the teacher's share of the loss is {imitation.alpha}, and there is no other loss",
+            remedy="name a loss, or let the teacher be the only one: gg.distill(..., alpha=1)",
+            shell="name one with --loss, or let the teacher be the only one: --teacher-share 1",
         )

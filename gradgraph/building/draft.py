@@ -1,4 +1,4 @@
-"""A step while it is written: the stages of ``pipeline.build`` hand it on."""
+"""A step under construction: the object that the stages of ``pipeline.build`` pass on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import opset_for
-from gradgraph.building.beginning import Beginning
+from gradgraph.building.init_model import InitModel
 from gradgraph.building.objective import Objective
 from gradgraph.building.separate import Halves
 from gradgraph.building.step_options import BuildOptions, StepOptions
@@ -28,15 +28,15 @@ class Part:
     """One of several named steps over one state, or the only step, whose name is "".
 
     Attributes:
-        below: the weights that ``freeze_below`` freezes.
-        model: what becomes its train graph.
-        objective_for: gives the objective for a graph.
-        doubts: findings about what that reads.
-        optimizer: with the average that ``ema`` asks for.
+        below: the weights frozen by ``freeze_below``.
+        model: becomes its train graph.
+        objective_for: returns the objective for a graph.
+        doubts: findings about the values that the objective reads.
+        optimizer: with the average requested by ``ema``.
         read: the values of the model that the loss depends on.
         trained: the weights that it trains.
         figures: the fields of its ``PartSpec`` that name outputs of eval.onnx.
-        state, halves: of its train graph, once that is written; ``halves`` is the same step in two files.
+        state, halves: of its train graph, once written; ``halves`` is the same step split into two files.
     """
 
     name: str
@@ -57,37 +57,36 @@ class Part:
 
 @dataclass
 class Draft:
-    """A step, or several over one state, on the way through the stages: each sets what later ones read.
+    """A step, or several over one state, passed from stage to stage; each stage sets fields that later ones read.
 
     Attributes:
-        model: the model as the last stage has left it. Once the parts have models of their own, this one becomes
-            eval.onnx.
+        model: the model after the last stage. Once the parts have models of their own, this one becomes eval.onnx.
         bases: files that hold weights of the model.
-        data: the names of what the model was trained on.
+        data: the column and class names of the model's training data.
         trained: the weights that any part trains.
-        taken: what was read beside the model, and what globs take, a line each.
+        reported: one line for each external file that was read and each glob, with what it matched.
         inputs, outputs: those of the model itself.
-        beginning: writes init.onnx.
+        init_model: writes init.onnx.
     """
 
     options: BuildOptions
     parts: Sequence[Part]
     backend: Backend
     precision: Precision
-    beginning: Beginning = field(default_factory=Beginning)
+    init_model: InitModel = field(default_factory=InitModel)
     model: ir.Model = field(init=False)
     bases: Mapping[str, Base] = field(init=False)
     data: DataNames = field(init=False)
     trained: Sequence[str] = field(init=False)
     findings: Sequence[Finding] = field(init=False)
-    taken: Sequence[str] = field(init=False)
+    reported: Sequence[str] = field(init=False)
     inputs: Sequence[ir.Value] = field(init=False)
     outputs: Sequence[str] = field(init=False)
     manifest: Manifest = field(init=False)
 
     @property
     def is_alone(self) -> bool:
-        """Is there one step, without a name?"""
+        """Whether there is a single, unnamed step."""
         return self.options.steps is None
 
     @property
@@ -97,5 +96,5 @@ class Draft:
 
     @property
     def halves(self) -> Mapping[str, ir.Model]:
-        """The graphs of a separate step, by the names of their files."""
+        """The graphs of a separate step, keyed by file name."""
         return self.parts[0].halves.models if self.parts[0].halves else {}

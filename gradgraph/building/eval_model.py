@@ -18,14 +18,14 @@ from gradgraph.step.manifest import column, spec_of
 
 
 def eval_graph(draft: Draft) -> Draft:
-    """Make the draft's model eval.onnx, in place: the losses of all parts behind it, its state as inputs."""
+    """Turn the draft's model into eval.onnx, in place: append the losses of all parts and make its state inputs."""
     model, graph, objectives = draft.model, draft.model.graph, [part.objective for part in draft.parts]
     for name in (name for objective in objectives for name in objective.outputs):
         output_name(graph, name)  # an inner value becomes an output here, too
     kept = {name for objective in objectives for name in objective.kept}
     draft.inputs = list(graph.inputs)
     draft.outputs = [v.name or "" for v in graph.outputs if v.name not in kept]
-    frozen = frozen_values(graph, draft.trained)  # layers that are not wholly frozen move their running statistics
+    frozen = frozen_values(graph, draft.trained)  # layers that are not wholly frozen update their running statistics
     moving = [v.name or "" for n in graph if moves_statistics(n, frozen) for v in n.inputs[3:5] if v is not None]
     evaluation_mode(model)
     op = builder_for(model)
@@ -45,15 +45,15 @@ def eval_graph(draft: Draft) -> Draft:
         columns = [replace(m, name=column(part.name, m.name), sums=sums.name or m.sums) for m, sums in written.measures]
         metrics = [m.name or "" for m in written.metrics]
         part.figures = {"loss_output": written.loss.name or "loss", "metrics": metrics, "measures": columns}
-    clean_up(model)  # a value that takes the place of another one takes its name
+    clean_up(model)  # a replacement takes over the name of the value it replaces
     return draft
 
 
 def _share_targets(graph: ir.Graph) -> None:
-    """Let two losses that compare with a target of one name read one input.
+    """Let losses that share a target name share one input.
 
     Raises:
-        BuildError: they take it in different forms.
+        BuildError: they need it with different shapes or types.
     """
     known: dict[str | None, ir.Value] = {}
     for value in list(graph.inputs):
@@ -62,7 +62,7 @@ def _share_targets(graph: ir.Graph) -> None:
             continue
         if spec_of(first) != spec_of(value):
             raise BuildError(
-                f"two steps take '{shown(value.name)}' in different forms ({spec_of(first)} and {spec_of(value)}); "
+                f"two steps read '{shown(value.name)}' in different forms ({spec_of(first)} and {spec_of(value)}); "
                 "give one of them another target_name, or another name in targets"
             )
         value.replace_all_uses_with(first)

@@ -1,4 +1,4 @@
-"""Groups of weights that begin to move later than the others."""
+"""Parameter groups that start training later than the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.optim.transform import Group, Vars
 
 
 class GroupStarts(Link):
-    """The starts of ``groups``: before its start, a group has gradients of zero and does not move."""
+    """The start steps of ``groups``: until then, a group's gradients are zero and it is not updated."""
 
     def __init__(self, state: StepState, groups: Sequence[Group]) -> None:
         self._state, self.groups, self._begun = state, groups, dict[int, Var]()
@@ -30,11 +30,11 @@ class GroupStarts(Link):
         ]
 
     def moved(self, group: Group, weights: Weights, new: list[Var], first: int) -> list[Var]:
-        """The new weights of ``group``; before it begins, the old ones, and its slots from ``first`` on stay."""
+        """Return the new weights of ``group``; before its start, keep the old ones, and the slots from ``first`` on."""
         return self._state.where(self.has_begun(group.start), weights.old, new, first) if group.start else new
 
     def has_begun(self, start: int) -> Var:
-        """Whether so many updates are finished."""
+        """Whether ``start`` updates are finished."""
         if start not in self._begun:
             self._begun[start] = self._state.step() >= np.int64(start)
         return self._begun[start]

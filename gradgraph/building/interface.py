@@ -1,4 +1,4 @@
-"""Types and shapes that the files of a step declare: the manifest alone knows them, not shape inference."""
+"""Declared types and shapes of the files of a step, taken from the manifest rather than from shape inference."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gradgraph.step.manifest import Dim, Manifest, numpy_dtype
 
 
 def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """Declare inputs and outputs of one file of a step as ``manifest`` describes them, in place.
+    """Declare the inputs and outputs of one file of a step as ``manifest`` describes them, in place.
 
-    Passes that rewrite nodes may lose a type or a shape. Outputs of the trained model itself keep what they declare.
+    Passes that rewrite nodes may lose a type or a shape. Outputs of the trained model itself keep their declarations.
     """
     known = _declared(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
         if (found := known.get(value.name or "")) is not None:
             dtype, shape = found
-            if dtype is not None or value.shape is None:  # a loss of the model's own may have axes
+            if dtype is not None or value.shape is None:  # a loss computed by the model itself may have axes
                 value.shape = ir.Shape(shape)
             if dtype is not None:
                 value.type = ir.TensorType(ir.DataType.from_numpy(numpy_dtype(dtype)))
@@ -24,7 +24,9 @@ def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
 
 
 def _declared(manifest: Manifest) -> dict[str, tuple[str | None, tuple[Dim, ...]]]:
-    """The element type and shape of each input and output; no type for losses and metrics, which follow the model's."""
+    """Return the element type and shape of each input and output; no type for losses and metrics, which follow the
+    model's.
+    """
     tensors = (*manifest.inputs, *manifest.targets, *manifest.state)
     found: dict[str, tuple[str | None, tuple[Dim, ...]]] = {t.name: (t.dtype, t.shape) for t in tensors}
     found |= {s.next: (s.dtype, s.shape) for s in manifest.state}

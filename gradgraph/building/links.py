@@ -1,4 +1,4 @@
-"""The links of a training step: each is one thing that happens between the backward pass and the optimizer."""
+"""Links of a training step: each does one thing between the backward pass and the optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Weights:
     Attributes:
         params: their values in the model.
         start: their first values, in init.onnx.
-        old: the values that the optimizer moves: those of the model, or float32 copies.
+        old: the values that the optimizer updates: those of the model, or float32 copies.
     """
 
     params: Sequence[ir.Value]
@@ -28,7 +28,7 @@ class Weights:
     old: Vars
 
     def some(self, members: Sequence[int]) -> Weights:
-        """The weights at these places."""
+        """Select the weights at these indices."""
         return Weights(
             [self.params[i] for i in members], [self.start[i] for i in members], [self.old[i] for i in members]
         )
@@ -38,19 +38,19 @@ Update = Callable[[Weights, Vars], list[Var]]  # weights and gradients -> new we
 
 
 class Link:
-    """A part of a training step. What a link does not override, it leaves as it is."""
+    """A stage between backward pass and optimizer. Methods that a link does not override change nothing."""
 
     def gradients(self, gradients: Vars) -> Vars:
-        """The gradients behind this link, in the order of the trained weights."""
+        """Transform the gradients, given in the order of the trained weights."""
         return gradients
 
     def around(self, update: Update) -> Update:
-        """An update that runs ``update`` inside."""
+        """Wrap ``update`` in an update that runs it."""
         return update
 
 
 class MasterWeights(Link):
-    """Float32 copies of float16 weights, which the optimizer moves; the weights are rounded from them."""
+    """Float32 master copies of float16 weights: the optimizer updates them, and the weights are rounded from them."""
 
     def __init__(self, state: StepState) -> None:
         self._state = state

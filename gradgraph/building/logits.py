@@ -1,4 +1,4 @@
-"""Losses of logits on outputs that are probabilities: the logits behind them are read, or a finding says it."""
+"""Logit losses on probability outputs: read the logits behind them, or report a finding."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradgraph.losses import class_axis
 
 
 def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
-    """The logits to read in place of outputs, by name, and findings about the outputs that ``terms`` read.
+    """Return the logits to read in place of outputs, by name, and findings about the outputs that ``terms`` read.
 
     Args:
-        named: somebody has named the outputs; they are read as they are.
+        named: the outputs were named explicitly; they are read as they are.
     """
     taken: dict[str, str] = {}
     findings = []
@@ -34,16 +34,17 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
         if logits is None or not logits.name or (named and found.logits is None):
             findings.append(doubt)
         elif named:
-            findings.append(replace(doubt, remedy=f"name the logits behind it, '{shown(logits.name)}'"))
+            findings.append(replace(doubt, remedy=f"name the logits that it is computed from, '{shown(logits.name)}'"))
         else:
-            read = f"{'the negative of ' * found.negated}'{shown(logits.name)}'{', moved as it is' * bool(found.moves)}"
+            moved = ", transposed alike" * bool(found.moves)
+            read = f"{'the negative of ' * found.negated}'{shown(logits.name)}'{moved}"
             taken[name] = _as_output(graph, logits, found)
-            findings.append(replace(doubt, remedy=f"the loss reads the logits behind it, {read}"))
+            findings.append(replace(doubt, remedy=f"the loss reads the logits that it is computed from, {read}"))
     return taken, findings
 
 
 def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
-    """The name of logits that lie as the probabilities do; where they do not, they are added to the graph."""
+    """Return the name of logits laid out as the probabilities are; adds them to the graph if necessary."""
     assert logits.name is not None
     if found.logits is not None:
         return logits.name
@@ -60,12 +61,12 @@ def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
 
 
 def reading(terms: Sequence[Term], taken: Mapping[str, str]) -> tuple[Term, ...]:
-    """``terms`` that read the logits in place of these outputs."""
+    """Return ``terms`` with the logits in place of these outputs."""
     return tuple(replace(t, outputs=tuple(taken.get(name, name) for name in t.outputs)) for t in terms)
 
 
 def _over_classes(graph: ir.Graph, term: Term, found: Probabilities) -> bool:
-    """Whether a Softmax is over the axis that the loss takes for that of classes."""
+    """Whether a Softmax normalises the axis that the loss uses as the class axis."""
     shape = shape_of(output_of(graph, term.outputs[0]))
     return found.kind != "Softmax" or (shape is not None and found.axis == class_axis(shape, term.loss.axis))
 
@@ -73,10 +74,10 @@ def _over_classes(graph: ir.Graph, term: Term, found: Probabilities) -> bool:
 def _doubt(term: Term, name: str, found: Probabilities) -> Finding:
     subject, loss = f"output '{shown(name)}'", term.loss
     if loss.of_logs:
-        expected = f"{loss.name} takes logarithms of them"
-        return Finding(subject, "holds probabilities", expected, "give it a LogSoftmax, or logits to cross_entropy",
+        expected = f"{loss.name} takes their logarithm"
+        return Finding(subject, "holds probabilities", expected, "use a LogSoftmax, or pass logits to cross_entropy",
                        "warning")  # fmt: skip
     same = found.kind == loss.activation
-    expected = f"{loss.name} computes {'one itself' if same else f'a {loss.activation} of what it reads'}"
-    remedy = "give it what lies before that: name an output of logits, or cut the model there (gradgraph surgery)"
+    expected = f"{loss.name} {'applies one itself' if same else f'applies a {loss.activation}'}"
+    remedy = "pass it the logits: name an output that has them, or cut the model there (gradgraph surgery)"
     return Finding(subject, f"ends in a {found.kind}", expected, remedy, "warning")

@@ -1,4 +1,4 @@
-"""Columns of losses that are exact over all samples, and what gradients of several batches are weighed by."""
+"""Loss columns that are exact over all samples, and the weights of batches in accumulated gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from gradgraph.building.loss_quotients import Quotient, counts, joint_divisor, quotients
-from gradgraph.building.measured import Measure, Written, measured
+from gradgraph.building.objective_results import Measure, Written, measured
 from gradgraph.errors import BuildError
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.shaping import stack
@@ -15,14 +15,14 @@ from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
 
-# why gradients of several batches are not those of one
+# why accumulated gradients may differ from those of one large batch
 NO_QUOTIENT = "is neither a mean nor a sum over the batch"
-COMPARES = "compares the samples of a batch with each other, and each rank has some of them"
-DIVISORS = "has parts that are divided by different numbers"
+COMPARES = "compares the samples of a batch with each other, and each rank has only some of them"
+DIVISORS = "has terms with different divisors"
 
 
 def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
-    """The quotients that a loss adds up; of another form, it is taken for a mean over the samples of a batch."""
+    """Split a loss into quotients; a loss of another form is treated as a mean over the samples of the batch."""
     found = quotients(builder, graph, value.value)
     if found is not None:
         return found
@@ -31,7 +31,7 @@ def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> lis
 
 
 def column_of(builder: Builder, name: str, terms: Sequence[tuple[Sequence[Quotient], float]]) -> Measure:
-    """The column of a weighted sum of losses, each of which adds up quotients."""
+    """Return the column of a weighted sum of losses, each a sum of quotients."""
     with tracing(Trace({}, builder=builder)):
         rows = [stack([_number(q.above), _number(q.below or builder.const(0.0))]) for part, _ in terms for q in part]
         weights = [weight for part, weight in terms for _ in part]
@@ -52,12 +52,12 @@ def added_up(
     counts_labels: bool,
     counts_samples: bool,
 ) -> Written:
-    """``written`` with what its loss is weighed by, and a column of sums where who feeds a batch cannot weigh it.
+    """Return ``written`` with the weight of its loss, and a column of sums if the caller cannot weight batches.
 
     Args:
-        samples: writes the number of samples of a batch; None where only who feeds one knows it.
-        counts_labels: the loss is a mean over the labels that are not ignored, which who feeds a batch counts.
-        counts_samples: who feeds a batch counts its samples.
+        samples: writes the number of samples of a batch; None if only the caller knows it.
+        counts_labels: the loss is a mean over the labels that are not ignored, which the caller counts.
+        counts_samples: the caller counts samples.
     """
     builder.scope = "loss"
     parts = quotients(builder, graph, written.loss)

@@ -1,4 +1,4 @@
-"""A loss that is a Python function of traced tensors: called while a step is written, its nodes become part of it."""
+"""A loss given as a Python function of traced tensors: it is called while a step is built, and its nodes are added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from gradgraph.arguments import described
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
-from gradgraph.building.measured import Written
+from gradgraph.building.objective_results import Written
 from gradgraph.building.outputs import make_outputs
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.lowering import Spec, input_of
@@ -32,7 +32,7 @@ class Values(Mapping[str, Tensor]):
     """The values of a model by name: its outputs, but also inputs, inner values and weights.
 
     Attributes:
-        read: what was asked for, in order.
+        read: the names that were accessed, in order.
     """
 
     def __init__(self, builder: Builder, graph: ir.Graph, outputs: Sequence[str]) -> None:
@@ -48,8 +48,8 @@ class Values(Mapping[str, Tensor]):
         value = self._known.get(name)
         if value is None:
             raise UnknownNameError(
-                f"the loss reads '{shown(name)}', but the model has no value of that name"
-                f"{suggestion(name, self._outputs)}"
+                f"the loss reads '{shown(name)}', but the model has no value of that "
+                f"name{suggestion(name, self._outputs)}"
             )
         self.read[name] = value
         return wrap(self._builder.wrap(value))
@@ -65,12 +65,12 @@ class Values(Mapping[str, Tensor]):
 
 
 class Batch(Mapping[str, Tensor]):
-    """The inputs of a step by name: those of the model, and the targets, which become inputs when they are read.
+    """The inputs of a step by name: those of the model, and targets, which become inputs when they are first read.
 
     Args:
-        inputs: the names of inputs, by the names that the function uses.
-        targets: the shapes of those that become inputs, by the names that the function uses.
-        names: the names of the inputs that targets become.
+        inputs: input names, keyed by the names that the function uses.
+        targets: shapes of the targets, keyed by the names that the function uses.
+        names: input names of the targets, keyed likewise.
     """
 
     def __init__(
@@ -96,9 +96,8 @@ class Batch(Mapping[str, Tensor]):
         if found is None or (name not in self._targets and name not in self._inputs):
             raise UnknownNameError(
                 f"the loss reads batch['{shown(name)}'], which is no input of the model{suggestion(name, self)}",
-                remedy="say what it is when building: "
-                f"targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), 'float32')}}, with an integer dtype "
-                "for class labels",
+                remedy=f"declare it when building: targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), "
+                "'float32')}}, with an integer dtype for class labels",
             )
         return wrap(self._builder.wrap(found))
 
@@ -110,17 +109,17 @@ class Batch(Mapping[str, Tensor]):
 
 
 class TracedLoss:
-    """A function as a loss, tried once on the model as it was read.
+    """A loss function, traced once on the model as it was read.
 
     Args:
-        function: ``function(out, batch)`` gives a scalar tensor, or several by name: these are added up, or the one
-            called "loss" is minimised and the others are reported.
+        function: ``function(out, batch)`` returns a scalar tensor, or a dict of them. The one called "loss" is
+            minimised and the others are reported; without a "loss", their sum is minimised.
         model: in normal form; the inner values that the function reads become outputs of it.
-        targets: what the function reads of a batch beside the model's inputs: names, and shapes or ``Input``.
+        targets: further inputs that the function reads from a batch: names, and shapes or ``Input``.
 
     Attributes:
-        kept, targets: as of every ``Objective``.
-        names: the names of the inputs that its targets become, by the names that the function uses.
+        kept, targets: as in every ``Objective``.
+        names: input names of its targets, keyed by the names that the function uses.
         names_read: the values of the model that the function asks for.
     """
 
@@ -137,7 +136,7 @@ class TracedLoss:
         _, behind = needed(builder.nodes, [loss], lambda node: node.outputs, reads)
         weights = [v for v in trial.graph.initializers.values() if carries(v)]
         path = Path([*trial.graph, *builder.nodes], [loss], weights)
-        # of an output that is differentiated, the gradient need not depend on all weights that the output does
+        # the gradient of a differentiated output need not depend on all weights that the output does
         self._read = [v.name or "" for v in weights if v in path.active] or [
             name for name, value in out.read.items() if value in behind
         ]
@@ -146,7 +145,7 @@ class TracedLoss:
         specs = map(spec_of, batch.read.values())
         self.targets = tuple(TargetSpec(spec.name, spec.dtype, spec.shape) for spec in specs)
         if unread := [name for name in targets if name not in batch.read]:
-            raise BuildError(f"the loss never reads the target '{shown(unread[0])}'; leave it out of targets")
+            raise BuildError(f"the loss never reads the target '{shown(unread[0])}'; remove it from targets")
 
     @property
     def name(self) -> str:
@@ -154,13 +153,13 @@ class TracedLoss:
         return name if name.isidentifier() else "function"
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """The weights that the loss depends on; if there are none, the values of the model that it reads."""
+        """Return the weights that the loss depends on; if there are none, the values of the model that it reads."""
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]
 
     def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        """Write the loss behind ``graph``, and the other parts as metrics."""
+        """Write the loss after ``graph``, and its other results as metrics."""
         _, _, found = self._trace(op, graph)
         return Written(found[0], found[1:])
 
@@ -176,7 +175,9 @@ class TracedLoss:
                 for part in rest:
                     total = total + part
             if not total.is_floating_point():
-                raise BuildError(f"the loss function returned {total.dtype.name.lower()} numbers; a loss is floating")
+                raise BuildError(
+                    f"the loss function returned {total.dtype.name.lower()} numbers; a loss must be floating"
+                )
             results: list[ir.Value] = []
             for name, x in {"loss": total, **parts}.items():
                 results.append(_named_result(builder, x, name, results))
@@ -184,12 +185,14 @@ class TracedLoss:
 
 
 def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
-    """Make a scalar the result of a node of its own under this name, with ``_loss`` behind it if the model has one."""
+    """Name a scalar result and make it the output of a node of its own; appends ``_loss`` if the model has that
+    name.
+    """
     if x.traced.rank:
         x = op.Squeeze(x)
     producer = x.traced.value.producer()
     ours = producer is not None and producer.graph is None and producer.op_type not in DRAWING
-    if not ours or x.traced.value in others:  # what draws is replaced in training
+    if not ours or x.traced.value in others:  # random nodes are replaced in training
         x = op.Identity(x)
     taken = builder.fresh(name)
     value = x.traced.value
@@ -202,15 +205,15 @@ def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
     """Raise BuildError unless the function takes two arguments."""
     try:
         inspect.signature(function).bind({}, {})
-    except (TypeError, ValueError):  # some of Python's own have no signature
+    except (TypeError, ValueError):  # some builtins have no signature
         raise BuildError(
-            f"a {kind} function takes two arguments, what the model has and what is fed, and {described(function)} "
-            f"does not; write def {kind}(out, batch): ..."
+            f"a {kind} function has two parameters, the model's values and the batch, and {described(function)} does "
+            f"not; write def {kind}(out, batch): ..."
         ) from None
 
 
 def _input_name(name: str, free: Builder) -> str:
-    """``name``, if the model has no value that is called so; else it is a target of that value."""
+    """Return ``name``, or a free name derived from it if the model already has a value of that name."""
     taken = free.fresh(name)
     return name if taken == name else free.fresh(f"{name}_target")
 
@@ -219,7 +222,7 @@ def _parts(result: Any) -> dict[str, Tensor]:
     """Name the scalars that the function returned."""
     parts = dict(result) if isinstance(result, Mapping) else {"loss": result}
     if not parts:
-        raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of them")
+        raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of scalar tensors")
     for name, part in parts.items():
         if not isinstance(part, Value):
             raise BuildError(
@@ -229,6 +232,6 @@ def _parts(result: Any) -> dict[str, Tensor]:
         if shape is None or any(d != 1 for d in shape):
             raise BuildError(
                 f"the loss function returned '{shown(name)}' of shape {'unknown' if shape is None else list(shape)}, "
-                "and a step minimises one number; reduce it with .mean() or .sum()"
+                "and a loss must be a scalar; reduce it with .mean() or .sum()"
             )
     return {str(name): wrap(part.traced) for name, part in parts.items()}

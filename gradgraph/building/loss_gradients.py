@@ -21,11 +21,11 @@ from gradgraph.optim.transform import Transform, Vars
 
 
 class Gradients:
-    """Writes gradients of weights behind a forward pass.
+    """A writer of the gradients of weights after a forward pass.
 
     Args:
-        scale: by which the loss is multiplied in float16.
-        takes_factors: let the cotangent of the loss take the factors of the optimizer's first transforms.
+        scale: multiplies the loss in float16.
+        takes_factors: let the cotangent of the loss absorb the scaling factors of the optimizer's first transforms.
 
     Attributes:
         passes: the backward passes that were written.
@@ -38,10 +38,11 @@ class Gradients:
     def of(
         self, path: Path, params: Sequence[ir.Value], optimizer: Optimizer, links: Sequence[Link]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """The gradients that ``optimizer`` gets for a path, and the transforms whose factors are not in them yet.
+        """Return the gradients that ``optimizer`` receives for a path, and the transforms whose factors are not yet
+        applied.
 
-        An optimizer with an ``ascent`` gets those of the weights to which the ascent goes, by the gradients here behind
-        ``links``.
+        For an optimizer with an ``ascent``, these are the gradients at the weights that the ascent reaches, by the
+        gradients here transformed by ``links``.
         """
         if optimizer.ascent is None:
             return self._at(path, params, optimizer.transforms)
@@ -63,7 +64,7 @@ class Gradients:
     def _at(
         self, path: Path, weights: Sequence[ir.Value], transforms: Sequence[Transform]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """Take no factors in half precision, where gradients that are scaled early would vanish."""
+        """Absorb no factors in half precision, where gradients that are scaled early would underflow."""
         op, left = self._state.op, list(transforms)
         loss = op.wrap(path.targets[0])
         seed = op.ones_like(loss)
@@ -76,7 +77,7 @@ class Gradients:
         return self._backward(path, weights, seed), left
 
     def _backward(self, path: Path, weights: Sequence[ir.Value], seed: Var) -> Vars:
-        """The gradient of each of ``weights``; where the loss is scaled, its factor takes the place of ``seed``."""
+        """Return the gradient of each of ``weights``; if the loss is scaled, its factor replaces ``seed``."""
         op, loss = self._state.op, path.targets[0]
         seed = seed if self._scale is None else self._scale.seed(op.wrap(loss))
         self.passes.append(written_backward(op, path, {loss: seed}, self._model.graph))

@@ -1,9 +1,10 @@
-"""The divisors of a loss, read from its nodes: the one place that says how the losses of batches become that of all.
+"""Divisors of a loss, read from its nodes: the one place that decides how batch losses combine into the loss of all
+data.
 
 Most losses are quotients of sums over the batch, or add up several of them: a mean divides by the number of its
-elements, one with class weights by the weights of its labels, a masked one by what the mask counts; a sum is divided by
-nothing. Sums add up from batch to batch, so the loss of all samples is known, however they are cut. A loss of another
-form (a root of a mean, a product of two) has no quotients.
+elements, a class-weighted one by the weights of its labels, a masked one by the count of its mask; a sum has no
+divisor. Sums add up from batch to batch, so the loss of all samples is known, however they are batched. A loss of
+another form (a root of a mean, a product of two) has no quotients.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from gradgraph.autodiff.path import reads
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import Dim, constant_of, shape_of
 
-_SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})  # of one number: the same number
-_TINY = 1e-5  # added to a divisor, it keeps it from 0
+_SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})  # the identity on a single number
+_TINY = 1e-5  # added to a divisor to keep it from 0
 
 
 class Quotient(NamedTuple):
-    """A part of a loss: ``above / below``, both scalars that add up over batches.
+    """A term of a loss: ``above / below``, both scalars that add up over batches.
 
     Attributes:
-        below: None if it is a sum. Where it is 0, so is ``above``.
-        counts_elements: ``below`` is the number of elements of a mean, which depends on nothing but their shape.
-        varies: it depends on the batch; else ``below`` is 1.
-        compares: what is summed up depends on several samples at a time.
+        below: None for a sum. Where it is 0, so is ``above``.
+        counts_elements: ``below`` is the number of elements of a mean, which depends only on their shape.
+        varies: it depends on the batch; otherwise ``below`` is 1.
+        compares: each summand depends on several samples at a time.
     """
 
     above: Var
@@ -41,19 +42,19 @@ class Quotient(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A value on the way from the loss to its sums."""
+    """A value between the loss and its sums, still to be resolved."""
 
     value: ir.Value
-    scaled: Callable[[Var], Var]  # what is done with it on the way
-    below: Var | None = None  # what it is divided by
-    of_mean: bool = False  # that is a mean, too
+    scaled: Callable[[Var], Var]  # operations applied on the way
+    below: Var | None = None  # its divisor
+    of_mean: bool = False  # which is itself a mean
 
 
 def quotients(op: Builder, graph: ir.Graph, loss: ir.Value) -> list[Quotient] | None:
-    """The quotients that ``loss``, a scalar behind ``graph``, adds up; None if it is no sum of quotients.
+    """Return the quotients whose sum is the scalar ``loss``; None if it is not a sum of quotients.
 
     Args:
-        op: writes behind ``graph``; what it has written is part of what is read.
+        op: writes after ``graph``; nodes that it has already written are searched as well.
     """
     return _Reading(op, graph).of(loss)
 
@@ -66,7 +67,7 @@ class _Reading:
         first = next((shape for v in fed if (shape := shape_of(v))), ())
         self._batch: Dim = first[0] if first else None
         self._data = set(fed)
-        self._varying = set(fed)  # with the state that random numbers are drawn from, which is no input yet
+        self._varying = set(fed)  # includes the state of random numbers, which is no input yet
         for node in (*graph, *op.nodes):
             if any(v in self._varying or (v.producer() is None and v not in stored) for v in reads(node)):
                 self._varying.update(node.outputs)
@@ -87,10 +88,10 @@ class _Reading:
                 return None
         return found[::-1]
 
-    # --- what ends the way -----------------------------------------------------------------------------------
+    # --- where the search ends --------------------------------------------------------------------------------
 
     def _met(self, pending: _Pending) -> Quotient | None:
-        """The quotient that ends here, if one does."""
+        """Return the quotient that ends here, if any."""
         op, value, node = self._op, pending.value, pending.value.producer()
         if value not in self._varying and pending.below is None:
             return Quotient(pending.scaled(op.wrap(value)), op.const(1.0, ir.DataType.FLOAT), varies=False)
@@ -116,7 +117,7 @@ class _Reading:
         return Quotient(pending.scaled(above), pending.below)
 
     def _of_labels(self, pending: _Pending, node: ir.Node) -> Quotient | None:
-        """The quotient of ONNX's own losses of class numbers."""
+        """Return the quotient of ONNX's own losses on class indices."""
         op, (_, labels, *rest) = self._op, node.inputs
         reduction, ignored = (node.attributes.get(name) for name in ("reduction", "ignore_index"))
         kind = "mean" if reduction is None else reduction.as_string()
@@ -138,9 +139,9 @@ class _Reading:
         return Quotient(op.Where(op.Equal(below, 0.0), 0.0, self._wide(value) * below), below)
 
     def _compares(self, summed: ir.Value) -> bool:
-        """Whether the loss of a sample, of which ``summed`` is the sum or mean, depends on other samples.
+        """Whether the loss of a sample, which ``summed`` sums or averages, depends on other samples.
 
-        Nodes of the model are not asked: they read each sample alone, or are norms, which have an option of their own.
+        Nodes of the model are not considered: they treat each sample alone, or are norms, which have their own option.
         """
         if self._batch is None or self._batch == 1:
             return False
@@ -159,7 +160,7 @@ class _Reading:
         return False
 
     def _meets(self, value: ir.Value, node: ir.Node, sources: Sequence[ir.Value]) -> bool:
-        """Whether samples meet here: their axis ends, or lies twice in a product."""
+        """Whether samples are mixed here: their axis is reduced, or occurs twice in a product."""
         shape = shape_of(value)
         if shape is None or any(shape_of(v) is None for v in sources) or not any(map(self._has_batch, sources)):
             return False
@@ -169,13 +170,13 @@ class _Reading:
         return is_sure and list(shape).count(self._batch) > 1
 
     def _has_batch(self, x: ir.Value) -> bool:
-        """Whether samples still lie on an axis of ``x``."""
+        """Whether ``x`` still has a batch axis."""
         shape = shape_of(x)
         if shape is None or isinstance(self._batch, int):
             return shape is None or any(d != 1 for d in shape)
         return any(d is None or (isinstance(d, str) and (self._batch is None or self._batch in d)) for d in shape)
 
-    # --- what leads further ----------------------------------------------------------------------------------
+    # --- where the search continues ---------------------------------------------------------------------------
 
     def _behind(self, pending: _Pending) -> Sequence[_Pending] | None:
         """Return the values that this one is a linear function of."""
@@ -229,7 +230,7 @@ class _Reading:
         return [_Pending(a, divided, below, of_mean)]
 
     def _chosen(self, pending: _Pending, is_so: ir.Value, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
-        """Look past a choice of NaN for what cannot be computed."""
+        """Look past a Where that selects NaN for undefined results."""
         scaled, op = pending.scaled, self._op
         for first, (value, other) in enumerate([(b, a), (a, b)]):
             number = constant_of(other)
@@ -243,14 +244,14 @@ class _Reading:
         return None
 
     def _is_factor(self, value: ir.Value) -> bool:
-        """Whether this is a number that samples have no part in."""
+        """Whether this number does not depend on samples."""
         return value not in self._varying or (self._is_size(value) and not self._is_count(value))
 
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """The sum over the batch that a divisor is, the further numbers that it is a product of, and whether it is a
-        mean in place of a sum.
+        """Split a divisor into its sum over the batch, the other numbers that multiply it, and whether it is a mean
+        rather than a sum.
         """
         factors: list[ir.Value] = []
         while True:
@@ -291,7 +292,7 @@ class _Reading:
                 return None
 
     def _kept_from_zero(self, is_so: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value | None:
-        """``x`` of ``where(x == 0, 1, x)`` and of ``where(x > 0, x, 1)``."""
+        """Return ``x`` of ``where(x == 0, 1, x)`` or ``where(x > 0, x, 1)``."""
         node = is_so.producer()
         if node is None or node.op_type not in ("Equal", "Greater", "LessOrEqual"):
             return None
@@ -303,16 +304,18 @@ class _Reading:
         return number is not None and number.size == 1 and 0.0 < float(number.item()) <= most
 
     def _is_size(self, value: ir.Value) -> bool:
-        """Whether this is an axis' length, or a number of elements."""
+        """Whether this is the length of an axis, or a number of elements."""
         return self._size_of(value) is not None
 
     def _is_count(self, value: ir.Value) -> bool:
-        """Whether it grows with the samples."""
+        """Whether it grows with the number of samples."""
         found = self._size_of(value)
         return found is not None and found[1]
 
     def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
-        """The tensor whose length along an axis, or whose number of elements, this is; whether samples lie there."""
+        """Return the tensor whose axis length or number of elements this is, and whether that includes the batch
+        axis.
+        """
         node = value.producer()
         while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
             value = node.inputs[0] or value
@@ -342,7 +345,7 @@ class _Reading:
         is_batch = axis == 0 if isinstance(self._batch, int) or size is None else self._batch == size
         return x, is_batch
 
-    # --- what is written -------------------------------------------------------------------------------------
+    # --- writing the sums -------------------------------------------------------------------------------------
 
     def _size(self, x: ir.Value) -> Var:
         return self._op.cast(self._op.Size(self._op.wrap(x)), ir.DataType.FLOAT)
@@ -355,9 +358,9 @@ class _Reading:
 
 
 def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
-    """The number that all parts are divided by; None if there is no such number.
+    """Return the common divisor of all parts; None if they have none.
 
-    Numbers that are computed alike are one, and so are those that count elements, as they grow with the samples.
+    Divisors that are computed alike are equal, and so are those that count elements, as they grow with the samples.
     """
     first = next((part.below for part in parts), None)
     if first is None or any(part.below is None for part in parts):
@@ -368,7 +371,7 @@ def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
 
 
 def counts(part: Quotient) -> bool:
-    """Whether a part is divided by a number of elements or labels, each of which counts once unless it is ignored."""
+    """Whether a part is divided by a number of elements or labels, each of which counts once unless ignored."""
     if part.below is None or part.counts_elements:
         return part.below is not None
     value, flags = part.below.value, ("Cast", "Not", "Equal", "And", "Where", "Expand", "Mul", "Reshape", "Identity")
@@ -384,7 +387,7 @@ def counts(part: Quotient) -> bool:
             continue
         if (number := constant_of(value)) is not None:
             if number.size != 1 or number.item() not in (0, 1):
-                return False  # weights of classes
+                return False  # class weights
             continue
         node = value.producer()
         if value.dtype is not None and value.dtype.is_floating_point() and (node is None or node.op_type not in flags):

@@ -1,8 +1,8 @@
 """Dynamic loss scaling in the graph: what ``torch.amp.GradScaler`` does between ``backward`` and ``step``.
 
-The cotangent of the loss is a factor that is state. Gradients are divided by it in float32 and looked at: where one is
-NaN or infinite, the whole update is taken back, weights and all that the optimizer keeps, and the factor shrinks; after
-enough updates in a row without one it grows.
+The cotangent of the loss is the scale, a state tensor. Gradients are divided by it in float32 and checked: if one is
+NaN or infinite, the whole update is discarded, including optimizer state, and the scale is reduced; after enough
+updates in a row without one, it grows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradgraph.step.manifest import LOSS_SCALE, SKIPPED_STEPS, column
 
 
 class LossScale(Link):
-    """The factor of one step, which moves as ``settings`` say."""
+    """The loss scale of one step, adjusted according to ``settings``."""
 
     def __init__(self, state: StepState, settings: Precision) -> None:
         self._state, self._settings = state, settings
@@ -30,20 +30,20 @@ class LossScale(Link):
             state.scale_names[column(state.name, name)] = var.value.name or ""
 
     def seed(self, loss: Var) -> Var:
-        """The cotangent of the loss."""
+        """Return the cotangent of the loss."""
         op = self._state.op
         scale = op.cast(self._scale, loss.dtype)
         return scale if loss.shape == () else scale * op.ones_like(loss)
 
     def gradients(self, gradients: Vars) -> Vars:
-        """The gradients in float32 (or float64), without the factor: exactly, while it is a power of two."""
+        """Unscale the gradients, in float32 (or float64); exact while the scale is a power of two."""
         op = self._state.op
         factor = 1.0 / self._scale
         wide = [g if g.dtype == ir.DataType.DOUBLE else op.cast(g, ir.DataType.FLOAT) for g in gradients]
         return [g * op.cast(factor, g.dtype) for g in wide]
 
     def around(self, update: Update) -> Update:
-        """An update that moves nothing but the factor where a gradient is not finite."""
+        """Return an update that changes only the scale if a gradient is not finite."""
 
         def skipping(weights: Weights, gradients: Vars) -> list[Var]:
             state = self._state
@@ -56,14 +56,14 @@ class LossScale(Link):
         return skipping
 
     def _are_finite(self, gradients: Vars) -> Var:
-        """Are all numbers in all of them finite? A sum of numbers is, unless one is not (or the sum overflows)."""
+        """Whether all numbers are finite. A sum is finite unless one of its terms is not (or it overflows)."""
         op = self._state.op
         sums = [op.cast(op.ReduceSum(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
         total = op.sum_of(sums)
         return ~op.Or(op.IsNaN(total), op.IsInf(total))
 
     def _advanced(self, finite: Var) -> list[Slot]:
-        """The state behind an update that was made, or was not."""
+        """Return the state after an update that was applied or skipped."""
         op, const, s = self._state.op, self._state.start.const, self._settings
         good = self._good + 1
         due = op.Equal(good, np.int64(s.growth_interval))

@@ -1,4 +1,4 @@
-"""Metrics beside a loss: by name, for what a loss compares, or functions of traced tensors, for anything."""
+"""Metrics next to a loss: by name, for the values that a loss compares, or as functions of any traced tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph.arguments import described
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.loss_function import Batch, Values, check_arguments
-from gradgraph.building.measured import Measure, measured, renamed
+from gradgraph.building.objective_results import Measure, measured, renamed
 from gradgraph.building.outputs import output_of
 from gradgraph.building.terms import Term
 from gradgraph.errors import BuildError, shown, suggestion
@@ -31,12 +31,12 @@ Given = Any  # a name, a Metric, a function, a list of them, or a dict
 
 @dataclass(frozen=True)
 class Wanted:
-    """A metric that is asked for.
+    """A requested metric.
 
     Attributes:
-        column: of the history.
-        metric: a ``Metric``, or a function of what the model has and what is fed.
-        output: what a ``Metric`` looks at; None is what the loss reads.
+        column: in the history.
+        metric: a ``Metric``, or a function of the model's values and the batch.
+        output: the output that a ``Metric`` reads; None for the one that the loss reads.
     """
 
     column: str
@@ -45,7 +45,7 @@ class Wanted:
 
     @property
     def is_number(self) -> bool:
-        """Is it a metric without options that steps of one plain loss give as a number?"""
+        """Whether it is a metric without options, which steps with one plain loss report as a number."""
         return (
             isinstance(self.metric, Metric)
             and self.metric.as_number
@@ -55,10 +55,10 @@ class Wanted:
 
 
 def wanted(metrics: Given) -> list[Wanted]:
-    """The metrics that are given, each with its column.
+    """Return the given metrics with their columns.
 
     Raises:
-        BuildError: one is none, or two have one column.
+        BuildError: not a metric, or two share a column.
     """
     found = list(_wanted(metrics, None))
     seen: set[str] = set()
@@ -82,15 +82,15 @@ def _wanted(metrics: Given, output: str | None) -> Iterator[Wanted]:
     elif callable(metrics) and not isinstance(metrics, Metric | type) and not library_of(metrics):
         name = getattr(metrics, "__name__", "")
         if not name.isidentifier():
-            raise BuildError("a metric that is a function without a name needs a column; write {'column': function}")
+            raise BuildError("a metric function without a name needs a column; write {'column': function}")
         yield Wanted(name, _checked(metrics))
     else:
         metric = METRICS.given(metrics) if isinstance(metrics, str) or library_of(metrics) else metrics
         if not isinstance(metric, Metric):
             raise BuildError(
                 f"a metric is {described(metric)}",
-                remedy="give a name, or what a call such as gradgraph.metrics.f1() gives",
-                shell="give a name",
+                remedy="pass a name, or the result of a call such as gradgraph.metrics.f1()",
+                shell="pass a name",
             )
         yield Wanted(metric.column if output is None else f"{output}_{metric.column}", metric, output)
 
@@ -105,9 +105,9 @@ class MetricColumns:
     """The metrics of a step.
 
     Attributes:
-        numbers: those that are finished in the graph, as numbers.
-        sums: those that are sums, finished over all samples.
-        outputs: the outputs that functions see.
+        numbers: metrics that the graph computes completely, as numbers.
+        sums: metrics that are sums, completed over all samples.
+        outputs: the outputs passed to functions.
         read: the values that functions read, by name; ``kept`` are inner values among them.
     """
 
@@ -118,7 +118,7 @@ class MetricColumns:
     kept: Sequence[str] = ()
 
     def write_numbers(self, builder: Builder, term: Term, tensors: Sequence[Tensor]) -> list[ir.Value]:
-        """Write ``numbers`` behind the loss of a term, which compares these tensors."""
+        """Write ``numbers`` after the loss of a term, which compares these tensors."""
         found = []
         with tracing(Trace({}, builder=builder)):
             for one in self.numbers:
@@ -131,10 +131,10 @@ class MetricColumns:
     def write_sums(
         self, builder: Builder, graph: ir.Graph, terms: Sequence[Term], fed: Mapping[str, str]
     ) -> tuple[list[Measure], list[str]]:
-        """Write ``sums`` behind the losses of these terms.
+        """Write ``sums`` after the losses of these terms.
 
         Args:
-            fed: the inputs, by the names that functions have for them.
+            fed: the inputs, keyed by the names that functions use.
 
         Returns:
             The sums, and the names of the values that functions have read.
@@ -156,21 +156,21 @@ class MetricColumns:
 
 
 def _term_of(metric: Metric, output: str | None, terms: Sequence[Term]) -> Term:
-    """The term whose prediction and target the metric compares."""
+    """Return the term whose prediction and target the metric compares."""
     known = [t for t in terms if t.targets]
     if not known:
         raise BuildError(
-            f"the metric '{metric.name}' compares an output with a target, and this loss has none by name",
+            f"the metric '{metric.name}' compares an output with a target, and this loss names none",
             remedy="write it as a function: metrics={'column': lambda out, batch: "
             f"gradgraph.metrics.{metric.name}()(out['…'], batch['…'])}}",
-            shell="leave --metric out, or choose a loss that compares",
+            shell="remove --metric, or choose a loss that has a target",
         )
     if output is None and len({t.outputs[0] for t in known}) > 1:
         first = shown(known[0].outputs[0])
         raise BuildError(
-            f"there are several losses, and the metric '{metric.name}' may be of each",
-            remedy=f"say which output it is of: metrics={{'{first}': '{metric.name}'}}",
-            shell=f"say which output it is of: --metric {first}={metric.name}",
+            f"there are several losses, and the metric '{metric.name}' could apply to each",
+            remedy=f"name its output: metrics={{'{first}': '{metric.name}'}}",
+            shell=f"name its output: --metric {first}={metric.name}",
         )
     by_output = {t.outputs[0]: t for t in reversed(known)}
     if output is not None and output not in by_output:
@@ -184,7 +184,7 @@ def _term_of(metric: Metric, output: str | None, terms: Sequence[Term]) -> Term:
 def _compared(
     builder: Builder, graph: ir.Graph, metric: Metric, term: Term
 ) -> tuple[Metric, Tensor, Tensor, Tensor | None]:
-    """The metric with the options of the loss; prediction, target and mask of the term."""
+    """Return the metric with the options of the loss, and the prediction, target and mask of the term."""
     fed = {v.name: v for v in graph.inputs}
     prediction = wrap(builder.wrap(output_of(graph, term.outputs[0])))
     target = wrap(builder.wrap(fed[term.targets[0].name]))
@@ -193,7 +193,7 @@ def _compared(
         read += [wrap(builder.wrap(fed[one.name])) for one in term.targets]
         prediction, target = term.loss.spelt(*read, **term.loss.arguments)
     if term.loss.middle and not metric.ranks:
-        prediction = prediction - term.loss.middle  # metrics look at the side of 0
+        prediction = prediction - term.loss.middle  # metrics use the sign only
     metric.check_fits(term.loss)
     if term.loss.soft and metric.reads != "numbers":
         target = argmax(target, term.loss.axis)
@@ -203,7 +203,7 @@ def _compared(
 
 
 def _is_probable(graph: ir.Graph, term: Term) -> bool:
-    """Whether the term compares probabilities, as far as one can see: no scores that a Softmax or Sigmoid takes."""
+    """Whether the term seems to compare probabilities: no scores that go through a Softmax or Sigmoid."""
     found = probabilities(output_of(graph, term.outputs[0]))
     return bool(term.loss.middle) or (
         found is not None and found.kind == ("Softmax" if term.loss.labels else "Sigmoid")
@@ -211,17 +211,17 @@ def _is_probable(graph: ir.Graph, term: Term) -> bool:
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
-    """Take sums, a numerator and a denominator, or a number to average over the samples from a function."""
+    """Interpret the result of a function: sums, a numerator and a denominator, or a number to average over samples."""
     if isinstance(result, Sums):
         return result
     parts = result if isinstance(result, tuple) else (result,)
     if len(parts) not in (1, 2) or not all(isinstance(part, Value) for part in parts):
         raise BuildError(
             f"the metric '{shown(column)}' returned {described(result)}; return a scalar tensor, a pair of them "
-            "(what is divided by what), or what a metric of gradgraph.metrics gives"
+            "(numerator, denominator), or the result of a metric from gradgraph.metrics"
         )
     if any(size != 1 for part in parts for size in part.traced.shape or ()):
-        raise BuildError(f"the metric '{shown(column)}' returned no scalar; reduce it with .mean() or .sum()")
+        raise BuildError(f"the metric '{shown(column)}' did not return a scalar; reduce it with .mean() or .sum()")
     above, *below = (op.Reshape(cast(wrap(part.traced), "float32"), []) for part in parts)
     if not below:
         rows = next((v for v in graph.inputs if v.shape is not None and len(v.shape)), None)
@@ -231,6 +231,6 @@ def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
 
 
 def default_metrics(terms: Sequence[Term]) -> list[Wanted]:
-    """Accuracy of each loss on class numbers."""
+    """Return accuracy for each loss on class indices."""
     names = dict.fromkeys(t.outputs[0] for t in terms if t.loss.labels)
     return wanted(dict.fromkeys(names, "accuracy") if len(terms) > 1 else ["accuracy"] * len(names))

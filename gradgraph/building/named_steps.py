@@ -1,4 +1,4 @@
-"""Several named steps over one state: what each keeps of the model, and the manifest of all."""
+"""Several named steps over one state: the part of the model that each needs, and the manifest of all."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gradgraph.errors import BuildError, Finding, listed, shown
 from gradgraph.graph.prune import needed
 from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
 
-_APART = 1_000_003  # between the seeds of two steps
-_NAMED = 5  # weights at most that a note lists
+_APART = 1_000_003  # distance between the seeds of two steps
+_NAMED = 5  # weights listed in a note
 
 
 def parts_of(options: BuildOptions) -> list[Part]:
-    """The named steps, or the only one. Each has a seed of its own: steps that draw the same numbers would not be
-    independent of each other.
+    """Return the named steps, or the only one. Each has a seed of its own, so that the random numbers of steps are
+    independent.
     """
     if options.steps is None:
         return [Part("", options, options.seed)]
@@ -31,8 +31,8 @@ def parts_of(options: BuildOptions) -> list[Part]:
 
 
 def keep_needed(part: Part) -> None:
-    """Leave only those nodes of the model that the objective reads: a network that this step does not call has no part
-    in it, nor do its running statistics move.
+    """Keep only the nodes of the model that the objective reads; a network that this step does not call is dropped, and
+    its running statistics are not updated.
     """
     model, trial = part.model, part.model.clone()
     op = builder_for(trial)
@@ -48,7 +48,7 @@ def keep_needed(part: Part) -> None:
 
 
 def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
-    """A note of the weights that no step trains, and none freezes."""
+    """Return a note of the weights that no step trains or freezes."""
     usual = list(dict.fromkeys(v.name for p in parts for v in trainable(p.model.graph, p.read) if v.name))
     frozen = {n for p in parts for glob in as_names(p.options.freeze) for n in matching(glob, usual)}
     left = [name for name in usual if name not in trained and name not in frozen]
@@ -58,9 +58,9 @@ def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
     return [
         Finding(
             f"the {'weight' if one else 'weights'} {listed(left, _NAMED)}",
-            f"{'is' if one else 'are'} trained by no step",
+            f"{'is' if one else 'are'} not trained by any step",
             f"{'stays' if one else 'stay'} as {'it is' if one else 'they are'}",
-            f"name {'it' if one else 'them'} in train of a step, or in freeze if that is meant",
+            f"name {'it' if one else 'them'} in train of a step, or in freeze if that is intended",
             "warning",
         )
     ]
@@ -91,10 +91,10 @@ def part_specs(parts: Sequence[Part], inputs: Collection[str], states: Collectio
 
 
 def targets_of_all(parts: Sequence[Part]) -> tuple[TargetSpec, ...]:
-    """The targets of all steps, each once.
+    """Return the targets of all steps, each once.
 
     Raises:
-        BuildError: two steps take different ones under one name.
+        BuildError: two steps use one name for different targets.
     """
     found: dict[str, TargetSpec] = {}
     for spec in (spec for part in parts for spec in part.objective.targets):
@@ -107,24 +107,24 @@ def targets_of_all(parts: Sequence[Part]) -> tuple[TargetSpec, ...]:
 
 
 def states_of_all(parts: Sequence[Part], order: Sequence[str]) -> tuple[StateSpec, ...]:
-    """The state tensors of all steps, each once: parameters first, in the order of the model."""
+    """Return the state tensors of all steps, each once: parameters first, in the order of the model."""
     found = {s.name: s for part in parts for s in part.state.specs}
     weights = [found.pop(name) for name in order if name in found and found[name].kind == "parameter"]
     return (*weights, *found.values())
 
 
 def averages_of_all(parts: Sequence[Part]) -> dict[str, str]:
-    """The averages of weights that steps keep.
+    """Return the weight averages of all steps.
 
     Raises:
-        BuildError: two steps keep one of the same weight.
+        BuildError: two steps average the same weight.
     """
     found: dict[str, str] = {}
     for name, average in (pair for part in parts for pair in part.state.averages.items()):
         if name in found:
             raise BuildError(
-                f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps keep an "
-                "average"
+                f"two steps average '{shown(name)}', but evaluation can read only one average; keep it in one of the "
+                "steps"
             )
         found[name] = average
     return found

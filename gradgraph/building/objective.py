@@ -14,8 +14,8 @@ from gradgraph.building.logits import logits_behind, reading
 from gradgraph.building.loss_columns import added_up, column_of, parts_of
 from gradgraph.building.loss_function import TracedLoss
 from gradgraph.building.loss_quotients import Quotient, quotients
-from gradgraph.building.measured import Measure, Written, renamed
 from gradgraph.building.metric_columns import MetricColumns, default_metrics, wanted
+from gradgraph.building.objective_results import Measure, Written, renamed
 from gradgraph.building.outputs import make_outputs, output_of, value_names
 from gradgraph.building.same_sizes import named_sizes
 from gradgraph.building.step_options import StepOptions
@@ -43,15 +43,15 @@ from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of losses, or what a function computes; with a teacher, and metrics beside it.
+    """A weighted sum of losses, or the result of a function; optionally with a teacher and metrics.
 
     Attributes:
         terms: of the sum.
-        plain: there is one term, without factors: it writes a number for a batch, and others sums over samples.
+        plain: there is one term, without factors: it writes a number for a batch; other objectives write sums.
         function: computes the loss in place of terms.
-        factors: the inputs that weigh samples or elements.
-        imitation: of a teacher; it is all there is without terms and function.
-        logits: inner values that terms read, and that are no outputs of the model.
+        factors: the inputs that weight samples or elements.
+        imitation: of a teacher; the whole loss if there are no terms and no function.
+        logits: inner values that terms read and that are no outputs of the model.
     """
 
     terms: tuple[Term, ...] = ()
@@ -100,7 +100,7 @@ class Objective:
 
     @property
     def names_read(self) -> set[str]:
-        """The values of the model that it asks for by name."""
+        """The names of the model's values that it reads."""
         return {*self.outputs, *self.metrics.read, *(self.function.names_read if self.function else ())}
 
     @property
@@ -122,7 +122,7 @@ class Objective:
         return self.emit_and_read(builder, graph)[0]
 
     def emit_and_read(self, builder: Builder, graph: ir.Graph) -> tuple[Written, list[str]]:
-        """Likewise; with the names of the values that functions of metrics have read."""
+        """As ``emit``, and return the names of the values that metric functions have read."""
         inputs, checked = {v.name: v.name for v in graph.inputs if v.name}, named_sizes(graph)
         written: Written | None = None
         if self.function is not None:
@@ -146,8 +146,8 @@ class Objective:
             shape = shape_of(output)
             if shape is not None and any(d not in (1, None) for d in shape):
                 raise BuildError(
-                    f"a model's own loss is a scalar output, but '{shown(output.name)}' has shape {list(shape)}; "
-                    "name a loss such as 'cross_entropy', or another output"
+                    f"a model's own loss is a scalar output, but '{shown(output.name)}' has shape {list(shape)}; name "
+                    "a loss such as 'cross_entropy', or another output"
                 )
             return Written(output)
         builder.scope = "loss"
@@ -186,10 +186,12 @@ class Objective:
         return Written(loss, (), measures)
 
     def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
-        """Say what the loss divides by, and add its column, and those that a function names, where that is no count."""
+        """Record the divisor of the loss, and add its column, and those of a function's results, if that is no plain
+        count.
+        """
         terms = [term for term in self.terms if term.loss is not OWN]
         losses = written.metrics[:1] if self.imitation else written.metrics if self.function else ()
-        if losses:  # that are reported beside it
+        if losses:  # reported next to the loss
             known = {measure.name for measure, _ in written.measures}
             found = {v: quotients(builder, graph, v) or () for v in losses if v.name not in known}
             sums = [v for v, parts in found.items() if any(q.varies and not q.counts_elements for q in parts)]
@@ -216,7 +218,7 @@ class Objective:
         written: Written | None,
         checked: Collection[str],
     ) -> Written:
-        """Write the teacher's loss, and add it to the one that is written; without one, it is all."""
+        """Write the distillation loss and add it to ``written``, if any."""
         if written is None:
             graph.inputs.extend(map(factor_input, self.factors))
         builder.scope = "distillation"
@@ -244,7 +246,7 @@ class Objective:
 
 
 def own_results(op: Builder, step: str, objective: Objective, written: Written) -> None:
-    """Call what a named step has written ``<step>.loss`` and so on; outputs of the model keep their names."""
+    """Rename the results of a named step to ``<step>.loss`` and so on; outputs of the model keep their names."""
     for value in written.results if step else ():
         if value.name not in objective.outputs:
             before = value.name or ""
@@ -252,11 +254,11 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
             op.release(before)  # for the next step that is written here
 
 
-# --- what users give -------------------------------------------------------------------------------------
+# --- user input -------------------------------------------------------------------------------------------
 
 
 def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
-    """Return a function from graphs to objectives, and findings about what these read.
+    """Return a function from graphs to objectives, and findings about the values that these read.
 
     Inner values that they read become outputs of ``model``.
     """
@@ -267,7 +269,9 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
     if imitation is not None:
         check_imitation(model.graph, imitation, loss is OWN, options.mask)
     elif loss is OWN and weighs:
-        raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
+        raise BuildError(
+            "a loss that the model computes itself cannot be weighted by sample; remove the sample weights"
+        )
     function = loss if isinstance(loss, TracedLoss) else None
     outputs = [v.name for v in model.graph.outputs if v.name and v.name not in (function.kept if function else ())]
     taken, findings, behind = dict[str, str](), list[Finding](), tuple[str, ...]()
@@ -306,18 +310,19 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
 
 
 def _given_loss(options: StepOptions, model: ir.Model, weighs: bool) -> Loss | TracedLoss | Mapping[Any, Any]:
-    """The loss that is given or named; a function is tried on the model."""
+    """Return the given or named loss; a function is traced on the model."""
     loss: Any = options.loss
     is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
     is_function = is_function and not library_of(loss)
     if options.targets and not is_function:
-        raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
+        raise BuildError("targets declares the inputs of a loss function; other losses have their own: remove it")
     if options.output is not None and (is_function or isinstance(loss, Mapping)):
         raise BuildError(
-            "output says what a single named loss reads; a function reads out['NAME'], and a dict names it"
+            "output applies to a single named loss; a function reads out['NAME'], and a dict names the output as its "
+            "key"
         )
     if is_function and weighs:
-        raise BuildError("a loss function weighs samples itself; declare their weights in targets instead")
+        raise BuildError("a loss function applies sample weights itself; declare them in targets instead")
     if is_function:
         return TracedLoss(loss, model, options.targets)
     return loss if isinstance(loss, Mapping) else chosen_loss(loss)

@@ -1,4 +1,6 @@
-"""The innermost update of a step: gradients pass through the transforms of its optimizer, and the weights move."""
+"""The innermost update of a step: gradients pass through the transforms of its optimizer, and the weights are
+updated.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from gradgraph.optim.weight_groups import GroupContext
 
 
 class OptimizerUpdate:
-    """Moves weights along gradients as an optimizer says; a ``links.Update``.
+    """An update of weights by their gradients, as an optimizer defines it; a ``links.Update``.
 
     Args:
-        transforms: those of the optimizer that are left; the cotangent of the loss may have taken the first ones.
+        transforms: the remaining ones of the optimizer; the cotangent of the loss may have absorbed the first ones.
         groups: of the weights, if the optimizer has any.
-        reports_norm: give the norm of the gradients as an output.
+        reports_norm: also output the norm of the gradients.
     """
 
     def __init__(
@@ -64,8 +66,8 @@ class OptimizerUpdate:
         return new
 
     def _moved(self, transforms: Sequence[Transform], weights: Weights, gradients: Vars, context: Context) -> list[Var]:
-        """The new weights, behind all ``transforms``."""
-        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in weights.old)  # numbers of updates written at once are
+        """Return the new weights, after all ``transforms``."""
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in weights.old)  # updates that are written together
         links, last = joined(transforms) if in_float32 else (transforms, None)
         for transform in links:
             gradients = self._through(transform, weights, gradients, context)
@@ -74,7 +76,7 @@ class OptimizerUpdate:
         return [p + g for p, g in zip(weights.old, gradients, strict=True)]
 
     def _through(self, transform: Transform, weights: Weights, given: Vars, context: Context) -> list[Var]:
-        """The result of one transform; its slots, named after the weights, become state."""
+        """Apply one transform; its slots, named after the weights, become state."""
         state, starts = self._state, transform.init(self._state.start, weights.start)
         slots = {
             slot: [
@@ -94,12 +96,12 @@ class OptimizerUpdate:
     def _take_averages(self, params: Sequence[ir.Value], slot: Sequence[Var | None]) -> None:
         averages = self._state.averages
         for param, average in zip(params, slot, strict=True):
-            assert average is not None  # an average is one of every weight
+            assert average is not None  # an average covers every weight
             if average.dtype == ir.DataType.FLOAT16 or average.dtype != param.dtype:
                 raise BuildError(
-                    f"'{shown(param.name)}' is float16, in which an average of it would stand still; "
-                    "store the weights in float32 to average them"
+                    f"'{shown(param.name)}' is float16, in which its average would not change; store the weights in "
+                    "float32 to average them"
                 )
             if param.name in averages:
-                raise BuildError("an optimizer that averages weights needs no ema; take one of them")
+                raise BuildError("the optimizer already averages weights; remove ema")
             averages[param.name or ""] = average.value.name or ""

@@ -1,7 +1,7 @@
-"""The language of build options: a field of ``StepOptions`` says all that anybody knows of an option.
+"""Build options as metadata: a field of ``StepOptions`` defines all about an option.
 
-Its kind, its words in Python's documentation, and its spelling on the command line and in recipes are metadata of the
-field. ``called_with`` makes a function that takes such fields as its arguments.
+Its kind, its description in Python's documentation, and its spelling on the command line and in recipes are metadata of
+the field. ``called_with`` makes a function that takes such fields as its arguments.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _WIDTH = 120 - len("    ")  # of a docstring
 
 @dataclass(frozen=True)
 class Shell:
-    """An option of the command line, which is a build option or a part of one.
+    """A command-line option: a build option, or a part of one.
 
     Attributes:
-        section: of the help, and the table of recipes.
-        help: its words in the help.
-        takes: what follows it. A "count" is at least 1; all from "list" on may be repeated.
-        name: as a parameter, such as ``loss_option``; by default that of the field.
-        key: its name in the table of a recipe, where it is another one.
-        metavar: what follows it, in the help.
-        names: the table of the names that it takes, such as ``losses:LOSSES``, and names beside those of the table.
-        strict: the command line refuses other names itself.
+        section: in the help, and the table in recipes.
+        help: its help text.
+        takes: the kind of its argument. A "count" is at least 1; all from "list" on may be repeated.
+        name: its parameter name, such as ``loss_option``; by default that of the field.
+        key: its key in a recipe's table, if different.
+        metavar: its argument in the help.
+        names: the table of accepted names, such as ``losses:LOSSES``, and further names.
+        strict: the command line rejects other names itself.
         default: shown in the help.
         span: the least and the greatest number.
-        of: the option whose arguments these are: they go when a command line chooses another one.
-        in_runs: it belongs to a run of a finished step, too.
+        of: the option whose arguments these are; they are dropped when a command line chooses another one.
+        in_runs: it also applies to a run of a finished step.
     """
 
     section: Section
@@ -74,8 +74,8 @@ class Option:
 
     Attributes:
         help: its paragraph in the docstring of ``gradgraph.build``.
-        kind: of its value, or where that stands, such as ``autodiff.recomputation:KEEP``.
-        shell: its spellings on the command line: none, one, or one for each part.
+        kind: of its value, or where that is defined, such as ``autodiff.recomputation:KEEP``.
+        shell: its command-line options, if any.
     """
 
     help: str
@@ -92,7 +92,7 @@ class Option:
 def option(
     help: str, kind: Kind | str | None = None, *shell: Shell, default: Any = MISSING, default_factory: Any = MISSING
 ) -> Any:
-    """Make a field of a class of options; without a default it has to be given."""
+    """Make a field of an options class; without a default it is required."""
     given: dict[str, Any] = {"default": default, "default_factory": default_factory}
     return field(**given, metadata={_KEY: Option(help, kind, shell)})
 
@@ -104,25 +104,25 @@ def options(cls: type[C]) -> type[C]:
 
 
 def option_of(of: Field[Any]) -> Option | None:
-    """The option that a field is; None of another field."""
+    """Return the option of a field; None for other fields."""
     return of.metadata.get(_KEY)
 
 
 def default_of(of: Field[Any]) -> Any:
-    """The default of a field; ``inspect.Parameter.empty`` if it has none."""
+    """Return the default of a field; ``inspect.Parameter.empty`` if it has none."""
     if of.default_factory is not MISSING:
         return of.default_factory()
     return inspect.Parameter.empty if of.default is MISSING else of.default
 
 
 def spellings(of: type[DataclassInstance]) -> dict[str, Shell]:
-    """The options of the command line that a class of options has, by their names as parameters."""
+    """Return the command-line options of an options class, by parameter name."""
     known = [(f.name, option_of(f)) for f in fields(of)]
     return {shell.name or name: shell for name, one in known if one is not None for shell in one.shell}
 
 
 def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
-    """Let a function of a class of options take their fields as its arguments, and document each of them.
+    """Give a function of an options class its fields as arguments, and document each of them.
 
     Type checkers and editors see the fields, too.
     """
@@ -154,7 +154,7 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
 
 
 def _arguments(words: Mapping[str, str]) -> str:
-    """The section of a docstring that says what each argument is."""
+    """Format the "Args" section of a docstring."""
     return "\n".join(
         textwrap.fill(f"{name}: {said}", _WIDTH + 4, initial_indent=" " * 8, subsequent_indent=" " * 12,
                       break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""The values of a model that a loss or a metric may read, by name."""
+"""Values of a model that a loss or a metric may read, by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 
 
 def output_of(graph: ir.Graph, name: str) -> ir.Value:
-    """The output of this name."""
+    """Return the output of this name."""
     return next(v for v in graph.outputs if v.name == name)
 
 
 def floating_outputs(graph: ir.Graph) -> list[str]:
-    """The names of the outputs that a loss could read."""
+    """Return the names of the outputs that a loss could read."""
     return [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
 
 
@@ -28,7 +28,7 @@ def default_outputs(graph: ir.Graph) -> list[str]:
 
 
 def output_name(graph: ir.Graph, output: str | None) -> str:
-    """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
+    """Return the output that the loss reads; an inner value (such as the logits behind a Softmax) becomes an output."""
     floating = floating_outputs(graph)
     if output is None:
         if not floating:
@@ -43,7 +43,7 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
 
 
 def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """Make inner values outputs, so that no pass takes them away: the names of those."""
+    """Make inner values outputs, so that no pass removes them; returns their names."""
     known = {v.name for v in model.graph.outputs}
     inner = {v.name: v for node in model.graph for v in node.outputs}
     added = [n for n in names if n in inner and n not in known]
@@ -52,7 +52,7 @@ def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
 
 
 def value_names(graph: ir.Graph) -> set[str]:
-    """The names of all values, also in bodies."""
+    """Return the names of all values, including those in subgraphs."""
     named = (
         (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
         for g in (graph, *graph.subgraphs())

@@ -37,8 +37,8 @@ from gradgraph.building.objective import objectives_of
 from gradgraph.building.option import called_with
 from gradgraph.building.outputs import make_outputs
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
+from gradgraph.building.selection_report import matches_of_globs
 from gradgraph.building.step_options import BuildOptions, check_names
-from gradgraph.building.taken import taken
 from gradgraph.building.train_model import write_training
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
@@ -69,10 +69,10 @@ EVAL = "eval.onnx"
 
 @called_with(BuildOptions)
 def build(options: BuildOptions) -> Step:
-    """A training step for ``model``.
+    """Return a training step for ``model``.
 
     Raises:
-        ArgumentError: an argument is of the wrong kind.
+        ArgumentError: an argument has the wrong type.
         ModelError: the model is damaged.
         BuildError: loss, optimizer or options do not fit the model.
         UnknownNameError: a name or glob matches nothing.
@@ -88,12 +88,12 @@ def build(options: BuildOptions) -> Step:
 def _built(options: BuildOptions) -> Step:
     backend = named(options.backend, step_backends())
     if options.separate and options.steps is not None:
-        raise BuildError("several named steps have no separate files; build each step alone, or leave separate out")
+        raise BuildError("several named steps do not support separate files; build each step alone, or remove separate")
     if options.steps is not None:
         check_names(options.steps)
         if options.of_step:
             raise BuildError(
-                "build was given options beside steps, and each of several steps has its own; put them into the "
+                "build got options next to steps, but each of several steps has its own; move them into the "
                 "gradgraph.StepOptions of the steps"
             )
     precision = as_precision(options.precision)
@@ -105,7 +105,7 @@ def _built(options: BuildOptions) -> Step:
 
 
 def normal_form(draft: Draft) -> Draft:
-    """Read the model and write each of its operators in one way."""
+    """Read the model and rewrite each of its operators in normal form."""
     source, parts = draft.options.model, draft.parts
     if draft.options.sizes:
         source = load_model(source)
@@ -121,17 +121,17 @@ def normal_form(draft: Draft) -> Draft:
 
     draft.model = normalise(source, parameters=asked, keep_quantization=True, look=look)
     draft.bases = bases_of(draft.model)
-    told = learn_preprocessing(draft.model, draft.options.model)
-    draft.taken = [told] if told else []
+    report = learn_preprocessing(draft.model, draft.options.model)
+    draft.reported = [report] if report else []
     draft.data = DataNames.read_from(draft.model.metadata_props)
     if not draft.data.classes:
         draft.data = draft.data.updated(names_beside(draft.options.model))
-    draft.model.metadata_props.pop(NAMES_KEY, None)  # the manifest has them
+    draft.model.metadata_props.pop(NAMES_KEY, None)  # they are in the manifest
     return draft
 
 
 def objectives(draft: Draft) -> Draft:
-    """Find what each part minimises, and by which optimizer; the inner values that it reads become outputs."""
+    """Determine the loss and optimizer of each part; the inner values that they read become outputs."""
     for part in draft.parts:
         part.model = draft.model if draft.is_alone else draft.model.clone()
         part.objective_for, part.doubts = objectives_of(part.options, part.model)
@@ -144,13 +144,13 @@ def objectives(draft: Draft) -> Draft:
 
 
 def equal_nodes_merged(draft: Draft) -> Draft:
-    """Merge equal nodes, of which each would get a backward pass of its own."""
+    """Merge equal nodes, each of which would get its own backward pass."""
     simplify(merge_equal(draft.model))
     return draft
 
 
 def low_precision(draft: Draft) -> Draft:
-    """Let the model be computed in the precision that is asked for.
+    """Convert the model to the requested precision.
 
     Raises:
         BuildError: it would change nothing.
@@ -159,9 +159,9 @@ def low_precision(draft: Draft) -> Draft:
     stored = {v.dtype for v in model.graph.initializers.values()}
     if precision.dtype is not None and not compute_low(model, precision) and precision.dtype not in stored:
         raise BuildError(
-            f"the model has nothing that {precision.name} would compute: no product of float32 tensors outside loops",
-            remedy="leave precision out",
-            shell="leave --precision out",
+            f"{precision.name} would change nothing: the model has no product of float32 tensors outside loops",
+            remedy="remove precision",
+            shell="remove --precision",
         )
     return draft
 
@@ -176,7 +176,7 @@ def models_of_parts(draft: Draft) -> Draft:
 
 
 def weights(draft: Draft) -> Draft:
-    """Choose the weights that each part trains, and warn of what that leaves out."""
+    """Select the weights that each part trains, and warn about the consequences."""
     found = dict[Finding, None]()
     for part in draft.parts:
         record_layouts(part.model.graph)
@@ -192,14 +192,14 @@ def weights(draft: Draft) -> Draft:
     served = review_integers(draft.model.graph)
     draft.findings = [*found, *served, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
     log_findings(draft.findings)
-    draft.taken = [*draft.taken, *taken(draft)]
-    for line in draft.taken:
+    draft.reported = [*draft.reported, *matches_of_globs(draft)]
+    for line in draft.reported:
         log.info("%s", line)
     return draft
 
 
 def train_graphs(draft: Draft) -> Draft:
-    """Write the train graph of each part, and with them init.onnx."""
+    """Write the train graph of each part, and init.onnx with them."""
     for part in draft.parts:
         if not draft.is_alone:
             keep_needed(part)
@@ -208,7 +208,7 @@ def train_graphs(draft: Draft) -> Draft:
 
 
 def manifest(draft: Draft) -> Draft:
-    """Say which name plays which part."""
+    """Record the role of each name."""
     parts, precision, halves = draft.parts, draft.precision, draft.parts[0].halves
     inputs, targets = tuple(spec_of(v) for v in draft.inputs), targets_of_all(parts)
     states = states_of_all(parts, draft.trained)
@@ -239,7 +239,7 @@ def manifest(draft: Draft) -> Draft:
 
 
 def for_backend(draft: Draft) -> Draft:
-    """Write all graphs as the backend takes them, at the opset that is asked for."""
+    """Rewrite all graphs for the backend, at the requested opset."""
     graphs = {train_file(part.name): part.model for part in draft.parts} | {EVAL: draft.model}
     graphs |= {f"{name}.onnx": half for name, half in draft.halves.items()}
     for file, graph in graphs.items():
@@ -265,7 +265,7 @@ STAGES: tuple[Callable[[Draft], Draft], ...] = (
 
 
 def finished(draft: Draft) -> Step:
-    """The step, as protobuf; large weights stay in the files of the model."""
+    """Return the step, as protobuf; large weights stay in the files of the model."""
 
     def proto(model: ir.Model) -> onnx.ModelProto:
         model.producer_name = "gradgraph"
@@ -273,9 +273,9 @@ def finished(draft: Draft) -> Step:
 
     trains = {part.name: proto(part.model) for part in draft.parts}
     init = write_interface(
-        write_at(write_init_for(draft.beginning.model(), draft.backend), draft.opset), draft.manifest
+        write_at(write_init_for(draft.init_model.model(), draft.backend), draft.opset), draft.manifest
     )
     halves = {name: proto(half) for name, half in draft.halves.items()}
     return Step(trains[""] if draft.is_alone else cast("Any", trains), proto(init),
                 proto(draft.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
-                taken=tuple(draft.taken), separate=halves)  # fmt: skip
+                taken=tuple(draft.reported), separate=halves)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The masks of pruned weights, as state of a step: zeros for what is pruned, in gradients and in new weights."""
+"""Masks of pruned weights, as state of a step: they zero the gradients and the new weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradgraph.optim.transform import Vars
 
 
 class PruningMasks(Link):
-    """The masks of one step. ``pruning`` says which of the weights have one, and how it changes."""
+    """The masks of one step. ``pruning`` selects the weights that have one, and updates it."""
 
     def __init__(self, state: StepState, pruning: Pruning, params: Sequence[ir.Value]) -> None:
         self._state, self._pruning = state, pruning
@@ -30,11 +30,11 @@ class PruningMasks(Link):
         self._axes = [layout_of(params[i]).inputs for i in self._members]
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Zeros where weights are pruned."""
+        """Zero the gradients of pruned weights."""
         return self._masked(gradients)
 
     def around(self, update: Update) -> Update:
-        """An update whose new weights, and their averages, have zeros where they are pruned."""
+        """Return an update that zeros pruned weights and their averages."""
 
         def pruned(weights: Weights, gradients: Vars) -> list[Var]:
             new = update(weights, gradients)
@@ -46,14 +46,14 @@ class PruningMasks(Link):
         return pruned
 
     def _masked(self, values: Vars) -> list[Var]:
-        """Values of all weights, with zeros where these are pruned now."""
+        """Apply the current masks to values of all weights."""
         op, found = self._state.op, list(values)
         for i, mask in self._now.items():
             found[i] = op.Where(op.cast(mask, ir.DataType.BOOL), values[i], 0.0)
         return found
 
     def _advance(self, weights: Vars) -> list[Slot]:
-        """Change the masks behind an update that gave ``weights``, where it is time."""
+        """Update the masks after an update that returned ``weights``, when due."""
         op, step, old = self._state.op, self._state.step(), [*self._masks.values()]
         mine = [weights[i] for i in self._members]
         then = op.graph([], lambda: self._pruning.masks(op, mine, old, self._axes, step), "prune")

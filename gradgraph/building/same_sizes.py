@@ -1,8 +1,8 @@
-"""Targets and weights of samples are as long as the predictions that they belong to, or the step does not run.
+"""Size checks: targets and sample weights must be as long as their predictions, or the step does not run.
 
-Element-wise operators repeat an axis of length 1, silently: a target of one row would stand for all rows. Sizes that
-the file says are checked by every runtime, and those that an input has a name for by a ``Trainer``; the others are
-compared by the graph itself: Split refuses parts that are not as long as the whole.
+Element-wise operators broadcast an axis of length 1, silently: a target of one row would be used for all rows. Every
+runtime checks sizes that the file declares, and a ``Trainer`` those with symbolic names; the others are compared in the
+graph itself: Split rejects parts that do not add up to the whole.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gradgraph.graph.shapes import record_shape, shape_of
 
 
 def named_sizes(graph: ir.Graph) -> frozenset[str]:
-    """The names that inputs of ``graph`` have for sizes."""
+    """Return the symbolic sizes of the inputs of ``graph``."""
     shapes = [shape_of(v) for v in graph.inputs]
     return frozenset(d for shape in shapes for d in shape or () if isinstance(d, str))
 
 
 def same_sizes(x: Var, like: Var, axes: Sequence[int | None], checked: Collection[str]) -> Var:
-    """``x``; where it is run, axis ``i`` of it is as long as axis ``axes[i]`` of ``like``.
+    """Return ``x``, checked at run time: axis ``i`` must be as long as axis ``axes[i]`` of ``like``.
 
     Args:
-        axes: one for each axis of ``x``, None where it has a length of its own.
-        checked: names for sizes that are compared before the graph runs.
+        axes: one for each axis of ``x``; None to accept any length.
+        checked: symbolic sizes that are compared before the graph runs.
     """
     op, sizes = x.op, x.shape or (None,) * x.rank
     name = f"{x.value.name}{COMPARED}{like.value.name}"

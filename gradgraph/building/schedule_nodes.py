@@ -1,6 +1,6 @@
-"""The schedule of a learning rate: an input while the step is written, and nodes of their own at the end.
+"""The learning-rate schedule: an input while the step is built, replaced by nodes of its own at the end.
 
-So no pass looks into a schedule, or folds one that never moves, and whoever has the step can feed a rate in its place
+So no pass optimises a schedule, or folds one that is constant, and a rate can still be fed in its place
 (``step.fed_rate``).
 """
 
@@ -17,7 +17,7 @@ from gradgraph.step.manifest import LEARNING_RATE, column
 
 
 def write_schedule(model: ir.Model, state: StepState) -> None:
-    """Write the schedule that ``state`` follows in front of a train graph, in place of the input for its rate.
+    """Write the schedule that ``state`` follows into a train graph, in place of the input for its rate.
 
     The rate becomes an output, unless another part of the optimizer is fed one.
     """
@@ -37,7 +37,9 @@ def write_schedule(model: ir.Model, state: StepState) -> None:
 
 
 def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.Value:
-    """The rate after the updates that ``clock`` counts; its nodes and constants, cleaned up, are those of ``op``."""
+    """Return the rate after the number of updates in ``clock``; its nodes and constants, cleaned up, are those of
+    ``op``.
+    """
     op.scope = "update"
     own = ir.Value(name=clock.name, type=clock.type, shape=clock.shape)
     rate = op.Identity(schedule.emit(op, op.cast(op.wrap(own), ir.DataType.FLOAT)), name=name).value
@@ -55,5 +57,5 @@ def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.
 
 
 def _input(model: ir.Model, like: ir.Value | None) -> ir.Value | None:
-    """The input of this name; ``model`` may be a part of the one that it was written into."""
+    """Return the input of this name; ``model`` may be part of the one that it was written into."""
     return next((v for v in model.graph.inputs if like is not None and v.name == like.name), None)

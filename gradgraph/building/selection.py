@@ -1,4 +1,4 @@
-"""The selection of weights: a step trains some, and the others stay as they are."""
+"""Selection of the weights to train; the others are frozen."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def parameters_of(
     freeze: str | Sequence[str],
     below: Collection[str] = (),
 ) -> list[str]:
-    """Names of the initializers to train, in the model's order, for a loss that reads these values.
+    """Return the names of the initializers to train, in the model's order, for a loss that reads these values.
 
-    By default these are a model's adapters, if it has any; a teacher's weights are never among them.
+    By default these are the model's adapters, if it has any; a teacher's weights are never included.
 
     Args:
         train, freeze: names and globs.
-        below: names of others that are frozen; the graph need not have all of them any more.
+        below: names of others that are frozen; the graph may no longer have all of them.
     """
     graph, adapters = model.graph, adapter_weights(model.metadata_props)
     if adapters and as_names(train) == ["*"]:
-        train = adapters  # what else there is stays frozen, as it is stored
+        train = adapters  # everything else stays frozen, as stored
     usual = [v.name for v in trainable(graph, read) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
     weights = [
@@ -69,20 +69,20 @@ def parameters_of(
     if not selected:
         others = left_out(graph, read, ()) if is_default(train, (*as_names(freeze), *below)) else ""
         raise BuildError(
-            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
-            + (f"; left out: {others}" if others else ""),
+            "no parameters to train: no floating initializer on the way to the loss is selected and not frozen"
+            + (f"; excluded: {others}" if others else ""),
             **(_hint_at_constants(graph) or _hint_at_integers(graph)),
         )
     if short := [n for n in selected if graph.initializers[n].dtype == ir.DataType.BFLOAT16]:
         raise BuildError(
-            f"'{shown(min(short))}' holds bfloat16 numbers, in which small updates round to nothing and runtimes have "
-            "no arithmetic; store the weights in float32 to train them"
+            f"'{shown(min(short))}' is bfloat16, in which small updates round to zero and which runtimes cannot "
+            "compute in; store the weights in float32 to train them"
         )
     return [n for n in weights if n in selected]
 
 
 def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
-    """The weights that are frozen for the values that they make, of a model as it was read.
+    """Return the weights that ``freeze_below`` freezes for these values, for a model as it was read.
 
     Raises:
         UnknownNameError: the model has no such value.
@@ -91,13 +91,13 @@ def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
     found = {value: weights_below(model, value) for value in as_names(values)}
     for value, names in found.items():
         if not names:
-            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is computed from none")
+            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is not computed from any weight")
     return [name for names in found.values() for name in names]
 
 
 def weights_below(model: ir.Model, value: str) -> list[str]:
-    """The names of all initializers that ``value`` is computed from, in the model's order: floating tensors of more
-    than one number.
+    """Return the names of all initializers that ``value`` is computed from, in the model's order: floating tensors of
+    more than one number.
 
     Raises:
         UnknownNameError: the model has no such value.
@@ -114,23 +114,23 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
 
 
 def how_to_freeze(names: Sequence[str]) -> Remedies:
-    """Say in messages that weights of these names are not to be trained."""
+    """Return the remedy for messages: how to freeze the weights of these names."""
     these = names[0] if len(names) == 1 else list(names)
     typed = " ".join(f"--freeze {shlex.quote(shown(name))}" for name in names)
     it = "them" if names[1:] else "it"
     return {
-        "remedy": f"leave {it} out of train, or pass freeze={these!r}",
-        "shell": f"leave {it} out of --train, or add {typed}",
+        "remedy": f"remove {it} from train, or pass freeze={these!r}",
+        "shell": f"remove {it} from --train, or add {typed}",
     }
 
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:
-    """Has nobody chosen what is trained?"""
+    """Whether the trained weights are the default."""
     return as_names(train) == ["*"] and not as_names(freeze)
 
 
 def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
-    """Some tools write all numbers as Constant nodes, weights as well."""
+    """Hint that weights are stored in Constant nodes, as some tools write all numbers."""
     constants = (
         n for n, v in graph.initializers.items() if is_marked_constant(v) and carries(v) and len(v.shape or ()) > 1
     )
@@ -142,24 +142,26 @@ def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
 
 
 def _hint_at_integers(graph: ir.Graph) -> dict[str, Any]:
-    """Weights that are stored as integers, or rounded, have no gradient until somebody says that it passes."""
+    """Hint at integer or rounded weights, which have no gradient without a straight-through estimator."""
     if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph):
         return {}
     return {
-        "remedy": "gg.qat(model) lets quantised weights train, and gg.lora(model, target='*') adapters beside them",
-        "shell": "gradgraph surgery MODEL --qat-quantised lets quantised weights train, and --lora '*' adapters beside "
-        "them",
+        "remedy": "gg.qat(model) makes quantised weights trainable, and gg.lora(model, target='*') adds adapters",
+        "shell": "gradgraph surgery MODEL --qat-quantised makes quantised weights trainable, and --lora '*' adds "
+        "adapters",
     }
 
 
 def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:
-    """Weights that stay as they are. Constants are none: a layer without affine parameters has nothing to freeze."""
+    """Return the frozen weights. Constants are not included: a layer without affine parameters has nothing to
+    freeze.
+    """
     kept = set(trained)
     return {v for n, v in graph.initializers.items() if n not in kept and not is_marked_constant(v)}
 
 
 def as_input(graph: ir.Graph, name: str) -> ir.Value:
-    """Turn an initializer into a required input (a default value would be ignored silently by some runtimes)."""
+    """Turn an initializer into a required input (some runtimes silently ignore a value fed over a default)."""
     value = graph.initializers.pop(name)
     value.const_value = None
     graph.inputs.append(value)

@@ -1,7 +1,7 @@
-"""A step in two files: gradient.onnx computes loss and gradients, apply.onnx moves the weights by them.
+"""A step in two files: gradient.onnx computes loss and gradients, apply.onnx updates the weights with them.
 
-Both are cut from the train graph, so the two do together what it does. Whoever runs them may do anything with the
-gradients in between: add up those of several batches, or average those of many machines.
+Both are cut from the train graph, so together they compute the same. Gradients can be processed in between: accumulated
+over several batches, or averaged over many machines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from gradgraph.building.measured import Written
+from gradgraph.building.objective_results import Written
 from gradgraph.building.step_state import StepState
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Var
@@ -23,7 +23,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, HalfSpec, SeparateSpec, StateS
 
 @dataclass(frozen=True)
 class Halves:
-    """The two graphs by the names of their files, and their description in the manifest."""
+    """The two graphs, keyed by file name, and their description in the manifest."""
 
     models: Mapping[str, ir.Model]
     spec: SeparateSpec
@@ -31,7 +31,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Marks:
-    """The gradients where a train graph is cut, what they are means over, and their description in the manifest."""
+    """The gradients at which a train graph is cut, the weight of their mean, and their description in the manifest."""
 
     gradients: list[Var]
     weight: Var | None
@@ -39,7 +39,7 @@ class Marks:
 
 
 def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
-    """Name the gradients of ``params``, and what the loss is a mean over, so that they stay until the graph is cut."""
+    """Name the gradients of ``params``, and the divisor of the loss, so that they stay until the graph is cut."""
     op = state.op
     found = [op.Identity(op.cast(g, p.dtype or g.dtype), name=f"{p.name}.grad")
              for p, g in zip(params, gradients, strict=True)]  # fmt: skip
@@ -59,12 +59,12 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
 def cut(
     model: ir.Model, spec: SeparateSpec, state: StepState, results: Sequence[str], moved: Collection[str]
 ) -> Halves:
-    """Cut a train graph that is not yet cleaned up at its gradients.
+    """Cut a train graph at its gradients, before it is cleaned up.
 
     Args:
-        spec: names the gradients, and the number that the loss is a mean over.
-        results: the outputs that the forward pass gives.
-        moved: the state that the forward pass moves: running statistics, the state of random numbers.
+        spec: names the gradients, and the divisor of the loss.
+        results: the outputs of the forward pass.
+        moved: the state that the forward pass updates: running statistics, random-number state.
 
     Raises:
         BuildError: the update reads more than gradients and state.
@@ -83,12 +83,11 @@ def cut(
         clean_up(prune(half))
     _leave_unread(gradient, states | rates | scheduled)
     _leave_unread(apply, {v.name or "" for v in apply.graph.inputs} - {*spec.gradients.values()})
-    rates |= {*weight}  # which an update that adds up gradients is fed
+    rates |= {*weight}  # fed to an update that accumulates gradients
     known = {*spec.gradients.values(), *states, *rates, *scheduled}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(
-            f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a file of its own; "
-            "leave separate out"
+            f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a separate file; remove separate"
         )
     first, second = (_half(half, nexts, states, rates) for half in (gradient, apply))
     return Halves({"gradient": gradient, "apply": apply}, replace(spec, gradient=first, apply=second))
@@ -99,7 +98,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _feed(model: ir.Model, names: Iterable[str]) -> None:
-    """Make these values inputs, where nodes computed them."""
+    """Replace the nodes that compute these values by inputs."""
     made = _values(model)
     for name in names:
         old = made[name]

@@ -1,4 +1,4 @@
-"""The state of a training step while its graphs are written: each tensor, the value that follows it, and its start."""
+"""The state of a training step while its graphs are built: each tensor, its next value, and its initial value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.building.beginning import Beginning, owned
+from gradgraph.building.init_model import InitModel, owned
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.schedules import Schedule
@@ -17,7 +17,7 @@ from gradgraph.step.manifest import StateKind, StateSpec, column, spec_of
 
 
 class Slot(NamedTuple):
-    """A state tensor besides the weights, the value that follows it, and its start in init.onnx."""
+    """A state tensor other than the weights, its next value, and its initial value in init.onnx."""
 
     value: ir.Value
     new: Var
@@ -26,27 +26,27 @@ class Slot(NamedTuple):
 
 
 class StepState:
-    """The state of one step. Transforms ask it for numbers: it is their ``optim.transform.Context``.
+    """The state of one step. Transforms see it as their ``optim.transform.Context``.
 
     Args:
         op: writes train.onnx.
-        beginning: writes init.onnx.
+        init_model: writes init.onnx.
         name: of the step, if it is one of several.
 
     Attributes:
         slots: the state of the optimizer so far.
-        rates, hyperparameters: the inputs that are fed numbers, and these numbers by default.
-        reports: outputs that say how the step trains, by name.
-        scale_names: the tensors of loss scaling, by their columns.
-        averages: of weights, the slots that evaluation reads in their place.
-        schedule: the one in the graph that the learning rate follows, if any.
-        rate: the input for what it gives, until ``schedule_nodes`` puts its nodes there.
-        held: values that keep the names they have.
+        rates, hyperparameters: the inputs for numbers, and their defaults.
+        reports: outputs to log during training, by name.
+        scale_names: the tensors of loss scaling, by column.
+        averages: for each averaged weight, the slot that evaluation reads instead.
+        schedule: the learning-rate schedule in the graph, if any.
+        rate: the input for its result, until ``schedule_nodes`` replaces it.
+        held: values that keep their names.
         inputs, outputs, specs: the tensors that were carried.
     """
 
-    def __init__(self, op: Builder, beginning: Beginning, name: str = "") -> None:
-        self.op, self.beginning, self.start, self.name = op, beginning, beginning.op, name
+    def __init__(self, op: Builder, init_model: InitModel, name: str = "") -> None:
+        self.op, self.init_model, self.start, self.name = op, init_model, init_model.op, name
         self.slots: list[Slot] = []
         self.rates: dict[str, Var] = {}
         self.hyperparameters: dict[str, float] = {}
@@ -61,7 +61,7 @@ class StepState:
         self.rate: ir.Value | None = None
         self._counter: Var | None = None
 
-    # what transforms ask for (optim.transform.Context)
+    # used by transforms (optim.transform.Context)
 
     def step(self) -> Var:
         if self._counter is None:
@@ -74,14 +74,14 @@ class StepState:
         known = self.hyperparameters.setdefault(self.rates[name].value.name or name, float(default))
         if known != default:
             raise BuildError(
-                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}",
-                remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
+                f"two parts of the optimizer read '{name}', one with {known} and one with {float(default)}",
+                remedy="chain only one of them, or give one a schedule such as gradgraph.optim.constant(...)",
             )
         return self.rates[name]
 
     def scheduled(self, by: Schedule, leads: bool = True) -> Var:
         done = self.step()
-        if self.schedule is None and leads:  # of several, the first
+        if self.schedule is None and leads:  # with several, the first
             self.schedule = by
             self.rate = self._input("update/scheduled_rate", ir.DataType.FLOAT, ()).value
         if self.rate is None or by is not self.schedule:
@@ -93,28 +93,26 @@ class StepState:
         self.slots.append(Slot(number.value, advance(number), self.start.const(np.float32(begin))))
         return number
 
-    # what a step is made of
+    # used by the builder
 
     @property
     def counter(self) -> ir.Value | None:
-        """The number of finished steps, if anything asks for it."""
+        """The number of finished steps, if anything reads it."""
         return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
-        """A hyperparameter that whoever runs the step feeds by exactly this name."""
+        """Return the input for a hyperparameter, fed under exactly this name."""
         value = self.hyperparameter(name, 1.0)
         if value.value.name != name:
-            raise BuildError(
-                f"accumulation feeds '{name}', but the model has a value of this name; give it another one"
-            )
+            raise BuildError(f"accumulation feeds '{name}', but the model has a value of this name; rename that value")
         return value
 
     def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
-        """A new state tensor; of several steps, it belongs to this one."""
+        """Return a new state tensor; of several steps, it belongs to this one."""
         return self._input(column(self.name, name), dtype, shape)
 
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
-        """Return ``new`` where ``condition`` is true, else ``old``; the slots from ``first`` on move likewise."""
+        """Return ``new`` where ``condition`` is true, otherwise ``old``; the slots from ``first`` on likewise."""
         op = self.op
         self.slots[first:] = [s._replace(new=op.Where(condition, s.new, op.wrap(s.value))) for s in self.slots[first:]]
         return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
@@ -126,19 +124,21 @@ class StepState:
         self.reports[result.name or ""] = result
 
     def next_step(self, moves: Var | None = None) -> list[Slot]:
-        """The number of finished steps, if anything asks for it; it grows where ``moves`` is true, or always."""
+        """Increment the number of finished steps, if anything reads it; only where ``moves`` is true, if given."""
         if self._counter is None:
             return []
         count = 1 if moves is None else self.op.cast(moves, ir.DataType.INT64)
         return [Slot(self._counter.value, self._counter + count, self.start.const(np.int64(0)), "counter")]
 
     def carry(self, slots: Iterable[Slot]) -> None:
-        """Make tensors state: each is an input, an output called ``<name>.next``, and has a start in init.onnx."""
+        """Make tensors state: each becomes an input and an output called ``<name>.next``, with an initial value in
+        init.onnx.
+        """
         for value, new, begin, kind in slots:
             after = owned(self.op, new, f"{value.name}.next", value, [*self.outputs, *self.held])
             self.inputs.append(value)
             self.outputs.append(after)
-            self.beginning.add(value, begin)
+            self.init_model.add(value, begin)
             spec = spec_of(value)
             self.specs.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))
 

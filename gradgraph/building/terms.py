@@ -1,4 +1,4 @@
-"""The terms of what a step minimises: losses with what they read and compare with, and what weighs samples."""
+"""Terms of the objective: losses with the values that they read and compare, and their sample weights."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Term:
     """A loss on outputs of the model.
 
     Attributes:
-        outputs: the names of what it reads.
-        targets: the inputs that it compares with.
+        outputs: the names of the values that it reads.
+        targets: the inputs that it compares them with.
         weight: in the sum.
         column: in the history, if there are several terms.
-        factors: the inputs that weigh its samples or elements.
+        factors: the inputs that weight its samples or elements.
     """
 
     loss: Loss
@@ -50,16 +50,16 @@ class Term:
 
     @property
     def adds_up(self) -> bool:
-        """Is the loss a sum over the batch, and no mean?"""
+        """Whether the loss is a sum over the batch, not a mean."""
         return self.loss.arguments.get("reduction") == "sum"
 
     @property
     def mask(self) -> str | None:
-        """The input that says which elements count."""
+        """The input that masks elements."""
         return next((f.name for f in reversed(self.factors) if f.dtype == "bool"), None)
 
     def tensors(self, builder: Builder, graph: ir.Graph, checked: Collection[str], fed: dict[str, Var]) -> list[Tensor]:
-        """The outputs and targets of the loss; a target that is not among ``fed`` becomes an input.
+        """Return the outputs and targets of the loss; a target that is not in ``fed`` becomes an input.
 
         Args:
             checked: as for ``same_sizes``.
@@ -74,9 +74,9 @@ class Term:
         return [wrap(x) for x in (*predictions, *(fed[given.name] for given in self.targets))]
 
     def value(self, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]) -> Tensor:
-        """The loss of a batch: one number."""
+        """Return the scalar loss of a batch."""
         loss = self.loss
-        is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # float16 ends at 65,504 samples
+        is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # float16 overflows at 65,504 samples
         each = (loss.each if factors else loss)(*tensors)
         each = cast(each, ir.DataType.FLOAT) if is_half else each
         if not factors:
@@ -84,28 +84,28 @@ class Term:
         share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
         for factor in factors:
             weight = aligned(factor, each, checked)
-            each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
+            each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: ignored entries may be infinite
             share = weight if share is None else cast(share, weight.dtype) * weight
         assert share is not None
         above, below = reductions.sum(each), reductions.sum(op.Expand(share, op.Shape(each)))
         return above if self.adds_up else above / where(below == 0.0, 1.0, below)
 
     def samples(self, tensors: Sequence[Tensor]) -> Tensor:
-        """How many samples a batch has: as many as there are targets, or what it reads has rows."""
+        """Return the number of samples of a batch: the length of the targets, or of the outputs."""
         first = tensors[len(self.outputs)] if self.targets else tensors[0]
         return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
 
 
 def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
-    """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``.
+    """Append axes of length 1 to ``factor``, so that it broadcasts over the leading axes of ``losses``.
 
     Args:
         checked: as for ``same_sizes``.
     """
     if factor.ndim > losses.ndim:
         raise BuildError(
-            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, and the losses that it weighs have "
-            f"{losses.ndim}; give it at most as many"
+            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, and the losses that it weights "
+            f"have {losses.ndim}; give it at most as many"
         )
     factor = wrap(same_sizes(factor.traced, losses.traced, range(factor.ndim), checked))
     weight = cast(real(factor) if factor.is_bool() else factor, losses.dtype)
@@ -114,32 +114,32 @@ def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
 
 
 def factor_input(spec: TargetSpec) -> ir.Value:
-    """The input that weighs samples or positions."""
+    """Return the input that weights samples or positions."""
     dtype = ir.DataType.from_numpy(numpy_dtype(spec.dtype))
     return ir.Value(name=spec.name, type=ir.TensorType(dtype), shape=ir.Shape(spec.shape))
 
 
-# --- what users give -------------------------------------------------------------------------------------
+# --- user input -------------------------------------------------------------------------------------------
 
 
 def chosen_loss(loss: Any) -> Loss:
-    """The loss that is given or named; the model's own for None."""
+    """Return the given or named loss; the model's own for None."""
     return OWN if loss is None else LOSSES.given(loss)
 
 
 def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, target: str) -> tuple[Term, ...]:
-    """The term of a loss on these outputs, the first floating ones by default; or those of several losses by output:
-    ``{output: loss, (loss, weight) or a list of these}``. Their targets are called after the outputs.
+    """Return the term of a loss on these outputs (by default the first floating ones), or those of several losses by
+    output: ``{output: loss, (loss, weight) or a list of these}``. Their targets are named after the outputs.
     """
     free = Builder(value_names(graph))
     if isinstance(loss, Loss):
         if loss is OWN and output is not None and len(as_names(output)) != 1:
             raise BuildError(
-                f"a model's own loss is one of its outputs, and {len(as_names(output))} are named; name that one"
+                f"a model's own loss is one of its outputs, but {len(as_names(output))} are named; name that one"
             )
         return (_term(graph, loss, output, target, free),)
     if not loss:
-        raise BuildError("there is no loss; give one for at least one output, such as {'logits': 'cross_entropy'}")
+        raise BuildError("no loss is given; name one for at least one output, such as {'logits': 'cross_entropy'}")
     terms: list[Term] = []
     for outputs, given in loss.items():
         names = [outputs] if isinstance(outputs, str) else list(outputs)
@@ -151,10 +151,10 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
 
 
 def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, prefix: str = "", **more: Any) -> Term:
-    """The term of ``loss``; ``free`` gives its targets names, the first ``target``."""
+    """Return the term of ``loss``; ``free`` names its targets, the first after ``target``."""
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
-            f"{loss.name} without a reduction gives many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
+            f"{loss.name} without a reduction returns many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
         )
     read = _outputs_read(graph, loss, output)
     specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in read])
@@ -189,7 +189,7 @@ def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | Non
     if len(names) != count:
         raise BuildError(
             f"the loss {loss.name} reads {count} {'output' if count == 1 else 'outputs'} ({', '.join(loss.reads)}), "
-            f"and {len(names)} {'is' if len(names) == 1 else 'are'} given",
+            f"but {len(names)} {'is' if len(names) == 1 else 'are'} given",
             remedy=f"name them in this order: output={list(loss.reads)}" if count > 1 else "pass output='NAME'",
             shell="repeat --output, once for each in this order" if count > 1 else "give one --output",
         )
@@ -197,30 +197,30 @@ def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | Non
 
 
 def _weighted_term(graph: ir.Graph, names: Sequence[str], given: Any, free: Builder) -> Term:
-    """The term of ``loss`` or ``(loss, weight)``."""
+    """Return the term of ``loss`` or ``(loss, weight)``."""
     chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
     if not NUMBER.fits(weight):
-        raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; give a number")
+        raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; pass a number")
     if chosen is None:
-        raise BuildError(f"there is no loss for '{shown(names[0])}'; name one, such as 'mse'")
+        raise BuildError(f"no loss for '{shown(names[0])}'; name one, such as 'mse'")
     return _term(graph, chosen_loss(chosen), names, f"{names[0]}_target", free, f"{names[0]}_", weight=float(weight),
                  column=f"{names[0]}_loss")  # fmt: skip
 
 
 def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], free: Builder) -> list[Term]:
-    """Several losses on the same outputs: they compare with the same target, and each is a column by its own name."""
+    """Combine several losses on the same outputs: they share a target, and each has a column named after it."""
     terms: list[Term] = []
     shared: TargetSpec | None = None
     for given in every:
         term = _weighted_term(graph, names, given, free)
         if any(t.loss.name == term.loss.name for t in terms):
-            raise BuildError(f"'{shown(names[0])}' has the loss {term.loss.name} twice; give it once")
+            raise BuildError(f"'{shown(names[0])}' has the loss {term.loss.name} twice; name it once")
         if term.targets and shared is not None:
             if replace(term.targets[0], name=shared.name) != shared:
                 mine, other = (f"{t.dtype}[{', '.join(str(d) for d in t.shape)}]" for t in (term.targets[0], shared))
                 raise BuildError(
-                    f"the losses on '{shown(names[0])}' do not compare with the same target: {term.loss.name} takes "
-                    f"{mine}, and one before it {other}; write them as one function"
+                    f"the losses on '{shown(names[0])}' need different targets: {term.loss.name} takes {mine}, and "
+                    f"one before it {other}; write them as one function"
                 )
             term = replace(term, targets=(shared, *term.targets[1:]))
         elif term.targets:
@@ -232,11 +232,11 @@ def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], 
 def weighed(
     graph: ir.Graph, terms: Sequence[Term], sample_weight: Axes, mask: MaskSpec
 ) -> tuple[tuple[Term, ...], tuple[TargetSpec, ...]]:
-    """The terms with the inputs that weigh them, and these inputs.
+    """Return the terms with their weight inputs, and these inputs.
 
     Args:
-        sample_weight, mask: ``True`` stands for the shape that they mostly have; masks by output, for the shape of the
-            target, or so many of its axes.
+        sample_weight, mask: ``True`` stands for the default shape; masks by output, for the shape of the target or so
+            many of its axes.
     """
     free = Builder([*value_names(graph), *(spec.name for term in terms for spec in term.targets)])
     by_output = mask if isinstance(mask, Mapping) else {}
@@ -250,7 +250,7 @@ def weighed(
         mine = (*factors, *([own] if own else []))
         if mine and term.loss.arguments.get("reduction") not in ("mean", "sum"):
             raise BuildError(
-                f"samples have weights where a loss is a mean or a sum, and {term.loss.name} reduces by "
+                f"sample weights need a loss that is a mean or a sum, and {term.loss.name} reduces by "
                 f"'{shown(term.loss.arguments.get('reduction'))}'"
             )
         found.append(replace(term, factors=mine))
@@ -260,7 +260,7 @@ def weighed(
 def factors_of(
     sample_weight: Axes, mask: Axes, one_a_sample: Sequence[Any], one_an_element: Sequence[Any], free: Builder
 ) -> tuple[TargetSpec, ...]:
-    """The inputs ``sample_weight`` and ``mask``, where they are asked for: of a shape, or for ``True`` of these."""
+    """Return the requested inputs ``sample_weight`` and ``mask``, with the given shapes or, for ``True``, these."""
     given = ((SAMPLE_WEIGHT, sample_weight, "float32", one_a_sample), (MASK, mask, "bool", one_an_element))
     return tuple(
         TargetSpec(free.fresh(name), dtype, tuple(usual) if axes is True else tuple(axes))
@@ -274,7 +274,7 @@ def _mask_of(
 ) -> TargetSpec:
     by_output = {term.outputs[0]: term for term in terms}
     if output not in by_output:
-        raise UnknownNameError(f"no loss reads '{shown(output)}' first{suggestion(output, by_output)}")
+        raise UnknownNameError(f"no loss has '{shown(output)}' as its first output{suggestion(output, by_output)}")
     shape = _usual_shape(graph, by_output[output])
     if isinstance(axes, Sequence):
         shape = tuple(axes)
@@ -284,5 +284,5 @@ def _mask_of(
 
 
 def _usual_shape(graph: ir.Graph, term: Term) -> tuple[Any, ...]:
-    """The shape of the term's target, or else of what it reads."""
+    """Return the shape of the term's target, or else of its output."""
     return tuple(term.targets[0].shape) if term.targets else tuple(shape_of(output_of(graph, term.outputs[0])) or ())

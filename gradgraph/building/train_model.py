@@ -15,8 +15,8 @@ from gradgraph.building.group_starts import GroupStarts
 from gradgraph.building.links import MasterWeights, Update, Weights
 from gradgraph.building.loss_gradients import Gradients
 from gradgraph.building.loss_scale import LossScale
-from gradgraph.building.measured import Written
 from gradgraph.building.objective import own_results
+from gradgraph.building.objective_results import Written
 from gradgraph.building.optimizer_update import OptimizerUpdate
 from gradgraph.building.pruning_masks import PruningMasks
 from gradgraph.building.schedule_nodes import write_schedule
@@ -35,13 +35,13 @@ from gradgraph.step.step import WRITTEN_KEY
 
 
 def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
-    """Make the model of ``part`` its train graph, in place, and ``draft.beginning`` write the starts of its state.
+    """Turn the model of ``part`` into its train graph, in place, and write the initial values of its state.
 
     Returns:
         The state, and the same step in two files if it is separate.
     """
     model, graph, optimizer, options = part.model, part.model.graph, part.optimizer, part.options
-    state = StepState(builder_for(model, named_operators=True), draft.beginning, part.name)
+    state = StepState(builder_for(model, named_operators=True), draft.init_model, part.name)
     written, statistics, source = _forward(part, draft.trained, state)
     params = [graph.initializers[n] for n in part.trained]
 
@@ -72,26 +72,26 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     for inner in (masks, scale, masters, accumulation):
         update = inner.around(update) if inner else update
     state.op.scope = "update"
-    weights = Weights(params, [state.beginning.weight(p) for p in params], [state.op.wrap(p) for p in params])
+    weights = Weights(params, [state.init_model.weight(p) for p in params], [state.op.wrap(p) for p in params])
     new = update(weights, gradients)
     if optimizer.groups and isinstance(optimizer.groups.base, Schedule):
-        state.scheduled(optimizer.groups.base)  # which is told, whether or not a weight follows it
+        state.scheduled(optimizer.groups.base)  # reported whether or not a weight follows it
 
     rows = zip(params, new, weights.start, strict=True)
     state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
-    state.carry(Slot(v, after, state.beginning.weight(v), "statistic") for v, after in statistics.items())
+    state.carry(Slot(v, after, state.init_model.weight(v), "statistic") for v, after in statistics.items())
     state.carry(state.slots)
     rng = source.state
     if source.places:
         begin = state.start.const(randomness.initial_state(part.seed))
         state.carry([Slot(rng.value, randomness.advance(state.op, rng), begin, "counter")])
-    if scale is None:  # which counts the steps that it does not skip
+    if scale is None:  # it counts the steps that are not skipped
         state.carry(state.next_step(accumulation.due if accumulation else None))
 
     results = [v.name or "" for v in written.results]
     _close(graph, state, [*written.results, *state.reports.values()])
     if recompute := as_recompute(options.recompute):
-        beside = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # weights, state, the next, what is fed
+        beside = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # weights, state, next state, fed
         recompute.apply(model, state.op, slopes.passes, sum(bytes_of(v, recompute.sizes, 1) for v in beside))
     forget_detached(nodes_of(model))  # the gradients are written
     halves = None
@@ -102,7 +102,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     clean_up(model)
     for written_model in (model, *(halves.models.values() if halves else ())):
         write_schedule(written_model, state)
-    if part.name:  # of the batch, and of the state of other steps, it takes only what it needs
+    if part.name:  # of the batch and other steps' state, keep only what it needs
         own = {*state.inputs, *(r.value for r in state.rates.values())}
         for value in [v for v in graph.inputs if v not in own and not v.uses()]:
             graph.inputs.remove(value)
@@ -112,7 +112,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
 def _forward(
     part: Part, every: Sequence[str], state: StepState
 ) -> tuple[Written, Mapping[ir.Value, Var], randomness.RandomSource]:
-    """Put the model into training mode and write the loss behind it; some step trains ``every`` of these.
+    """Put the model into training mode and append the loss; ``every`` lists the weights that any step trains.
 
     Returns:
         The loss, the running statistics with their next values, and the source of random numbers.
@@ -128,12 +128,12 @@ def _forward(
     written = part.objective.emit(state.op, model.graph).without_rows()
     state.op.finish(model.graph)
     drop_in_loss(model, state.op, source.keep)
-    draw_from(source, model, state.op)  # what the loss draws
+    draw_from(source, model, state.op)  # random numbers drawn by the loss
     return written, statistics, source
 
 
 def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> None:
-    """Give the graph its inputs and outputs; state is no longer stored in it."""
+    """Declare the inputs and outputs of the graph; state is no longer stored in it."""
     state.op.finish(graph)
     for spec in state.specs:
         if spec.name in graph.initializers:

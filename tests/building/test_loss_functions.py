@@ -217,7 +217,7 @@ def read(name: str) -> Any:
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "one argument": (lambda out: out["score"].mean(), {}, "takes two arguments"),
+    "one argument": (lambda out: out["score"].mean(), {}, "has two parameters"),
     "all outputs for one": (
         lambda out, batch: F.relu(out).mean(),
         {},
@@ -232,13 +232,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an unknown target": (entropy, {}, r"batch\['target'\], which is no input of the model.*targets="),
     "a target that is not read": (read("score"), {"targets": TARGET}, "never reads the target 'target'"),
     "a bad shape": (entropy, {"targets": {"target": "batch"}}, "has shape 'batch'"),
-    "targets of a named loss": ("mse", {"targets": TARGET}, "targets say what a loss function reads"),
+    "targets of a named loss": ("mse", {"targets": TARGET}, "targets declares the inputs of a loss function"),
     "an output for a function": (entropy, {"output": "logits"}, "a function reads out"),
     "a metric": (read("score"), {"metrics": "accuracy"}, "write it as a function"),
     "two outputs for one": ("mse", {"output": ["logits", "score"]}, "reads 1 output"),
-    "nothing depends on a weight": (lambda out, batch: batch["x"].mean(), {}, "nothing is left to train"),
+    "nothing depends on a weight": (lambda out, batch: batch["x"].mean(), {}, "no parameters to train"),
     "a number of a traced tensor": (lambda out, batch: float(out["score"]), {}, "has no numbers yet"),
-    "no scalar": ("mse", {"loss": gg.losses.mse("none")}, "gives many numbers"),
+    "no scalar": ("mse", {"loss": gg.losses.mse("none")}, "returns many numbers"),
 }
 
 

@@ -129,7 +129,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert f"ends in a {kind}" in words(step)
     assert [o for o in step.eval.graph.output if o.name == "z"] == []
     assert words(gg.build(model, loss, output="p")), "also where it is named"
-    read = "reads the logits behind it, 'z'" in words(step)
+    read = "reads the logits that it is computed from, 'z'" in words(step)
     assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT, *MOVED))
     assert ("moved as it is" in words(step)) == (read and end in MOVED)
     if not read:
@@ -151,7 +151,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
 @pytest.mark.parametrize("end", NEGATED)
 def test_the_negative_of_what_a_sigmoid_is_written_out_of_is_read(end: str, loss: str) -> None:
     step, plain = gg.build(network(NEGATED[end]), loss), gg.build(network("p = Neg (z)"), loss)
-    assert "reads the logits behind it, the negative of 'z'" in words(step)
+    assert "reads the logits that it is computed from, the negative of 'z'" in words(step)
     assert "ends in a Sigmoid" in words(gg.build(network(NEGATED[end]), loss, output="p"))
     given, trainers = batch(step), [gg.Trainer(s, device="cpu") for s in (step, plain)]
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_what_is_written_out_gives_what_one_operator_gives(end: str) -> None:
 def test_several_losses_and_named_logits() -> None:
     model = network(ENDS["Softmax"])
     step = gg.build(model, {"p": "cross_entropy"})
-    assert "name the logits behind it, 'z'" in words(step)
+    assert "name the logits that it is computed from, 'z'" in words(step)
     assert not words(gg.build(model, "cross_entropy", output="z"))
 
 

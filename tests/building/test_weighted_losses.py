@@ -222,15 +222,15 @@ def test_float16_models_have_sums_in_float32() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no loss": ({"loss": {}}, "there is no loss; give one"),
+    "no loss": ({"loss": {}}, "no loss is given; name one"),
     "an unknown output": ({"loss": {"boxs": "l1"}}, "no floating output 'boxs'; did you mean 'boxes'"),
     "an unknown loss": ({"loss": {"boxes": "l2"}}, "there is no loss 'l2'"),
     "a weight that is none": ({"loss": {"boxes": ("l1", "much")}}, "weight of the loss on 'boxes' is 'much'"),
     "a function among them": ({"loss": {"boxes": lambda x, t: x}}, "the loss is the function"),
     "none": ({"loss": {"boxes": None}}, "no loss for 'boxes'"),
-    "an output, too": ({"loss": SEVERAL, "output": "boxes"}, "a dict names it"),
+    "an output, too": ({"loss": SEVERAL, "output": "boxes"}, "a dict names the output"),
     "weights for a function": ({"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True}, "itself"),
-    "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "weighs its samples itself"),
+    "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "cannot be weighted by sample"),
     "too many axes": ({"loss": "l1", "output": "boxes", "mask": ("batch", 2, 1)}, "has 3 axes"),
     "a mask of no output": ({"loss": SEVERAL, "mask": {"boxs": True}}, "no loss reads 'boxs' first; did you mean"),
     "a mask of letters": (

@@ -98,7 +98,7 @@ BAD = [
     ("", ["build", "model.onnx", "--lr", "-1"], 1, "must not be negative"),
     ("", ["build", "model.onnx", "--train", "convolution.*"], 1, "matches no weight"),
     ("", ["build", "model.onnx", "--freeze", "backbone.*"], 1, "matches no weight"),
-    ("", ["build", "model.onnx", "--freeze", "*"], 1, "nothing is left to train"),
+    ("", ["build", "model.onnx", "--freeze", "*"], 1, "no parameters to train"),
     ("", ["build", "model.onnx", "--output", "logit"], 1, "did you mean 'logits'?"),
     ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for acme.ops.Snake (node 'act')"),
     ("attribute.onnx", ["build", "attribute.onnx"], 1, "did you mean 'transB'?"),

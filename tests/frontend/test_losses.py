@@ -169,7 +169,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown output": ({"output": "z"}, "no floating output 'z'"),
     "train glob": ({"train": "conv*"}, "'conv\\*', which is to be trained, matches no weight"),
     "freeze glob": ({"freeze": "conv*"}, "'conv\\*', which is to be frozen, matches no weight"),
-    "nothing left": ({"freeze": "*"}, "nothing is left to train"),
+    "nothing left": ({"freeze": "*"}, "no parameters to train"),
     "unknown optimizer": ({"optimizer": "adamm"}, "did you mean 'adam'"),
     "an optimizer that was not called": ({"optimizer": gg.optim.sgd}, "the optimizer is the function sgd; give a name"),
     "a loss that was not called": ({"loss": losses.mse}, "the loss is the function mse; give a name"),
@@ -218,7 +218,7 @@ def test_a_name_with_brackets_is_a_name_and_no_glob() -> None:
     bracketed = model(["batch", C], LOGITS)
     bracketed.graph.node[0].input[1] = bracketed.graph.initializer[0].name = "layer[0]/w"
     assert gg.build(bracketed, train="layer[0]/w").manifest.trainable == ("layer[0]/w",)
-    with pytest.raises(gg.GradgraphError, match="nothing is left to train"):
+    with pytest.raises(gg.GradgraphError, match="no parameters to train"):
         gg.build(bracketed, freeze=["layer[0]/w"])
 
 
@@ -289,6 +289,6 @@ def test_constant_nodes_beside_initializers_are_trained_when_named() -> None:
     constant.graph.node.insert(0, onnx.helper.make_node("Constant", [], [weight.name], value=weight))
     assert gg.build(constant).manifest.trainable == (weight.name,)  # as ndonnx writes it: no initializers at all
     constant.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.float32), "unread"))
-    with pytest.raises(gg.GradgraphError, match=f"nothing is left to train.*train='{weight.name}' would train"):
+    with pytest.raises(gg.GradgraphError, match=f"no parameters to train.*train='{weight.name}' would train"):
         gg.build(constant)
     assert gg.build(constant, train=weight.name).manifest.trainable == (weight.name,)

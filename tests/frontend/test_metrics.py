@@ -487,13 +487,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "something else": ({"metrics": 3.5}, "a metric is 3.5"),
     "two of a name": ({"metrics": ["f1", metrics.f1("none")]}, "two metrics are called 'f1'"),
     "no name": ({"metrics": [lambda out, batch: 1]}, "needs a column"),
-    "one argument": ({"metrics": {"m": lambda out: 1}}, "takes two arguments"),
+    "one argument": ({"metrics": {"m": lambda out: 1}}, "has two parameters"),
     "no tensor": ({"metrics": {"m": lambda out, batch: 1}}, "returned 1; return a scalar"),
-    "a vector": ({"metrics": {"m": lambda out, batch: out["y0"]}}, "returned no scalar"),
+    "a vector": ({"metrics": {"m": lambda out, batch: out["y0"]}}, "did not return a scalar"),
     "another output": ({"metrics": {"y1": "f1"}}, "no loss compares 'y1'"),
     "no sequences": ({"loss": "cross_entropy", "metrics": "cer"}, r"give class numbers \[rows, times\]"),
     "labels of numbers": ({"loss": "mse", "metrics": "f1"}, "needs a loss on class numbers"),
-    "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "say which output it is of"),
+    "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "name its output"),
     "beside a function": ({"loss": lambda out, batch: out["y0"].mean(), "metrics": "mae"}, "write it as a function"),
 }
 

@@ -199,7 +199,7 @@ def test_master_weights_change_nothing_in_float32() -> None:
      optim.ema(optim.master_weights(optim.adam())), optim.master_weights(optim.schedule_free_adamw())],
 )  # fmt: skip
 def test_averages_of_float16_weights_are_refused(optimizer: optim.Optimizer) -> None:
-    with pytest.raises(gg.errors.BuildError, match="'w' is float16, in which an average of it would stand still"):
+    with pytest.raises(gg.errors.BuildError, match="'w' is float16, in which its average would not change"):
         gg.build(narrow_model(), "mse", optimizer)
 
 

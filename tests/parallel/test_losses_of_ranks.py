@@ -98,7 +98,7 @@ def gradients_of(step: gg.Step, batch: dict[str, np.ndarray]) -> Callable[[int, 
 
 COMPARES = "compares the samples of a batch with each other"
 REFUSED = {"clip": COMPARES, "info_nce": COMPARES, "kto": COMPARES, "lovasz": "is neither a mean nor a sum",
-           "detr": "has parts that are divided by different numbers"}  # fmt: skip
+           "detr": "has terms with different divisors"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))

@@ -190,7 +190,7 @@ def test_one_metric_may_be_given_by_its_name() -> None:
         gg.build(MODEL, metrics="accuracy").manifest.metrics == gg.build(MODEL, metrics=["accuracy"]).manifest.metrics
     )
     for wrong in (max, [max]):
-        with pytest.raises(gg.errors.BuildError, match="takes two arguments"):
+        with pytest.raises(gg.errors.BuildError, match="has two parameters"):
             gg.build(MODEL, metrics=wrong)
 
 

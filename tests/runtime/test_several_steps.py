@@ -557,7 +557,7 @@ def test_weights_that_no_step_trains_are_named(caplog: pytest.LogCaptureFixture)
     right = gg.StepOptions(output="right", train="b.*")
     with caplog.at_level(logging.WARNING, "gradgraph"):
         step = gg.build(two_heads(), steps={"left": left, "right": right})
-    assert "the weights 'trunk.weight', 'trunk.bias' are trained by no step" in caplog.text
+    assert "the weights 'trunk.weight', 'trunk.bias' are not trained by any step" in caplog.text
     assert [f.severity for f in step.findings] == ["warning"]
     caplog.clear()
     frozen = gg.StepOptions(output="left", freeze=["trunk.*"])

@@ -186,7 +186,7 @@ def two_inputs() -> onnx.ModelProto:
         (
             lambda: gg.build(gg.distill(student(), teacher()), mask={"logits": True}),
             BuildError,
-            "masks of single outputs",
+            "a mask of a single output",
         ),
         (lambda: gg.distill(student(), teacher(sizes=(6, 5))), BuildError, "cannot be compared"),
         (lambda: gg.distill(student(), teacher(sizes=(5, 4))), BuildError, "cannot be compared"),
@@ -286,7 +286,7 @@ def test_a_mask_of_positions_that_hidden_states_do_not_have_is_refused() -> None
 
     made = gg.distill(pooled(), pooled(), match={hidden(pooled()): hidden(pooled())})
     by_class = gg.losses.cross_entropy(axis=-1)
-    with pytest.raises(BuildError, match=r"'mask' of shape \[2, 5\] says which positions count.*\[2, 7\]"):
+    with pytest.raises(BuildError, match=r"'mask' of shape \[2, 5\] masks positions.*\[2, 7\]"):
         gg.build(made, by_class, mask=True)
     gg.build(made, by_class, sample_weight=True)  # samples it has
     gg.build(made, by_class)  # the labels' axes are not its own, so all of it counts

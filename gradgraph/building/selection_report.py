@@ -1,4 +1,4 @@
-"""The weights that globs take, a line each: ``train 'head.*' takes 4 tensors, 1,234 numbers: 'head.weight', …``."""
+"""Weights matched by globs, one line each: ``train 'head.*' matches 4 tensors, 1,234 numbers: 'head.weight', …``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gradgraph.building.draft import Draft, Part
 from gradgraph.errors import listed, shown
 from gradgraph.graph.marks import is_marked_constant
 
-_NAMED = 6  # weights
+_NAMED = 6  # weights listed
 
 
-def taken(draft: Draft) -> list[str]:
-    """Lines on what the globs of each part take; a name in full needs no telling, nor does ``*`` if it takes all."""
+def matches_of_globs(draft: Draft) -> list[str]:
+    """Report the matches of the globs of each part; full names are skipped, and so is ``*`` if it matches all."""
     return [line for part in draft.parts for line in _of_part(part)]
 
 
@@ -36,7 +36,7 @@ def _of_part(part: Part) -> Iterator[str]:
         yield from _lines(f"no_decay{of}", groups.no_decay, trained)
     if (pruning := part.optimizer.pruning) is not None:
         params = [graph.initializers[n] for n in part.trained if n in graph.initializers]
-        for pattern in pruning.target:  # * as well, as it takes no vectors
+        for pattern in pruning.target:  # including *, as it skips vectors
             yield from _line(f"pruning{of}", pattern, [params[i] for i in pruning.matched(pattern, params)])
 
 
@@ -50,7 +50,7 @@ def _line(what: str, pattern: str, found: Sequence[ir.Value]) -> Iterator[str]:
     names = [value.name or "" for value in found]
     if found and names != [pattern]:
         count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
-        yield f"{what} '{shown(pattern)}' takes {count}, {sum(map(_size, found)):,} numbers: {listed(names, _NAMED)}"
+        yield f"{what} '{shown(pattern)}' matches {count}, {sum(map(_size, found)):,} numbers: {listed(names, _NAMED)}"
 
 
 def _size(value: ir.Value) -> int:

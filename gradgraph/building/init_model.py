@@ -1,4 +1,4 @@
-"""Writing init.onnx: the first value of every state tensor."""
+"""Writing init.onnx: the initial value of every state tensor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 
-class Beginning:
-    """The first values of all state tensors, each once, whichever train graph moves it.
+class InitModel:
+    """Builder of init.onnx: the initial value of each state tensor, written once, whichever train graph updates it.
 
     Attributes:
         op: writes init.onnx.
@@ -24,21 +24,21 @@ class Beginning:
         self._values: dict[str, ir.Value] = {}
 
     def weight(self, value: ir.Value) -> Var:
-        """The starting value of a weight, as an initializer of init.onnx."""
+        """Return the initial value of a weight, as an initializer of init.onnx."""
         name = value.name or ""
         if name not in self._weights:
             self._weights[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
         return self.op.wrap(self._weights[name])
 
     def add(self, value: ir.Value, begin: Var) -> None:
-        """Let the state tensor ``value`` begin as ``begin``."""
+        """Initialise the state tensor ``value`` to ``begin``."""
         name = value.name or ""
         if name not in self._values:
             is_weight = begin.value.name in self._weights
             self._values[name] = begin.value if is_weight else owned(self.op, begin, name, value, self._values.values())
 
     def model(self) -> ir.Model:
-        """init.onnx."""
+        """Return the model init.onnx."""
         graph = ir.Graph((), [*self._values.values()], nodes=(), name="init", opset_imports={"": OPSET})
         for weight in self._weights.values():
             graph.register_initializer(weight)
@@ -47,7 +47,7 @@ class Beginning:
 
 
 def owned(op: Builder, var: Var, name: str, like: ir.Value, taken: Collection[ir.Value]) -> ir.Value:
-    """Give ``var`` the name ``name`` and the type of ``like``; a copy of it if it is not ours or is among ``taken``."""
+    """Name ``var`` and give it the type of ``like``; copies it if it is not written here or is already in ``taken``."""
     node = var.value.producer()
     if node is None or node.graph is not None or var.value in taken:
         var = op.Identity(var, name=name)

@@ -1,4 +1,4 @@
-"""The results that an objective writes: a loss, numbers, and sums that are carried from batch to batch."""
+"""Results that an objective writes: a loss, numbers, and sums that are accumulated over batches."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gradgraph.frontend.trace import op
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.step.manifest import MeasureSpec
 
-Measure: TypeAlias = tuple[MeasureSpec, ir.Value]  # a column, and the output that has its sums
+Measure: TypeAlias = tuple[MeasureSpec, ir.Value]  # a column, and the output with its sums
 
 
 class Written(NamedTuple):
-    """The results of an objective: the loss, metrics that are numbers, and sums with the columns that they make.
+    """The results of an objective: the loss, metrics that are numbers, and sums with their columns.
 
     Attributes:
-        weight: writes the number that the loss is a mean over, a float32 scalar; None where only who feeds a batch
-            knows it.
+        weight: writes the number that the loss is a mean over, a float32 scalar; None if only the caller knows it.
         adds_up: the loss is a sum over the batch.
-        differs: why gradients of several batches, weighed by ``weight``, are not those of one; empty if they are.
-        every_label: they are if no label is ignored.
+        differs: why accumulated gradients, weighted by ``weight``, differ from those of one batch; empty if they do
+            not.
+        every_label: they do not differ if no label is ignored.
     """
 
     loss: ir.Value
@@ -36,12 +36,12 @@ class Written(NamedTuple):
     every_label: bool = False
 
     def without_rows(self) -> Written:
-        """These results without those that an evaluation alone gives."""
+        """Return these results without those that only an evaluation computes."""
         return self._replace(measures=[(spec, sums) for spec, sums in self.measures if not spec.rows])
 
     @property
     def results(self) -> list[ir.Value]:
-        """The outputs that it adds."""
+        """List the outputs that it adds."""
         return [self.loss, *self.metrics, *(sums for _, sums in self.measures)]
 
 
@@ -54,7 +54,7 @@ def measured(
     arguments: Mapping[str, Any],
     rows: bool = False,
 ) -> Measure:
-    """``sums`` (float32, of fixed shape; or rows of it) as an output of its own, and the column that they make."""
+    """Make ``sums`` (float32, of fixed shape; or rows of it) an output, and return it with its column."""
     count = [-1] if rows else []
     value = op.Reshape(cast(sums, ir.DataType.FLOAT), [*count, *shape]).traced.value
     value.name = builder.fresh(f"{column}.sums")
@@ -63,7 +63,7 @@ def measured(
 
 
 def renamed(op: Builder, var: Var, name: str) -> ir.Value:
-    """A scalar result under its public name."""
+    """Return a scalar result under its public name."""
     var.value.name = op.fresh(name)
     var.value.shape = ir.Shape(())
     return var.value
