@@ -168,8 +168,8 @@ def starting_model(
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
     """Let a trainer that has no preprocessing learn it from the table in a file."""
+    from gradgraph.step.column_assignment import compared
     from gradgraph.step.data_names import DataNames
-    from gradgraph.step.placed_columns import compared
 
     if trainer.names.preprocess is not None:  # it goes on
         return

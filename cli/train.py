@@ -312,7 +312,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     from gradgraph.runtime.data.tables import target_columns
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step.placed_columns import compared
+    from gradgraph.step.column_assignment import compared
 
     options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
     if run.resume and run.checkpoint is not None:

@@ -25,9 +25,9 @@ from gradgraph.losses import LOSSES
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.finishes import calibration
 from gradgraph.step.manifest import TargetSpec
-from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 BINS = 15  # of the calibration error, as of the metric
 LEAST, MOST = 0.01, 100.0  # temperatures that are looked at

@@ -37,8 +37,8 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
 from gradgraph.rivals.objects import library_of
+from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.manifest import TargetSpec, column
-from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,10 @@ from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
+from gradgraph.step.column_assignment import fitting
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.step.label_names import names_beside
 from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
-from gradgraph.step.placed_columns import fitting
 from gradgraph.step.preprocessing import learn_preprocessing
 from gradgraph.step.step import Step
 

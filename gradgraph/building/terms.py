@@ -20,8 +20,8 @@ from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES
+from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.manifest import TargetSpec, dtype_name, numpy_dtype
-from gradgraph.step.placed_columns import MASK, SAMPLE_WEIGHT
 
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 OWN = Loss(OWN_LOSS, lambda output: output, targets=(), reads=("loss",))

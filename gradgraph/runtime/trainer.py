@@ -51,9 +51,9 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, OfModel, Stored, read_values
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.column_assignment import fitting, placed
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
-from gradgraph.step.placed_columns import fitting, placed
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")

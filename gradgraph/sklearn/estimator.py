@@ -26,8 +26,8 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.sklearn.kept_step import KeptStep
 from gradgraph.sklearn.sparse_rows import SparseRows
 from gradgraph.step.classes import ClassNumbers
+from gradgraph.step.column_assignment import SAMPLE_WEIGHT
 from gradgraph.step.data_names import DataNames
-from gradgraph.step.placed_columns import SAMPLE_WEIGHT
 from gradgraph.step.step import Step
 
 

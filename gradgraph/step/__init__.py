@@ -1,4 +1,4 @@
-"""The artefact: the manifest, the step folder, and ``Step``, with what is said about a step.
+"""The step artefact: manifest, step folder, ``Step``, and summaries of a step.
 
-It knows what a step consists of, and nothing of how one is built or run.
+It defines what a step consists of; building and running steps happen elsewhere.
 """

@@ -1,8 +1,8 @@
-"""The files of a model whose weights a step refers to instead of holding them: its base.
+"""Base files: files of weights that a step refers to instead of copying them.
 
-A step that is built keeps large weights of external data where they lie. A step folder that shares them names the file
-by its path from the folder, its size and its digest. It is used only if all three agree: whoever wrote a folder that
-names a file must have had it. Weights in memory that are too many for protobuf lie in a temporary file of ours
+A built step leaves large external weights in the model's files. A step folder that shares them stores each file's path
+relative to the folder, its size and its digest. The file is used only if all three match, so a folder cannot make its
+reader open a file that its author did not have. Weights in memory that exceed protobuf's limit go to a temporary file
 (``gradgraph.files.aside``), which is one more base.
 """
 
@@ -26,9 +26,9 @@ from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.step.manifest import BASES
 
-MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models hold; protobuf ends at 2**31
+MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models may hold; protobuf ends at 2**31
 
-_REMEDY = "put it back where it was, or build the step again"
+_REMEDY = "restore it, or build the step again"
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Base:
 
     Args:
         path: of the file.
-        size: its bytes.
-        digest: what its content must give, if that is known.
-        folder: the temporary one that it lies in, if it is ours.
-        held: the file, held open, if it is a model's own, with the weights inside.
+        size: in bytes.
+        digest: the expected digest, if known.
+        folder: its temporary folder, if it is ours.
+        held: the open file, if it is a model's own, with the weights inside.
 
     Attributes:
-        lasts: whether its path leads to it later, too.
+        lasts: whether the path stays valid.
     """
 
     path: Path
@@ -57,13 +57,13 @@ class Base:
         return self.folder is None and self.held is None
 
 
-# --- a step that is built -------------------------------------------------------------------------------
+# --- a built step -----------------------------------------------------------------------------------------
 
 
 def bases_of(model: ir.Model) -> dict[str, Base]:
-    """The files that hold large weights of ``model``, by what its step calls them; none if these are few.
+    """Return the files that hold large weights of ``model``, by location; empty if there are few such weights.
 
-    Weights in memory that are too many for protobuf are written to a temporary one, in place.
+    Weights in memory that exceed protobuf's limit are written to a temporary one, in place.
     """
     aside = write_aside(model, LEAST_BYTES, MOST_IN_MEMORY)
     return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
@@ -78,7 +78,7 @@ def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    """Write ``model`` as protobuf; large weights in one of ``bases`` stay there."""
+    """Write ``model`` as protobuf; large weights stay in their base files."""
     staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and place_of(t) in bases}
     store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)
@@ -94,39 +94,39 @@ def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelPro
 
 
 def path_from(folder: Path, base: Path) -> str:
-    """The path of ``base`` from ``folder``, as manifest.json has it.
+    """Return the path of ``base`` relative to ``folder``, as in manifest.json.
 
     Raises:
-        OutputError: there is none, as they lie on two drives.
+        OutputError: they are on different drives.
     """
     try:
         return Path(os.path.relpath(os.path.realpath(base), os.path.realpath(folder))).as_posix()
     except ValueError:
         raise OutputError(
-            f"'{shown(folder)}' lies on another drive than '{shown(base)}', so no relative path leads there; write the "
-            "step beside the model, or leave share_weights out"
+            f"'{shown(folder)}' is on another drive than '{shown(base)}', so there is no relative path between them; "
+            "write the step to the model's drive, or remove share_weights"
         ) from None
 
 
 def described(bases: Mapping[str, Base]) -> dict[str, Any]:
-    """The entries of manifest.json for ``bases``."""
+    """Return the entries of manifest.json for ``bases``."""
     return {location: {"bytes": base.size, "digest": base.digest} for location, base in bases.items()}
 
 
 def bases_in(manifest: str, path: Path) -> dict[str, Base]:
-    """The files that manifest.json names, each there and as long as it was.
+    """Return the base files named in manifest.json, each checked for existence and size.
 
     Raises:
-        ModelError: what it says is damaged; a file is missing or has changed.
+        ModelError: the entry is damaged; a file is missing or has changed.
     """
     found = json_of(manifest).get(BASES, {})
     if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):
-        raise ModelError(f"'{shown(path)}' is damaged (its {BASES} are none); build the step again")
+        raise ModelError(f"'{shown(path)}' is damaged (its {BASES} are invalid); build the step again")
     return {location: _there(location, entry, path.parent) for location, entry in found.items()}
 
 
 def _is_description(location: str, entry: Any) -> bool:
-    """Is ``location`` a plain relative path, and has ``entry`` a size and a digest?"""
+    """Whether ``location`` is a plain relative path, and ``entry`` has a size and a digest."""
     odd = "\0" in location or "\\" in location or location.startswith("/") or ":" in location.split("/")[0]
     if odd or not location or not isinstance(entry, dict) or entry.keys() != {"bytes", "digest"}:
         return False
@@ -136,7 +136,7 @@ def _is_description(location: str, entry: Any) -> bool:
 
 def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
     path = folder / location
-    what = f"'{shown(path)}', which has frozen weights of the step '{shown(folder)}',"
+    what = f"'{shown(path)}', which holds frozen weights of the step '{shown(folder)}',"
     try:
         status = path.stat()
     except (OSError, RuntimeError, ValueError):
@@ -144,20 +144,22 @@ def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{what} is not a regular file; {_REMEDY}")
     if status.st_size != entry["bytes"]:
-        raise ModelError(f"{what} has {status.st_size} bytes, and had {entry['bytes']} then; {_REMEDY}")
+        raise ModelError(f"{what} has {status.st_size} bytes; expected {entry['bytes']}; {_REMEDY}")
     return Base(path, status.st_size, entry["digest"])
 
 
 def changed(path: Path) -> ModelError:
-    """The error for a base whose content is another one."""
-    return ModelError(f"'{shown(path)}', which has frozen weights of a step, has changed since it was saved; {_REMEDY}")
+    """Return the error for a base file whose content has changed."""
+    return ModelError(
+        f"'{shown(path)}', which holds frozen weights of a step, has changed since it was saved; {_REMEDY}"
+    )
 
 
 def nothing_to_share() -> OutputError:
     return OutputError(
         f"this step was not built from a model with {LEAST_KEPT >> 20} MiB or more of weights in external data (that "
         f"have {LEAST_BYTES >> 10} KiB or more each), so there is nothing to share",
-        remedy="leave share_weights out, or keep the model's weights beside it: onnx.save_model(model, path, "
+        remedy="remove share_weights, or store the model's weights as external data: onnx.save_model(model, path, "
         "save_as_external_data=True), then gradgraph.build(path)",
-        shell="leave --share-weights out, or keep the model's weights in external data",
+        shell="remove --share-weights, or store the model's weights as external data",
     )

@@ -1,13 +1,13 @@
-"""Classes of a target. Which number a label stands for is decided here alone, whatever reads the label.
+"""Classes of a target: the one place that maps labels to class indices, for every reader.
 
-Readers pass labels as they find them: text, booleans, or numbers, and the names of their own numbers where the source
-lists them (folders, categories of COCO, a dataset's features). What a model was trained on decides:
+Readers pass labels as they find them: text, booleans or numbers, plus the class names that the source itself lists
+(folders, categories of COCO, a dataset's features). The classes that a model was trained on decide:
 
 - A name is matched exactly, so "01" and "1" are different classes. "TRUE" is "True", and "1.0" is "1".
-- A boolean is the class that is called so ("True", "yes"), or the number 0 or 1 where classes have no names.
-- A whole number is the class of that name where names look like numbers. Otherwise, or where training data wrote
-  numbers of classes beside their names, it is the number of a class.
-- Whatever is neither is refused by name, and so is a number that may mean two classes.
+- A boolean is the class of that name ("True", "yes"), or the index 0 or 1 if classes have no names.
+- A whole number is the class of that name if names look like numbers. Otherwise, or if the training data listed class
+  indices with their names, it is a class index.
+- Any other label is rejected by name, and so is a number that could mean two classes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = logging.getLogger("gradgraph")
 
 TRUTH = {"false": 0, "no": 0, "n": 0, "f": 0, "off": 0, "0": 0, "true": 1, "yes": 1, "y": 1, "t": 1, "on": 1, "1": 1}
 WORDS_OF_TRUTH = ("false", "true")
-_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")  # as a program writes it: "01" is none
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")  # as a program writes it: "01" does not match
 
 
 def takes_labels(spec: TensorSpec) -> bool:
-    """Whether ``spec`` is a target of class numbers."""
+    """Whether ``spec`` is a target of class indices."""
     return isinstance(spec, TargetSpec) and spec.ignore_index is not None
 
 
 class ClassNumbers(np.ndarray[Any, Any]):
-    """Numbers of classes, which are never taken for names: ``array.view(ClassNumbers)``."""
+    """An array of class indices, never matched as names: ``array.view(ClassNumbers)``."""
 
 
 def as_class_numbers(batch: Mapping[str, Any], targets: Collection[str]) -> dict[str, Any]:
-    """Mark the arrays of these targets as numbers of classes, which nothing matches with names again."""
+    """Mark the arrays of these targets as class indices, so that they are not matched with names again."""
     return {
         name: value.view(ClassNumbers) if name in targets and isinstance(value, np.ndarray) else value
         for name, value in batch.items()
@@ -56,8 +56,8 @@ class Classes:
     """The classes of a target.
 
     Attributes:
-        names: in the order of their numbers; empty where classes have no names, only numbers.
-        numbered: whole numbers in the data are numbers of classes, also where names look like numbers.
+        names: in the order of their indices; empty if classes have no names.
+        numbered: whole numbers in the data are class indices, even if names look like numbers.
     """
 
     names: tuple[str, ...] = ()
@@ -65,43 +65,43 @@ class Classes:
 
     @classmethod
     def known(cls, names: DataNames, target: str) -> Classes | None:
-        """The classes of a target that a model was trained on; None where nothing is known of them."""
+        """Return the classes of a target that a model was trained on; None if none are recorded."""
         found, numbered = names.classes.get(target), target in names.numbered
         return cls(tuple(found or ()), numbered) if found is not None or numbered else None
 
     def of(self, target: str) -> DataNames:
-        """The record of these classes for a target; empty where they have no names."""
+        """Return the record of these classes for a target; empty if they have no names."""
         return DataNames(classes={target: self.names}, numbered=(target,) if self.numbered else ()) if self.names else (
             DataNames()
         )  # fmt: skip
 
     @cached_property
     def look_like_numbers(self) -> bool:
-        """Whether a name is spelled as a number, so that a number may be a name."""
+        """Whether a name is spelled as a number, so that a number could be a name."""
         return any(_number(name) is not None for name in self.names)
 
     @cached_property
     def may_be_named_by_numbers(self) -> bool:
-        """Whether a whole number may stand for another class than that of its number."""
+        """Whether a whole number could name a class other than that of its index."""
         are_their_numbers = all(name == str(i) for i, name in enumerate(self.names))
         return not self.numbered and self.look_like_numbers and not are_their_numbers
 
     def look_at_numbers(self, spec: TensorSpec) -> bool:
-        """Whether whole numbers for a target must be matched: they may be names, or those of classes without a name."""
+        """Whether whole numbers for a target must be matched, because they may be names or indices without a name."""
         most = spec.classes if isinstance(spec, TargetSpec) else None
         return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
 
     def called(self, numbers: Sequence[int]) -> list[str]:
-        """The names of classes of these numbers; a number that has no name stands for itself."""
+        """Return the names of these class indices; an index without a name stands for itself."""
         return [self.names[n] if 0 <= n < len(self.names) else str(n) for n in numbers]
 
-    # --- numbers of labels ------------------------------------------------------------------------------------
+    # --- class indices of labels ------------------------------------------------------------------------------
 
     def of_names(self, found: Sequence[str], where: str) -> Array:
-        """The number of each of these names: int64.
+        """Return the index of each of these names: int64.
 
         Raises:
-            UnmatchedError: a name is new.
+            UnmatchedError: unknown name.
         """
         if not self.names:
             numbered = self._of_texts(found, where, None)
@@ -112,15 +112,15 @@ class Classes:
         return np.array(numbers, np.int64)
 
     def of_values(self, values: Array, where: str, ignored: int | None = None) -> Array:
-        """The number of the class of each label: int64. Numbers that are not whole are returned as they are.
+        """Return the class index of each label: int64. Numbers that are not whole are returned unchanged.
 
         Args:
-            values: text, booleans or numbers [n], without gaps.
-            where: they come from, in messages.
-            ignored: the label that does not count.
+            values: text, booleans or numbers [n], without missing values.
+            where: their origin, for messages.
+            ignored: the label that is ignored.
 
         Raises:
-            UnmatchedError: a label names no class, or may name two.
+            UnmatchedError: a label matches no class, or could match two.
         """
         kind = kind_of(values)
         if kind == "number":
@@ -140,7 +140,7 @@ class Classes:
         return np.array([numbered[text] for text in texts.tolist()], np.int64)
 
     def _of_class_numbers(self, values: Array, where: str, ignored: int | None) -> Array:
-        """Whole numbers that are numbers of classes."""
+        """Check whole numbers that are class indices."""
         array = values if values.dtype.kind in "iuf" else np.asarray(values, np.float64)
         if array.dtype.kind == "f" and not (array == np.round(array)).all():
             return array
@@ -151,8 +151,8 @@ class Classes:
             beyond &= numbers != ignored
         if beyond.any():
             raise UnmatchedError(
-                f"{where} has the class number {numbers[beyond][0]}, and the model knows {len(self.names)} classes "
-                f"({listed(self.names)}), from 0 on; leave such samples out, or give names of classes"
+                f"{where} has the class index {numbers[beyond][0]}, but the model has {len(self.names)} classes "
+                f"({listed(self.names)}), numbered from 0; drop such samples, or use class names"
             )
         return numbers
 
@@ -163,13 +163,13 @@ class Classes:
         for truth, places in enumerate(meant):
             if len(places) != 1 and (values == bool(truth)).any():
                 raise UnmatchedError(
-                    f"{where} has booleans, and {bool(truth)} names no class, where the model knows "
-                    f"{listed(self.names)}; give labels as names of classes"
+                    f"{where} has booleans, and {bool(truth)} matches no class; the model has {listed(self.names)}; "
+                    "use class names as labels"
                 )
         return np.where(values, meant[1][0] if meant[1] else 0, meant[0][0] if meant[0] else 0).astype(np.int64)
 
     def _of_texts(self, found: Sequence[str], where: str, ignored: int | None) -> dict[str, int]:
-        """The number of each of these different texts."""
+        """Return the index of each of these distinct texts."""
         whole = {text: _whole(text) for text in found}
         are_whole = None not in whole.values()
         if not self.names:
@@ -178,18 +178,18 @@ class Classes:
             if all(text.casefold() in WORDS_OF_TRUTH for text in found):
                 return {text: TRUTH[text.casefold()] for text in found}
             raise UnmatchedError(
-                f"{where} has the {_classes(found)}, and the model was trained on numbers of classes, without names",
-                remedy="give numbers from 0 on, or say their names first: trainer.names = "
+                f"{where} has the {_classes(found)}, but the model was trained on class indices, without names",
+                remedy="use indices from 0 on, or set the names first: trainer.names = "
                 "gradgraph.DataNames(classes={target: names})",
-                shell="give numbers from 0 on",
+                shell="use indices from 0 on",
             )
         as_numbers = are_whole and (self.numbered or not self.look_like_numbers)
         if as_numbers:
             twofold = [text for text in found if self._places.get(text, whole[text]) != whole[text]]
             if twofold:
                 raise UnmatchedError(
-                    f"{where} has the {_classes(twofold)}, which may be a name or a number, as the model knows "
-                    f"{listed(self.names)} and was trained on their numbers; give labels as whole numbers"
+                    f"{where} has the {_classes(twofold)}, which may be a name or an index, as the model "
+                    f"has {listed(self.names)} and was trained on their indices; use whole numbers as labels"
                 )
             numbers = self._of_class_numbers(np.array(list(whole.values()), np.int64), where, ignored)
             return dict(zip(found, numbers.tolist(), strict=True))
@@ -200,14 +200,14 @@ class Classes:
             raise self._new(new, found, where)
         return {text: number for text, number in known.items() if number is not None}
 
-    # --- one label --------------------------------------------------------------------------------------------
+    # --- single labels ----------------------------------------------------------------------------------------
 
     @cached_property
     def _places(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.names)}
 
     def _called(self, text: str) -> int | None:
-        """The number of the class of this name; None where there is none."""
+        """Return the index of the class of this name, or None."""
         if text in self._places:
             return self._places[text]
         if text.casefold() in WORDS_OF_TRUTH:
@@ -217,35 +217,35 @@ class Classes:
         return None if whole is None else self._places.get(str(whole))
 
     def _numbered_as(self, value: float, where: str) -> int | None:
-        """The number of the class whose name is this number; None where there is none."""
+        """Return the index of the class whose name is this number, or None."""
         equal = [i for i, name in enumerate(self.names) if _number(name) == value]
         if len(equal) > 1:
             raise UnmatchedError(
-                f"{where} has the number {_spelled(value)}, which may be the "
-                f"{_classes([self.names[i] for i in equal])}; give labels as text"
+                f"{where} has the number {_spelled(value)}, which may be "
+                f"the {_classes([self.names[i] for i in equal])}; use text labels"
             )
         spelled = {_spelled(value), repr(float(value))}
         return equal[0] if equal and self.names[equal[0]] in spelled else None
 
     def _check_order_of_truth(self, where: str) -> None:
-        """Raise UnmatchedError where 0 and 1 would be the classes that are called true and false."""
+        """Raise UnmatchedError if 0 and 1 would be the classes named true and false."""
         if self.numbered or [TRUTH.get(name.casefold()) for name in self.names] != [1, 0]:
             return
         raise UnmatchedError(
-            f"{where} has whole numbers, and the classes {listed(self.names)} have the numbers 0 and 1 in this order; "
-            "give labels as names of classes"
+            f"{where} has whole numbers, and the classes {listed(self.names)} have the indices 0 and 1 in this order; "
+            "use class names as labels"
         )
 
     def _new(self, new: Sequence[str], found: Sequence[str], where: str) -> UnmatchedError:
         missing = [name for name in self.names if name not in set(found)]
         lacks = f", and lacks the {_classes(missing)}" if missing else ""
         return UnmatchedError(
-            f"{where} has the new {_classes(new)}{lacks}, where the model knows {listed(self.names)}; "
-            "leave such samples out, or give classes the names that they had in training"
+            f"{where} has the new {_classes(new)}{lacks}; the model has {listed(self.names)}; drop such samples, or "
+            "use the class names of the training data"
         )
 
 
-# --- at first sight -------------------------------------------------------------------------------------------
+# --- determining classes -----------------------------------------------------------------------------------
 
 
 def labelled(
@@ -257,18 +257,18 @@ def labelled(
     own: Sequence[str] = (),
     whole: bool = True,
 ) -> tuple[Array, Classes]:
-    """The number of the class of each label of a target, and the classes: those that are known, or else those found.
+    """Return the class index of each label of a target, and the classes: the known ones, or else those found.
 
     Args:
         values: text, booleans or numbers [n].
         spec: of the target.
-        known: the classes that the model was trained on; None where it was trained on nothing yet.
-        where: labels come from, in messages.
-        own: the names that the source itself has for whole numbers, from 0 on.
-        whole: all labels are there, so numbers that no class can have are names, if they leave out 0 and are few.
+        known: the classes that the model was trained on; None before the first training.
+        where: the labels' origin, for messages.
+        own: the source's own names for whole numbers, from 0 on.
+        whole: the labels are complete, so numbers that cannot be class indices are names if they are few and skip 0.
 
     Raises:
-        UnmatchedError: a label is of no class that is known.
+        UnmatchedError: a label is of no known class.
         DataError: labels are missing, or the model has fewer classes.
     """
     ignored = spec.ignore_index if isinstance(spec, TargetSpec) else None
@@ -281,10 +281,10 @@ def labelled(
 
 
 def classes_for(spec: TensorSpec, found: Sequence[str], known: Classes | None, where: str) -> Classes:
-    """The classes of a target: those that are known, or else those of these names.
+    """Return the classes of a target: the known ones, or else those of these names.
 
     Raises:
-        UnmatchedError: a name is new.
+        UnmatchedError: unknown name.
         DataError: the model has fewer classes.
     """
     if known is not None:
@@ -292,25 +292,25 @@ def classes_for(spec: TensorSpec, found: Sequence[str], known: Classes | None, w
         return known
     most = spec.classes if isinstance(spec, TargetSpec) else None
     if most is None and len(spec.shape) == 2 and isinstance(spec.shape[1], int) and spec.shape[1] > 1:
-        most = spec.shape[1]  # of targets that are the share of each class
+        most = spec.shape[1]  # for targets that are class probabilities
     if most is not None and len(found) > most:
         raise DataError(
-            f"{where} has {len(found)} classes ({listed(found)}), and the model's labels go from 0 to {most - 1}",
-            remedy="give it a head with as many (gradgraph.new_head), or leave samples out",
-            shell="give it a head with as many (gradgraph surgery --new-head), or leave samples out",
+            f"{where} has {len(found)} classes ({listed(found)}), but the model's labels range from 0 to {most - 1}",
+            remedy="give it a head with as many outputs (gradgraph.new_head), or drop samples",
+            shell="give it a head with as many outputs (gradgraph surgery --new-head), or drop samples",
         )
     return Classes(tuple(found))
 
 
 def warn_of_missing(found: Sequence[str], known: Classes, where: str) -> None:
-    """Say which classes that are known were not found."""
+    """Warn about known classes that were not found."""
     there = set(known.of_names(found, where).tolist()) if known.names else set()
     if missing := [name for i, name in enumerate(known.names) if i not in there]:
-        log.warning("%s lacks the %s, which the model knows", where, _classes(missing))
+        log.warning("%s lacks the %s, known from training", where, _classes(missing))
 
 
 def kind_of(values: Array) -> str:
-    """The kind of some labels: "number", "truth", or "text" for anything else."""
+    """Return the kind of some labels: "number", "truth", or "text" for anything else."""
     if values.dtype.kind != "O":
         return {"b": "truth", "i": "number", "u": "number", "f": "number"}.get(values.dtype.kind, "text")
     kinds = {type(value) for value in values.tolist()}
@@ -323,7 +323,7 @@ def kind_of(values: Array) -> str:
 def _by_own_names(
     values: Array, spec: TensorSpec, known: Classes | None, where: str, own: Sequence[str], ignored: int | None
 ) -> tuple[Array, Classes]:
-    """The numbers of labels that are numbers of classes whose names the source has."""
+    """Return class indices and classes for labels whose source has its own names."""
     if known is not None and not known.names:
         return known.of_values(values, where, ignored), known
     classes = classes_for(spec, own, known, where)
@@ -335,7 +335,7 @@ def _by_own_names(
 
 
 def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, whole: bool) -> Classes:
-    """The classes of labels of which nothing is known."""
+    """Determine classes from labels alone."""
     kind = kind_of(values)
     if kind == "truth":
         return Classes(("False", "True")) if takes_labels(spec) else Classes()
@@ -357,7 +357,7 @@ def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, who
 
 
 def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) -> bool:
-    """Whether these numbers cannot be those of classes, and leave out 0, as names do that begin with 1, say."""
+    """Whether these numbers cannot be class indices and skip 0, as names that begin with 1 do."""
     most = spec.classes if isinstance(spec, TargetSpec) else None
     if most is None or len(numbers) > most or not all(float(n).is_integer() and n > 0 for n in numbers):
         return False
@@ -365,7 +365,7 @@ def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) 
 
 
 def _both_of_truth(names: Sequence[str]) -> list[str]:
-    """The words for false and true, where only one of them may stand in the data."""
+    """Return both words, false and true, if only one of them may occur in the data."""
     by_word = {name.casefold(): name for name in names}
     if len(by_word) < len(names):
         return list(names)
@@ -376,24 +376,24 @@ def _both_of_truth(names: Sequence[str]) -> list[str]:
 
 
 def check_whole(values: Array, where: str) -> None:
-    """Raise DataError where labels are missing."""
+    """Raise DataError if labels are missing."""
     kind, gaps = values.dtype.kind, 0
     if kind == "O":
         gaps = sum(map(is_gap, values.tolist()))
     elif kind in "fM":
         gaps = int((np.isnan if kind == "f" else np.isnat)(values).sum())
     if gaps:
-        raise DataError(f"{where} lacks {gaps} of {len(values)} labels; fill in or leave out those rows")
+        raise DataError(f"{where} lacks {gaps} of {len(values)} labels; fill in or drop those rows")
 
 
 def _whole(text: str) -> int | None:
-    """The whole number that a text is, as programs write numbers; None where it is none."""
+    """Parse a text as a whole number, spelled as programs do; None if it is not one."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 
 
 def _number(name: str) -> float | None:
-    """The number that a name spells; None where it spells none."""
+    """Parse a name as a number; None if it is not one."""
     try:
         number = float(name)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Manifest against graphs: every name, element type and shape that a manifest gives is looked up in the models."""
+"""Checks of a manifest against the graphs: every name, element type and shape that it declares is looked up in the
+models.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name,
 def check_against_graphs(
     manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """Look up every name, dtype and shape of a manifest in the graphs: a forged or stale one must not steer a run.
+    """Look up every name, dtype and shape of a manifest in the graphs, so that a forged or stale one cannot steer a
+    run.
 
     Args:
-        trains: the train graphs of the manifest's ``parts``, by their names.
+        trains: the train graphs of the manifest's ``parts``, by name.
     """
     batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
     state = {s.name: s for s in manifest.state}
@@ -48,7 +51,7 @@ def check_against_graphs(
 
 
 def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> None:
-    """Look them up in gradient.onnx and apply.onnx, too; a step has both or none."""
+    """Check gradient.onnx and apply.onnx likewise; a step has both or neither."""
     spec = manifest.separate
     if set(halves) != (set() if spec is None else {"gradient", "apply"}):
         raise ModelError("gradient.onnx and apply.onnx are not those of the manifest; build the step again")
@@ -68,7 +71,7 @@ def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> N
         ("apply", spec.apply, gradients, dict.fromkeys(manifest.reports)),
     ):
         for unknown in (n for n in (*half.reads, *half.writes) if n not in state):
-            raise ModelError(f"{name}.onnx has no state '{shown(unknown)}' to move; build the step again")
+            raise ModelError(f"{name}.onnx has no state '{shown(unknown)}' to update; build the step again")
         taken = {**fed, **_scalars(half.hyperparameters), **{n: state[n] for n in half.reads}}
         given |= _next_values(state, half.writes)
         _check_values(f"{name}.onnx", "input", halves[name].graph.input, taken, exact=True)
@@ -80,7 +83,7 @@ def _scalars(names: Iterable[str]) -> dict[str, TensorSpec | None]:
 
 
 def _next_values(state: Mapping[str, StateSpec], names: Iterable[str]) -> dict[str, TensorSpec | None]:
-    """The outputs that follow these state tensors."""
+    """Return the outputs that hold the next values of these state tensors."""
     return {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in (state[name] for name in names)}
 
 

@@ -1,7 +1,7 @@
-"""The names of the data that a model was trained on: columns, classes, and how images, texts and sounds were read.
+"""Names in the training data of a model: columns, classes, and how images, texts and sounds were read.
 
-Later data are matched by them. They stand in the manifest of a step, in checkpoints, and in the metadata of an exported
-model under ``gradgraph.data``; here alone they are written and read.
+Later data are matched against them. They are stored in the manifest of a step, in checkpoints, and in the metadata of
+an exported model under ``gradgraph.data``; this module alone reads and writes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.preprocess.computed import Preprocessing
 
 NAMES_KEY = "gradgraph.data"
 MOST_NAMES = 1_000_000
-MOST_PIXELS = 64_000_000  # of an image that is made
+MOST_PIXELS = 64_000_000  # of a generated image
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can say it; the name of a file need not be so."""
+    """Whether UTF-8 can encode it; file names need not be so."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -43,9 +43,9 @@ def _names(what: str, names: Any) -> tuple[str, ...]:
     if not listed or len(names) > MOST_NAMES or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"the names of {shown(what)!r} should be a list of texts")
     if not all(map(is_text, names)):
-        raise ArgumentError(f"a name of {shown(what)!r} holds half a character")
+        raise ArgumentError(f"a name of {shown(what)!r} holds an unpaired surrogate")
     if len(set(names)) < len(names):
-        raise ArgumentError(f"a name of {shown(what)!r} stands twice")
+        raise ArgumentError(f"a name of {shown(what)!r} occurs twice")
     return tuple(names)
 
 
@@ -94,7 +94,7 @@ _READ = {"images": _IMAGES, "texts": _TEXTS, "sounds": _SOUNDS}
 
 
 def _as_read(what: str, name: str, given: Any) -> dict[str, Any]:
-    """Check how an input of images, texts or sounds was read."""
+    """Check the reading options of an input of images, texts or sounds."""
     for key, value in _mapping(f"{what} of {shown(name)}", given).items():
         if key not in _READ[what] or not _READ[what][key](value):
             raise ArgumentError(f"how {what} of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
@@ -108,22 +108,23 @@ def _fitting(held: Mapping[str, Sequence[str]], sizes: Mapping[str, Any]) -> dic
 
 @dataclass(frozen=True)
 class DataNames:
-    """The names by which data are matched with those that a model was trained on.
+    """The names that match new data to a model's training data.
 
     Args:
-        columns: of an input, the columns of a table that it is made of, in their order.
-        classes: of a target, the names of its classes, that of number 0 first.
-        images: of an input, how images became its arrays: arguments of ``gradgraph.image_folder``.
-        softmax: the targets whose classes have the Softmax of the model's scores for probabilities.
-        texts: of an input, how texts became its numbers: arguments of ``gradgraph.text.table``, with the SHA-256 of
-            the tokenizer's file in place of its path.
-        sounds: of an input, how sounds became its samples: arguments of ``gradgraph.sound.folder``.
-        preprocess: what becomes of the columns of a table before the model reads them.
-        sigmoid: the targets of two classes whose second one has the Sigmoid of the model's only score for probability.
-        numbered: the targets whose data have numbers of classes in place of their names.
+        columns: for each input, the table columns that it consists of, in order.
+        classes: for each target, the names of its classes, in the order of their indices.
+        images: for each input, how images are read: arguments of ``gradgraph.image_folder``.
+        softmax: the targets whose class probabilities are the Softmax of the model's scores.
+        texts: for each input, how texts are tokenized: arguments of ``gradgraph.text.table``, with the SHA-256 of the
+            tokenizer's file in place of its path.
+        sounds: for each input, how sounds are read: arguments of ``gradgraph.sound.folder``.
+        preprocess: how the columns of a table are preprocessed.
+        sigmoid: the targets of two classes where the Sigmoid of the model's only score is the probability of the
+            second.
+        numbered: the targets whose data have class indices instead of names.
 
     Raises:
-        ArgumentError: a name is no text or stands twice, or an argument cannot be meant.
+        ArgumentError: a name is not text or occurs twice, or an argument is invalid.
     """
 
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class DataNames:
         return bool(self.columns or self.classes or self.images or self.texts or self.sounds or self.preprocess)
 
     def updated(self, other: DataNames) -> DataNames:
-        """These names, with those of ``other`` in place of what it names, too."""
+        """Return these names, updated with those of ``other``."""
         return DataNames(
             {**self.columns, **other.columns},
             {**self.classes, **other.classes},
@@ -170,13 +171,13 @@ class DataNames:
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
-        """These names for a step that was built from the model: without those of another head, input or loss.
+        """Return these names for a step built from the model, without those of another head, input or loss.
 
-        The only target takes the names of the only one before, whatever it is called.
+        The only target takes the names of the previous only target, whatever its name.
 
         Args:
-            columns, classes: of each input, the columns of its matrix; of each target of labels, its classes. What is
-                no number may be any.
+            columns, classes: for each input, the columns of its matrix; for each target of labels, its classes. A value
+                that is not a number matches any.
         """
         held, numbered = self.classes, list(self.numbered)
         if len(held) == 1 and len(classes) == 1:
@@ -190,13 +191,13 @@ class DataNames:
         return replace(named.without_activations(), preprocess=self.preprocess if fits else None)
 
     def without_activations(self) -> DataNames:
-        """These names without what a step's losses say of them."""
+        """Return these names without those that depend on a step's losses."""
         return replace(self, softmax=(), sigmoid=())
 
-    # --- written and read -----------------------------------------------------------------------------------
+    # --- reading and writing ----------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
-        """Plain dicts and lists, for JSON; what names nothing is left out."""
+        """Return plain dicts and lists, for JSON; empty fields are omitted."""
         plan = {} if self.preprocess is None else {"preprocess": self.preprocess.as_data()}
         numbered = [target for target in self.numbered if target in self.classes]
         plain = replace(self, preprocess=None, numbered=numbered)
@@ -204,7 +205,7 @@ class DataNames:
 
     @classmethod
     def from_data(cls, data: Any) -> DataNames:
-        """Check plain data that somebody may have written, such as JSON has; raises ArgumentError."""
+        """Build from untrusted plain data, such as parsed JSON; raises ArgumentError."""
         known = {f.name for f in fields(cls)}
         for name in _mapping("data", data):
             if name not in known:
@@ -212,15 +213,15 @@ class DataNames:
         return cls(**data)
 
     def as_metadata(self) -> dict[str, str]:
-        """The entry for the metadata of a model; none where there are no names."""
+        """Return the entry for the metadata of a model; empty if there are no names."""
         return {NAMES_KEY: escaped_json(json.dumps(self.as_data(), ensure_ascii=False))} if self else {}
 
     @classmethod
     def read_from(cls, metadata: Mapping[str, str]) -> DataNames:
-        """The names in the metadata of a model; none where there are none.
+        """Read the names from the metadata of a model; empty if there are none.
 
         Raises:
-            ModelError: they are damaged.
+            ModelError: the entry is damaged.
         """
         try:
             return cls.from_data(json_of(metadata.get(NAMES_KEY, "{}")))

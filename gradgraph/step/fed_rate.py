@@ -1,4 +1,4 @@
-"""A step whose learning rate follows a schedule in the graph, as one that is fed it: to try rates on it."""
+"""A step with a fed learning rate in place of its schedule in the graph, for trying out rates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gradgraph.files.protos import reads
 from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import Step
 
-DEFAULT = 1e-3  # what it is fed where nobody says otherwise
+DEFAULT = 1e-3  # its default when fed
 
 
 def with_fed_rate(step: Step, name: str = "") -> Step:
-    """A copy of ``step`` with the input ``learning_rate`` in place of the output of this name.
+    """Return a copy of ``step`` with the input ``learning_rate`` in place of the output of this name.
 
     Args:
-        name: of several steps, which one.
+        name: which of several steps.
 
     Raises:
-        BuildError: the optimizer has no learning rate; no weight follows the one that it has; or the rate is no output
-            (an older gradgraph has written the step).
+        BuildError: the optimizer has no learning rate; no weight follows it; or the rate is not an output (the step was
+            written by an older gradgraph).
     """
     rate, part = column(name, LEARNING_RATE), step.manifest.parts[name]
     model = onnx.ModelProto()
@@ -31,15 +31,14 @@ def with_fed_rate(step: Step, name: str = "") -> Step:
     makers = [node for node in model.graph.node if list(node.output) == [rate]]
     if rate not in part.reports or not makers:
         raise BuildError(
-            "no learning rate can be fed to this step: its optimizer has none, or an older gradgraph has written the "
-            "step",
-            remedy="build it anew, with a rate or a schedule such as adamw(1e-3)",
-            shell="build it anew",
+            "this step cannot be fed a learning rate: its optimizer has none, or an older gradgraph wrote the step",
+            remedy="build it again, with a rate or a schedule such as adamw(1e-3)",
+            shell="build it again",
         )
     if not any(rate in reads(node) for node in model.graph.node):
         raise BuildError(
-            "no weight of this step follows its learning rate, as each group has a schedule of its own or none of the "
-            "weights is moved by it; give groups lr_factor in place of schedules"
+            "no weight of this step follows its learning rate: each group has a schedule of its own, or it updates "
+            "no weight; give groups lr_factor instead of schedules"
         )
     model.graph.node.remove(makers[0])
     model.graph.output.remove(next(o for o in model.graph.output if o.name == rate))

@@ -1,7 +1,7 @@
-"""Columns of a history from sums that are carried from batch to batch: exact, however the samples are cut into batches.
+"""History columns from sums that are accumulated over batches: exact, however the samples are batched.
 
-A step writes the sums of a batch (``<column>.sums``); whoever runs it adds them up and finishes them here. What ranks
-samples is no sum: there, whoever evaluates keeps a row of each sample.
+A step outputs the sums of a batch (``<column>.sums``); the caller adds them up and finishes them here. Ranking metrics
+are not sums: for them, the evaluation keeps a row for each sample.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def exponential(sums: Array) -> Any:
 
 
 def weighted_ratios(sums: Array, weights: Sequence[float]) -> Any:
-    """Rows of `[a, b]`: ``Σ w·a / b``; nothing for a row in which nothing counts, where b is 0."""
+    """Rows of `[a, b]`: ``Σ w·a / b``, skipping rows with b = 0, in which nothing counts."""
     return (np.asarray(weights) * sums[:, 0] / np.where(sums[:, 1] == 0, 1, sums[:, 1])).sum()
 
 
@@ -52,7 +52,7 @@ def explained_variance(sums: Array) -> Any:
 
 
 def r2_shifted(sums: Array) -> Any:
-    """Three addends of each of `[moments of t, Σ (t − x)²]`, a column each: ``r2`` that no mean takes digits from."""
+    """Three addends of each of `[moments of t, Σ (t − x)²]`, a column each: ``r2``, accurate for a large mean."""
     *moments, errors = sums.sum(0)
     return np.mean(_explained(errors, _spread(*moments)))
 
@@ -64,48 +64,48 @@ def explained_variance_shifted(sums: Array) -> Any:
 
 
 def _explained(errors: Array, spread: Array) -> Array:
-    """``1 − errors / spread``; of targets that are all the same 1 where nothing is wrong, else 0 (as scikit-learn)."""
+    """``1 − errors / spread``; for constant targets 1 if there is no error, else 0 (as scikit-learn)."""
     return np.where(spread == 0, np.where(errors == 0, 1.0, 0.0), 1.0 - errors / spread)
 
 
 def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products: Array, rest_squares: Array) -> Array:
     """``Σ (t − mean t)²`` of moments `[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]` with ``t = p + d``: the pivots ``p`` have few
-    digits, so that sums of them are exact, and the rests ``d`` are small.
+    digits, so their sums are exact, and the remainders ``d`` are small.
     """
     shift = pivots / np.where(count, count, 1.0)
     shift = np.ldexp(np.round(np.ldexp(np.frexp(shift)[0], 9)), np.frexp(shift)[1] - 9)
     total = (pivots - count * shift) + rests
     all_ = (squares - 2.0 * shift * pivots + count * shift**2) + (products - 2.0 * shift * rests) + rest_squares
     found = all_ - total**2 / count
-    return np.where(np.abs(found) > 1e-13 * all_, found, 0.0 * count / count)  # what is left is rounding
+    return np.where(np.abs(found) > 1e-13 * all_, found, 0.0 * count / count)  # only rounding is left
 
 
-# of a table for each label, [[neither, called so], [so, both]]
+# a 2×2 table for each label: rows true no/yes, columns predicted no/yes
 
 
 def label_precision(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / called so`` of each label."""
+    """`[labels, 2, 2]`: ``hits / predicted`` of each label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called))
 
 
 def label_recall(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / so`` of each label."""
+    """`[labels, 2, 2]`: ``hits / true`` of each label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, so))
 
 
 def label_f1(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``2·hits / (called so + so)`` of each label."""
+    """`[labels, 2, 2]`: ``2·hits / (predicted + true)`` of each label."""
     return _of_labels(sums, average, lambda hits, called, so: (2.0 * hits, called + so))
 
 
 def label_iou(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / (called so + so − hits)`` of each label."""
+    """`[labels, 2, 2]`: ``hits / (predicted + true − hits)`` of each label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called + so - hits))
 
 
 def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
-    """A share of each label, 0 where there is nothing, averaged over labels as scikit-learn does; "binary" takes all
-    answers for those of one label, as "micro" does.
+    """Average a ratio over labels as scikit-learn does, with 0 for 0/0; "binary" pools all answers as those of one
+    label, as "micro" does.
     """
     hits, so = sums[:, 1, 1], sums[:, 1].sum(1)
     above, below = parts(hits, sums[:, :, 1].sum(1), so)
@@ -125,43 +125,43 @@ def calibration(sums: Array) -> Any:
     return np.abs(hits - probability).sum() / count.sum()
 
 
-# of a confusion matrix: its rows are true classes, its columns predicted ones
+# confusion matrices: rows are true classes, columns predicted ones
 
 
 def confusion(sums: Array) -> Any:
-    """A confusion matrix: itself."""
+    """Return the confusion matrix itself."""
     return sums
 
 
 def precision(sums: Array, average: str) -> Any:
-    """A confusion matrix: ``hits / called so``."""
+    """``hits / predicted``, from a confusion matrix."""
     return _averaged(np.diag(sums), sums.sum(0), sums, average)
 
 
 def recall(sums: Array, average: str) -> Any:
-    """A confusion matrix: ``hits / so``."""
+    """``hits / true``, from a confusion matrix."""
     return _averaged(np.diag(sums), sums.sum(1), sums, average)
 
 
 def f1(sums: Array, average: str) -> Any:
-    """A confusion matrix: ``2·hits / (called so + so)``."""
+    """``2·hits / (predicted + true)``, from a confusion matrix."""
     return _averaged(2.0 * np.diag(sums), sums.sum(0) + sums.sum(1), sums, average)
 
 
 def iou(sums: Array, average: str) -> Any:
-    """A confusion matrix: ``hits / (called so + so − hits)``."""
+    """``hits / (predicted + true − hits)``, from a confusion matrix."""
     hits = np.diag(sums)
     return _averaged(hits, sums.sum(0) + sums.sum(1) - hits, sums, average)
 
 
 def balanced_accuracy(sums: Array) -> Any:
-    """A confusion matrix: the mean of ``hits / so`` over the classes that there are."""
+    """Mean of ``hits / true`` over the classes that occur, from a confusion matrix."""
     count = sums.sum(1)
     return _mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
 
 
 def mcc(sums: Array) -> Any:
-    """A confusion matrix: the correlation of true and predicted classes, 0 where either does not vary."""
+    """Correlation of true and predicted classes, from a confusion matrix; 0 if either is constant."""
     so, called, all_ = sums.sum(1), sums.sum(0), sums.sum()
     above = np.trace(sums) * all_ - so @ called
     below = (all_**2 - called @ called) * (all_**2 - so @ so)
@@ -169,23 +169,25 @@ def mcc(sums: Array) -> Any:
 
 
 def cohen_kappa(sums: Array, weights: str | None = None) -> Any:
-    """A confusion matrix: ``1 − Σ w·matrix / Σ w·expected``, with weights of the distance of two classes."""
+    """``1 − Σ w·matrix / Σ w·expected``, from a confusion matrix, with weights by the distance of two classes."""
     distance = np.abs(np.subtract.outer(*[np.arange(len(sums))] * 2)).astype(np.float64)
     w = {None: distance > 0, "linear": distance, "quadratic": distance**2}[weights]
     expected = np.outer(sums.sum(1), sums.sum(0)) / sums.sum()
     return 1.0 - (w * sums).sum() / (w * expected).sum()
 
 
-# of rows of samples: scores of classes and the label; or scores of yes, and under them the truth. −1 does not count
+# rows of samples: class scores and the label; or scores of yes, and below them the truth. −1 is ignored
 
 
 def roc_auc(sums: Array, average: str, probable: bool) -> Any:
-    """Rows of samples: the area under the ROC curve of each class against the rest; NaN for one without yes or no."""
+    """Area under the ROC curve of each class against the rest, from rows of samples; NaN for a class without positives
+    or negatives.
+    """
     return _ranked(_area, sums, average, probable)
 
 
 def average_precision(sums: Array, average: str, probable: bool) -> Any:
-    """Rows of samples: the mean precision over the yes of each class, 0 where there is none."""
+    """Mean precision over the positives of each class, from rows of samples; 0 if there are none."""
     return _ranked(_mean_precision, sums, average, probable)
 
 
@@ -206,7 +208,7 @@ def _ranked(figure: Callable[[Array, Array], float], rows: Array, average: str, 
 
 
 def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
-    """Scores and truth of each class, or of each answer."""
+    """Return scores and truth of each class, or of each answer."""
     if rows.ndim == 3:
         columns = (rows[..., i] for i in range(rows.shape[2]))
         return [(c[c[:, 1] >= 0, 0], c[c[:, 1] >= 0, 1] > 0) for c in columns]
@@ -219,7 +221,7 @@ def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
 
 
 def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
-    """How many yes and how many no have at least each score that there is, the highest first."""
+    """Count positives and negatives with at least each distinct score, the highest first."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     return np.cumsum(truth[order])[ends], np.cumsum(~truth[order])[ends]
@@ -242,7 +244,7 @@ def _mean_precision(scores: Array, truth: Array) -> float:
 
 
 def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
-    """A share of each class, 0 where there is nothing, averaged as scikit-learn does."""
+    """Average a ratio over classes as scikit-learn does, with 0 for 0/0."""
     shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
     if average == "none":
         return shares
@@ -260,7 +262,7 @@ def _mean(values: Array) -> float:
 
 
 def _quotient(above: float, below: float) -> float:
-    """The quotient; NaN for 0/0, a mean over nothing."""
+    """Return the quotient; NaN for 0/0, a mean over nothing."""
     return float(above / below) if below else np.nan
 
 
@@ -274,12 +276,12 @@ FINISHES: dict[str, Callable[..., Any]] = {
     )
 }
 
-# those whose sums are a confusion matrix
+# finishes of a confusion matrix
 OF_CLASSES = frozenset(f.__name__ for f in (confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa))
 
 
 def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:
-    """Add those of a batch to ``totals``, in place, in float64."""
+    """Add the sums of a batch to ``totals``, in place, in float64."""
     for name, array in sums.items():
         known = totals.get(name)
         if known is None:
@@ -289,17 +291,19 @@ def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:
 
 
 def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> dict[str, Any]:
-    """The columns: numbers, or arrays of one number a class.
+    """Compute the columns: numbers, or arrays with one number per class.
 
     Raises:
-        ModelError: a step was written by a later version, which knows another way to finish.
+        ModelError: the step was written by a later version, with a finish that this one does not have.
     """
     columns: dict[str, Any] = {}
     for measure in measures:
         if measure.name not in totals:
             continue
         if measure.finish not in FINISHES:
-            raise ModelError(f"'{shown(measure.name)}' is finished by '{shown(measure.finish)}', which is unknown here")
+            raise ModelError(
+                f"'{shown(measure.name)}' is finished by '{shown(measure.finish)}', which this version does not have"
+            )
         with np.errstate(divide="ignore", invalid="ignore"):
             sums = totals[measure.name].astype(np.float64)
             value = np.asarray(FINISHES[measure.finish](sums, **measure.arguments))
@@ -308,9 +312,9 @@ def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> di
 
 
 def as_row(columns: Mapping[str, Any], classes: Collection[Sequence[str]] = ()) -> dict[str, float]:
-    """Numbers only: a vector becomes a column for each class, a matrix none.
+    """Flatten columns to numbers: a vector becomes a column for each class, a matrix is dropped.
 
-    ``classes`` are the names of the classes of each target: of a vector of that length they stand in its columns.
+    ``classes`` are the class names of each target: a vector of that length uses them in its column names.
     """
     row: dict[str, float] = {}
     for name, value in columns.items():

@@ -1,4 +1,4 @@
-"""The files of a step folder: what each is called, how it is written, and how it is read and checked."""
+"""Files of a step folder: their names, and how they are written, read and checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MANIFEST_FILE = "manifest.json"
 FROZEN_FILE = "frozen.bin"
 INIT_FILE = "init.bin"
 
-HALVES = ("gradient", "apply")  # of a step that has them separately
+HALVES = ("gradient", "apply")  # of a step with separate files
 
 ALL_FILES = (  # as globs
     "train.onnx",
@@ -54,11 +54,11 @@ ALL_FILES = (  # as globs
 )
 
 
-Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the bytes of a tensor that lies outside
+Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # bytes of an external tensor
 
 
 def model_names(manifest: Manifest) -> list[str]:
-    """The names of the models of a step folder: its train graphs, ``init`` and ``eval``, then its two halves."""
+    """Return the names of the models of a step folder: its train graphs, ``init`` and ``eval``, then its two halves."""
     halves = HALVES if manifest.separate else ()
     return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
 
@@ -69,13 +69,13 @@ def model_names(manifest: Manifest) -> list[str]:
 def folder_contents(
     models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader, shared: Mapping[str, tuple[str, Base]]
 ) -> dict[str, Any]:
-    """The files of a step folder, by name, in the order in which they are to be written.
+    """Return the files of a step folder, by name, in the order in which they are to be written.
 
     Args:
-        models: by their names, those of ``model_names``.
-        manifest: what each model carries in its metadata, and manifest.json.
-        read: gives the bytes of weights that lie outside the models already.
-        shared: files that keep weights which lie there, by what the models call them; with their path from the folder.
+        models: by name, those of ``model_names``.
+        manifest: stored in the metadata of each model, and in manifest.json.
+        read: returns the bytes of weights that are already external.
+        shared: files whose weights stay there, by location in the models; with their path from the folder.
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
@@ -98,7 +98,7 @@ def folder_contents(
 
 
 def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """The content of ``data``, which is written once; then its digest is known."""
+    """Yield the content of ``data``, which is written once, and then record its digest."""
     digest = Digest()
     for piece in data.chunks():
         digest.update(piece)
@@ -109,12 +109,12 @@ def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memo
 def with_external(
     model: onnx.ModelProto, data: DataFile | None, read: Reader, elsewhere: Mapping[str, str]
 ) -> onnx.ModelProto:
-    """A copy whose large initializers lie in ``data``; the rest of the file stays as it is.
+    """Return a copy with large initializers moved to ``data``; everything else stays as it is.
 
     Args:
         model, read: as for ``folder_contents``.
-        data: where large initializers are to lie.
-        elsewhere: files that keep theirs: where these lie now, and what the folder calls them.
+        data: the file for large initializers.
+        elsewhere: files whose weights stay there: their location now, and their name in the folder.
     """
     slim = copied(model, without="graph")
     slim.graph.CopyFrom(copied(model.graph, without="initializer"))
@@ -138,7 +138,7 @@ def with_external(
 
 
 def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
-    """A function that gives the bytes of ``tensor``, and a key that tensors with the same bytes share."""
+    """Return a function that reads the bytes of ``tensor``, and a key shared by tensors with the same bytes."""
     if is_external(tensor):
         return functools.partial(read, tensor), external_entry(tensor)
     raw = raw_bytes(tensor)
@@ -146,18 +146,18 @@ def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterab
 
 
 def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
-    """manifest.json, which is written last: the digests are known then."""
+    """Write manifest.json, which comes last, when the digests are known."""
     document = {**json_of(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
     yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
-    """The bytes of the weights of ``model``, wherever they lie."""
+    """Return the bytes of the weights of ``model``, external ones included."""
     return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
 
 
 def copied(message: Any, without: str = "") -> Any:
-    """A copy of a protobuf message less one field, which is never copied on the way."""
+    """Return a copy of a protobuf message without one field, which is never copied on the way."""
     copy = type(message)()
     for descriptor, value in message.ListFields():
         if descriptor.name == without:
@@ -182,7 +182,7 @@ def file_bytes(path: Path) -> bytes:
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """Numbers that differ between a file and another one of that name; none if it is not there."""
+    """Return numbers that identify the present content of a file, for change detection; empty if it does not exist."""
     try:
         info = path.stat()
     except OSError:
@@ -191,18 +191,18 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 
 def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
-    """The digests that manifest.json gives. Whoever edits a file takes its digest out."""
+    """Return the digests in manifest.json. To edit a file, remove its digest there."""
     digests = json_of(text).get(DIGESTS, {})
     files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
     if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):
-        raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
+        raise ModelError(f"'{shown(path)}' is damaged (its digests are invalid); build the step again")
     return digests
 
 
 def load_checked(
     path: Path, manifest: Manifest, digests: Mapping[str, str], bases: Mapping[str, Base]
 ) -> onnx.ModelProto:
-    """One of the models of a step folder; ``bases`` are the files elsewhere that its manifest.json names."""
+    """Load one of the models of a step folder; ``bases`` are the external files that its manifest.json names."""
     content = file_bytes(path)
     try:
         model = message_of(content)
@@ -210,21 +210,21 @@ def load_checked(
         raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
     stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
     if stored is None or Manifest.from_json(stored, str(path)) != manifest:
-        raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
+        raise ModelError(f"'{shown(path)}' does not match manifest.json in the same folder; build the step again")
     external = [t for t in model.graph.initializer if is_external(t)]
     if len(external) != sum(is_external(t) for t in proto_tensors(model)):
-        raise ModelError(f"'{shown(path)}' keeps more than initializers outside; build the step again")
+        raise ModelError(f"'{shown(path)}' stores more than initializers externally; build the step again")
     files = DataFiles(path.parent, remedy="build the step again")
     for tensor in external:
         _check_external(tensor, path, files, bases)
     if path.name in digests and digest_of([content]) != digests[path.name]:
-        raise not_as_saved(path)  # before anything in it is blamed
+        raise not_as_saved(path)  # before anything in it is reported
     check_proto(model)
     return model
 
 
 def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bases: Mapping[str, Base]) -> None:
-    """Data of a step's tensor lie in one of our two files or in one that manifest.json names."""
+    """Raise unless the data of a tensor are in one of the folder's two files or in one that manifest.json names."""
     location = external_entry(tensor).location
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE, *bases):
@@ -241,5 +241,5 @@ def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bas
 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor outside is one that a step that we save keeps inside."""
+    """Whether an external tensor is one that ``Step.save`` stores inside."""
     return external_entry(tensor).length < LEAST_BYTES

@@ -1,9 +1,8 @@
-"""The plain inference model behind a step: eval.onnx without loss, metrics and targets, its weights put inside.
+"""The inference model of a step: eval.onnx without loss, metrics and targets, with its weights inside.
 
-Cases: the model's own outputs stay, in their order and by their names, or those of them that are asked for; a loss
-that the model computes from labels goes, if there is another output; a state tensor that they need becomes an
-initializer of its name; nodes, weights, functions and inputs that nothing reads any more go. A model whose
-outputs need a target keeps nothing of use, so that is an error.
+Cases: the model's own outputs stay, in their order and with their names, or the requested ones of them; a loss that the
+model computes from labels is dropped if there is another output; a state tensor that they need becomes an initializer
+of its name; unused nodes, weights, functions and inputs are dropped. It is an error if all outputs need a target.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ def inference_model(
     state: Mapping[str, np.ndarray[Any, Any]],
     outputs: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """The model as it was before training was added, with the values of ``state``.
+    """Return the model without its training parts, with the values of ``state``.
 
     Args:
         eval_model: eval.onnx of a step.
         manifest: the manifest of that step.
         state: at least the parameters and statistics that the outputs need, by name.
-        outputs: those of the model's outputs that it is to have; by default all (see ``own_outputs``).
+        outputs: which of the model's outputs to keep; by default all (see ``own_outputs``).
 
     Raises:
         ModelError: there are no outputs, one of them needs a target, or a state tensor is missing or does not fit.
@@ -53,7 +52,9 @@ def inference_model(
 
 
 def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
-    """The outputs of the model, without a loss that it computes from inputs which no other output needs: labels."""
+    """Return the outputs of the model, without a loss that it computes from inputs which no other output needs
+    (labels).
+    """
     losses = {part.loss_output for part in manifest.parts.values()}
     others = tuple(name for name in manifest.outputs if name not in losses)
     if not others or len(others) == len(manifest.outputs):
@@ -67,10 +68,10 @@ def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, .
 def without_loss(
     eval_model: onnx.ModelProto, manifest: Manifest, outputs: Sequence[str] | None = None
 ) -> onnx.ModelProto:
-    """Copy eval.onnx so that it computes the model's own outputs only, or some; the state tensors stay inputs."""
+    """Copy eval.onnx, keeping only the model's own outputs, or some of them; the state tensors stay inputs."""
     source = eval_model.graph
     if not manifest.outputs:
-        raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")
+        raise ModelError("the step has no output of the model besides its loss; name its outputs when building")
     if outputs is None:
         outputs = own_outputs(eval_model, manifest)
     for name in outputs:
@@ -99,7 +100,7 @@ def without_loss(
 
 
 def _called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
-    """The model-local functions that ``nodes`` call, directly or through others."""
+    """Return the model-local functions that ``nodes`` call, directly or through others."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     called, stack = set(), list(nodes)
     while stack and functions:
@@ -114,11 +115,11 @@ def _called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onn
 
 def _tensor(spec: Any, state: Mapping[str, np.ndarray[Any, Any]]) -> onnx.TensorProto:
     if spec.name not in state:
-        raise ModelError(f"the value of '{spec.name}' is missing; give every parameter and statistic of the step")
+        raise ModelError(f"the value of '{spec.name}' is missing; pass every parameter and statistic of the step")
     value = state[spec.name]
     if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
         raise ModelError(
             f"'{spec.name}' is {value.dtype}{list(value.shape)}, but the step has {spec.dtype}{list(spec.shape)}; "
-            "give the state of this step"
+            "pass the state of this step"
         )
     return onnx.numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), spec.name)

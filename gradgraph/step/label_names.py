@@ -1,4 +1,4 @@
-"""Names of classes in the ``config.json`` that Hugging Face keeps beside a model."""
+"""Class names in the ``config.json`` that Hugging Face stores next to a model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 log = logging.getLogger("gradgraph")
 
 CONFIG, LABELS, LARGEST = "config.json", "id2label", 4 << 20  # ImageNet's 1,000 names take 60 kB
-UNNAMED = re.compile(r"LABEL_\d+")  # what transformers writes where nobody has named a class
+UNNAMED = re.compile(r"LABEL_\d+")  # written by transformers when classes have no names
 
 
 def names_beside(source: object) -> DataNames:
-    """The names of classes beside the file of a model; none where there are none, or what there is names no class.
+    """Return the class names stored next to a model file; empty if there are none, or if they are placeholders.
 
-    They are looked for in the folder of the file, and of ``onnx/model.onnx`` in the one above, as transformers.js has
-    it. Whose they are is not said: of the only target.
+    They are read from ``config.json`` in the folder of the file, or in its parent for ``onnx/model.onnx``, as
+    transformers.js does. They apply to the only target.
 
     Args:
-        source: a path, or a model, beside which nothing lies.
+        source: a path, or a model, which has no file next to it.
     """
     if not isinstance(source, str | os.PathLike):
         return NO_NAMES
@@ -35,7 +35,7 @@ def names_beside(source: object) -> DataNames:
     for place in (folder, *([folder.parent] if folder.name == "onnx" else [])):
         try:
             config = json_of(bytes_inside(place, CONFIG, LARGEST) or b"")
-        except (OSError, ValueError, UnreadableError):  # no file, or that of another program
+        except (OSError, ValueError, UnreadableError):  # no such file, or one of another program
             continue
         labels = config.get(LABELS) if isinstance(config, dict) else None
         if labels is not None:
@@ -44,12 +44,12 @@ def names_beside(source: object) -> DataNames:
 
 
 def _named(labels: Any, path: Path) -> DataNames:
-    """The names in a dict of numbers, as text, and names."""
+    """Read class names from a dict of indices, as text, and names."""
     try:
         names = [labels[str(i)] for i in range(len(labels))]
         named = DataNames(classes={"target": names})
     except (TypeError, KeyError, AttributeError, ArgumentError):
-        log.warning("'%s' in '%s' does not give each class from 0 on a name of its own; it is left out", LABELS,
+        log.warning("'%s' in '%s' does not give each class from 0 on a name of its own; it is ignored", LABELS,
                     shown(path))  # fmt: skip
         return NO_NAMES
     return NO_NAMES if len(names) < 2 or all(map(UNNAMED.fullmatch, names)) else named

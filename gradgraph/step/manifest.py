@@ -1,4 +1,4 @@
-"""The manifest of a step: which input, output and state tensor plays which part, as plain data and as JSON."""
+"""The manifest of a step: the role of each input, output and state tensor, as plain data and as JSON."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gradgraph.graph.shapes import shape_of, size_factors
 from gradgraph.step.data_names import NO_NAMES, DataNames
 
 VERSION = 1
-LEARNING_RATE = "learning_rate"  # the hyperparameter, or the report of what a schedule in the graph gives
+LEARNING_RATE = "learning_rate"  # the hyperparameter, or the report of a schedule in the graph
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
-DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
-BASES = "base_files"  # likewise: the files elsewhere that hold weights of the step
+DIGESTS = "digests"  # in manifest.json: the digest of each file in the folder
+BASES = "base_files"  # likewise: the external files that hold weights of the step
 
 Dim = int | str | None
 StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
@@ -52,7 +52,7 @@ class StateSpec(TensorSpec):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """Size in bytes."""
         return math.prod(int(d or 0) for d in self.shape) * numpy_dtype(self.dtype).itemsize
 
 
@@ -61,10 +61,10 @@ class TargetSpec(TensorSpec):
     """An input of the loss.
 
     Attributes:
-        classes: labels lie in [0, classes), or equal ``ignore_index``.
-        most: numbers lie in [0, most]; a name stands for the size of a dimension in this batch.
-        counted_by: the target that says how many of the numbers in a row count; others may be anything.
-        padded: ``ignore_index`` fills up rows with fewer objects than others, and a batch may hold none.
+        classes: labels are in [0, classes), or equal ``ignore_index``.
+        most: numbers are in [0, most]; a name is the size of a dimension in this batch.
+        counted_by: the target with the count of valid numbers in each row; the others are ignored.
+        padded: ``ignore_index`` pads rows with fewer objects, and a batch may have none.
     """
 
     classes: int | None = None
@@ -76,13 +76,13 @@ class TargetSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """A column of the history that is made of sums over all samples (``gradgraph.step.finishes``).
+    """A history column computed from sums over all samples (``gradgraph.step.finishes``).
 
     Attributes:
         name: of the column.
         sums: the floating output of train.onnx and eval.onnx with the sums of a batch, of this shape.
-        finish, arguments: what is made of their total.
-        rows: the output is one of eval.onnx alone, and has a row of this shape for each sample; the finish gets all.
+        finish, arguments: the function that turns their total into the column.
+        rows: the output is in eval.onnx only, with a row of this shape for each sample; the finish gets all rows.
     """
 
     name: str
@@ -100,9 +100,9 @@ class StepSpec:
     Attributes:
         loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
         metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
-        measures: columns made of sums; one may be called "loss".
-        reports: scalar float32 outputs of train.onnx alone, of how it trains: the norm of the gradient.
-        hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
+        measures: columns computed from sums; one may be called "loss".
+        reports: scalar float32 outputs of train.onnx only that describe training: the norm of the gradient.
+        hyperparameters: scalar float32 inputs of train.onnx and their defaults.
     """
 
     loss: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class StepSpec:
 
     @property
     def trained_measures(self) -> tuple[MeasureSpec, ...]:
-        """The measures that train.onnx has, too."""
+        """The measures that train.onnx also has."""
         return tuple(m for m in self.measures if not m.rows)
 
     def __post_init__(self) -> None:
@@ -128,11 +128,11 @@ class StepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PartSpec(StepSpec):
-    """One of several named steps over one state; its metrics, measures and reports are called ``<step>.<column>``.
+    """One of several named steps over one state; its columns are called ``<step>.<column>``.
 
     Attributes:
-        inputs: the inputs and targets that it reads of a batch.
-        reads, writes: the state tensors that it takes, and those of which it gives the next value.
+        inputs: the inputs and targets that it reads from a batch.
+        reads, writes: the state tensors that it reads, and those that it updates.
         trainable: the weights that it trains.
     """
 
@@ -142,22 +142,22 @@ class PartSpec(StepSpec):
     trainable: tuple[str, ...]
 
     def results(self, step: str) -> dict[str, str]:
-        """The loss and the metrics of a step of this name, with the outputs that they are."""
+        """Return the loss and the metrics of a step of this name, with their outputs."""
         return {"loss": self.loss_output, **{name.removeprefix(f"{step}."): name for name in self.metrics}}
 
     def reported(self, step: str) -> dict[str, str]:
-        """Likewise, with what it reports in training only."""
+        """Return them together with what is reported in training only."""
         return {**self.results(step), **{name.removeprefix(f"{step}."): name for name in self.reports}}
 
     def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
-        """The measures as a step of this name calls them."""
+        """Return the measures under the column names of a step of this name."""
         return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.trained_measures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfSpec:
-    """One of the two files of a ``SeparateSpec``: the state that it takes, that of which it gives the next value, and
-    the hyperparameters that are fed.
+    """One of the two files of a ``SeparateSpec``: the state that it reads, the state that it updates, and its
+    hyperparameters.
     """
 
     reads: tuple[str, ...] = ()
@@ -170,14 +170,14 @@ class SeparateSpec:
     """The step in two files, ``gradient.onnx`` and ``apply.onnx``.
 
     Attributes:
-        gradients: by the name of each weight, the output of gradient.onnx and input of apply.onnx that is its gradient.
-        gradient, apply: what either file takes and gives beside these; gradient.onnx takes a whole batch as well.
-        weight: the output of gradient.onnx with what its loss is a mean over (samples, or labels that count): the
-            weight of these gradients in a mean over several batches. Empty if only who feeds a batch knows it.
-        adds_up: the loss is a sum, so the gradients of several batches add up.
-        differs: why the gradients of several batches, weighed by ``weight``, are not those of one, in words that follow
-            the name of the loss; empty if they are.
-        every_label: they are those of one if no label is ignored, as several losses count labels of their own.
+        gradients: for each weight, the name of its gradient, an output of gradient.onnx and an input of apply.onnx.
+        gradient, apply: the other inputs and outputs of each file; gradient.onnx also reads the batch.
+        weight: the output of gradient.onnx with the divisor of its loss (samples, or labels that are not ignored): the
+            weight of these gradients in a mean over several batches. Empty if only the caller knows it.
+        adds_up: the loss is a sum, so gradients of several batches are added without weights.
+        differs: why gradients of several batches, weighted by ``weight``, differ from those of one large batch, in
+            words that follow the name of the loss; empty if they do not.
+        every_label: they do not differ if no label is ignored, as several losses count labels of their own.
     """
 
     gradients: Mapping[str, str]
@@ -190,31 +190,31 @@ class SeparateSpec:
 
 
 def column(step: str, name: str) -> str:
-    """``discriminator.loss``: what a result of a named step is called beside those of others."""
+    """``discriminator.loss``: the column name of a result of a named step."""
     return f"{step}.{name}" if step else name
 
 
 def train_file(step: str) -> str:
-    """The file of the train graph of a named step; of one that is the only one, ``train.onnx``."""
+    """Return the file name of the train graph of a named step; ``train.onnx`` for a single step."""
     return f"train.{step}.onnx" if step else "train.onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(StepSpec):
-    """The parts of a step; the docstring of :mod:`gradgraph.step.step` says where each name appears.
+    """The roles of all names in a step; the docstring of :mod:`gradgraph.step.step` lists where each occurs.
 
     Attributes:
-        inputs, targets: what a batch holds.
-        outputs: the model's own outputs, as eval.onnx has them.
+        inputs, targets: the entries of a batch.
+        outputs: the model's own outputs, as in eval.onnx.
         state: every tensor that a step updates, parameters first.
-        averages: parameters, with the state tensors that evaluation and export read in their place.
-        precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` says
-            what the tensors ``loss_scale`` and ``skipped_steps`` are called, where there are any.
-        trainable, frozen: names of the model's weights on either side.
-        backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
-        steps: where one state has several named steps, each of these, which then have losses and optimizers.
-        separate: of a step that has gradient.onnx and apply.onnx, too, what these take and give.
-        data: the names of what it is trained on, or its model was, by which data are matched.
+        averages: parameters, with the state tensors that evaluation and export read instead.
+        precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` has the
+            names of the tensors ``loss_scale`` and ``skipped_steps``, if any.
+        trainable, frozen: names of the trained and the frozen weights of the model.
+        backend, machine: the backend of the step, and its hardware requirements (``gradgraph.backends``).
+        steps: the named steps, if there are several over one state; each has its own loss and optimizer.
+        separate: the inputs and outputs of gradient.onnx and apply.onnx, if the step has them.
+        data: the names in its training data, or its model's, against which later data are matched.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -241,7 +241,7 @@ class Manifest(StepSpec):
         _check_names(self)
 
     def to_json(self) -> str:
-        """The manifest as JSON text; ``from_json`` gives an equal one back."""
+        """Return the manifest as JSON text; ``from_json`` reads it back."""
         first: dict[str, Any] = dict.fromkeys(("inputs", "targets", "outputs"))
         data: dict[str, Any] = first | dataclasses.asdict(self) | {"data": self.data.as_data()}
         for name in _OF_A_STEP if self.steps else ():
@@ -269,9 +269,9 @@ class Manifest(StepSpec):
         except UnreadableError as error:
             raise ModelError(f"{source} is damaged ({error}); build the step again") from None
         if not isinstance(data, dict):
-            raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
+            raise ModelError(f"{source} is damaged: expected a JSON object; build the step again")
         _check_version(data, source)
-        for of_files in (DIGESTS, BASES):  # which are not part of what the models carry
+        for of_files in (DIGESTS, BASES):  # not part of the text that the models carry
             data.pop(of_files, None)
         try:
             return cls(**_parsed(data))
@@ -286,7 +286,7 @@ class Manifest(StepSpec):
 
     @property
     def open_dimensions(self) -> tuple[str, ...]:
-        """The names of the sizes that inputs and targets leave open."""
+        """The symbolic sizes of inputs and targets."""
         return tuple(dict.fromkeys(d for s in (*self.inputs, *self.targets) for d in s.shape if isinstance(d, str)))
 
     def check_sizes(self, sizes: Iterable[str]) -> None:
@@ -298,7 +298,7 @@ class Manifest(StepSpec):
 
     @functools.cached_property
     def parts(self) -> Mapping[str, PartSpec]:
-        """The named steps; of a step that is the only one, itself under the name ""."""
+        """The named steps; for a single step, itself under the name ""."""
         if self.steps:
             return self.steps
         state = tuple(s.name for s in self.state)
@@ -308,22 +308,22 @@ class Manifest(StepSpec):
 
     @functools.cached_property
     def results(self) -> dict[str, str]:
-        """The columns of an evaluation that are numbers, with the outputs that they are."""
+        """The numeric columns of an evaluation, with their outputs."""
         found = ((column(step, c), output) for step, p in self.parts.items() for c, output in p.results(step).items())
         return dict(found)
 
     @functools.cached_property
     def columns_of_sums(self) -> tuple[MeasureSpec, ...]:
-        """The columns of an evaluation that are made of sums."""
+        """The columns of an evaluation that are computed from sums."""
         return tuple(m for part in self.parts.values() for m in part.measures)
 
     def specs_of(self, step: str) -> list[TensorSpec]:
-        """The inputs, then the targets, of a batch for one of the ``parts``."""
+        """Return the inputs, then the targets, of a batch for one of the ``parts``."""
         names = set(self.parts[step].inputs)
         return [s for s in (*self.inputs, *self.targets) if s.name in names]
 
     def named(self, step: str) -> PartSpec:
-        """The step of this name.
+        """Return the step of this name.
 
         Raises:
             UnknownNameError: there is none.
@@ -331,7 +331,7 @@ class Manifest(StepSpec):
         if step not in self.steps:
             if not self.steps:
                 raise UnknownNameError(
-                    f"this step has no steps with names, so there is no '{shown(step)}'",
+                    f"this step has no named steps, so there is no '{shown(step)}'",
                     remedy="call trainer.step(batch)",
                 )
             raise UnknownNameError(f"there is no step '{shown(step)}'{suggestion(step, self.steps)}")
@@ -346,7 +346,7 @@ _IF_ANY = (
     "steps",
     "separate",
     "data",
-)  # written where they say something
+)  # written only if set
 _OF_A_STEP = tuple(f.name for f in dataclasses.fields(StepSpec))
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "reads", "writes", "trainable",
               "frozen")  # fmt: skip
@@ -355,7 +355,7 @@ _PLAIN = ("loss", "optimizer", "precision")
 
 @functools.cache
 def package_version() -> str:
-    """The version of this package, or ``"0"`` in a checkout that is not installed."""
+    """Return the version of this package, or ``"0"`` in a checkout that is not installed."""
     from importlib import metadata
 
     try:
@@ -371,7 +371,7 @@ def spec_of(value: ir.Value) -> TensorSpec:
 
 
 def dtype_name(elem_type: int) -> str:
-    """``"float32"`` for ``TensorProto.FLOAT``; ``"undefined"`` for what is no tensor element type."""
+    """``"float32"`` for ``TensorProto.FLOAT``; ``"undefined"`` if it is not a tensor element type."""
     try:
         return (
             str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
@@ -382,7 +382,7 @@ def dtype_name(elem_type: int) -> str:
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of a spec's dtype; the small floats come from ml_dtypes."""
+    """Return the NumPy type of a spec's dtype; small float types come from ml_dtypes."""
     if name == "str":
         return np.dtype(object)
     for elem_type in onnx.TensorProto.DataType.values():
@@ -393,12 +393,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def alone_in(part: PartSpec) -> dict[str, Any]:
-    """The fields of a manifest that describe its only step."""
+    """Return the fields of a manifest that describe its only step."""
     return {name: getattr(part, name) for name in _OF_A_STEP}
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in JSON's words: lists, numbers, and strings for infinities (JSON has none)."""
+    """Convert ``value`` to JSON types: lists, numbers, and strings for infinities, which JSON lacks."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -416,11 +416,11 @@ def _plain(value: Any) -> Any:
 def _check_version(data: dict[str, Any], source: str) -> None:
     version = data.get("version")
     if not isinstance(version, int) or version < 1:
-        raise ModelError(f"{source} has no version; build the step again")
+        raise ModelError(f"{source} has no version field; build the step again")
     if version > VERSION:
         raise ModelError(
             f"{source} has version {version}, written by gradgraph {data.get('gradgraph', '?')}; this gradgraph reads "
-            f"versions up to {VERSION}, so upgrade it or build the step again"
+            f"versions up to {VERSION}: upgrade it, or build the step again"
         )
 
 
@@ -452,7 +452,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed_step(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a ``StepSpec``, each of its type; those among ``names`` hold names, too."""
+    """Parse the fields of a ``StepSpec``; those among ``names`` must hold names."""
     for name, kind in _TYPES.items():
         if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
             raise ValueError(f"field {name!r} should be a {kind.__name__}")
@@ -515,14 +515,16 @@ def _check_once(names: Sequence[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ModelError(f"the manifest uses the name '{shown(name)}' twice; build the step again")
+            raise ModelError(f"the manifest has the name '{shown(name)}' twice; build the step again")
         seen.add(name)
 
 
 def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
-    """Raise ModelError unless all that a named step reads and writes is there, and its name can be that of a file."""
+    """Raise ModelError unless everything that a named step reads and writes exists, and its name can be a file name."""
     if not (name.isidentifier() and name.isascii()):
-        raise ModelError(f"the manifest has a step called '{shown(name)}', which is no name; build the step again")
+        raise ModelError(
+            f"the manifest has a step called '{shown(name)}', which is not a valid name; build the step again"
+        )
     batch = {s.name for s in (*manifest.inputs, *manifest.targets)}
     state = {s.name for s in manifest.state}
     for names, known in ((part.inputs, batch), (part.reads, state), (part.writes, {*part.reads}),
@@ -530,8 +532,8 @@ def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
         for missing in names:
             if missing not in known:
                 raise ModelError(
-                    f"the step '{shown(name)}' of the manifest names '{shown(missing)}', which is not there; build the "
-                    "step again"
+                    f"the step '{shown(name)}' of the manifest names '{shown(missing)}', which does not exist; build "
+                    "the step again"
                 )
 
 
@@ -548,9 +550,9 @@ def _check_names(manifest: Manifest) -> None:
     for s in manifest.state:
         name, kind = shown(s.name), shown(s.kind)
         if s.kind not in get_args(StateKind):
-            raise ModelError(f"the manifest gives '{name}' the unknown kind '{kind}'; build the step again")
+            raise ModelError(f"the manifest has the unknown kind '{kind}' for '{name}'; build the step again")
         if not all(isinstance(d, int) and d >= 0 for d in s.shape):
-            raise ModelError(f"the manifest gives the state tensor '{name}' no fixed shape; build the step again")
+            raise ModelError(f"the manifest has no fixed shape for the state tensor '{name}'; build the step again")
     states = {s.name: s for s in manifest.state}
     for name, average in manifest.averages.items():
         like, spec = states.get(name), states.get(average)
@@ -561,8 +563,8 @@ def _check_names(manifest: Manifest) -> None:
             or (like.dtype, like.shape) != (spec.dtype, spec.shape)
         ):
             raise ModelError(
-                f"the manifest calls '{shown(average)}' an average of '{shown(name)}', which it is not; "
-                "build the step again"
+                f"the manifest calls '{shown(average)}' an average of '{shown(name)}', but it is not one; build the "
+                "step again"
             )
     parameters = {s.name for s in manifest.state if s.kind == "parameter"}
     for name in manifest.trainable:

@@ -1,7 +1,7 @@
-"""A step by module: how many weights each part of the model has, and how many multiplications it takes.
+"""Parameters and multiply-accumulates of a step, by module.
 
-MACs (multiply-accumulates) are those of products: MatMul, Gemm, Conv, ConvTranspose, Einsum of two, RNN, GRU and LSTM.
-What stands in functions and bodies is not counted.
+MACs (multiply-accumulates) are counted for products: MatMul, Gemm, Conv, ConvTranspose, Einsum of two, RNN, GRU and
+LSTM. Functions and subgraphs are not counted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 
 @dataclass(frozen=True)
 class Module:
-    """A part of a model, called by the first words of the names of its weights and nodes.
+    """A part of a model, named by the common prefix of its weights and nodes.
 
     Attributes:
-        name: such as ``features.0``; empty for what has none.
+        name: such as ``features.0``; empty for unnamed parts.
         trainable, frozen: numbers of elements of its weights.
         macs: multiply-accumulates of a forward pass.
     """
@@ -41,11 +41,11 @@ class Module:
 
 
 def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[Module], int]:
-    """The modules in the order of the model, and how many products have a size that is not known.
+    """Return the modules in the order of the model, and the number of products of unknown size.
 
     Args:
         m, eval_: of a step.
-        sizes: of symbolic dimensions; 1 where none is given.
+        sizes: of symbolic dimensions; 1 by default.
     """
     weights = {s.name: math.prod(int(d or 0) for d in s.shape) for s in m.state if s.name in set(m.trainable)}
     still = {t.name: math.prod(t.dims) for t in eval_.graph.initializer if t.name in set(m.frozen)}
@@ -69,7 +69,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
 
 
 def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
-    """Add up modules with common first words, so that ``most`` rows are enough."""
+    """Merge modules by common prefixes until at most ``most`` rows remain."""
     deepest = max((m.name.count(".") + 1 for m in found), default=0)
     for depth in range(deepest, 0, -1):
         rows: dict[str, Module] = {}
@@ -83,7 +83,7 @@ def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
 
 
 def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """The shapes of tensors, as far as they are known once symbolic dimensions have sizes."""
+    """Infer the shapes of tensors for the given sizes of symbolic dimensions."""
     fixed = copy.deepcopy(model)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shape_of_type(value.type) or (), strict=True):
@@ -103,7 +103,7 @@ def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> di
 
 
 def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
-    """The multiply-accumulates of one node; 0 if it is no product, None if a shape is not known."""
+    """Return the multiply-accumulates of one node; 0 if it is no product, None if a shape is unknown."""
     count = COUNTS.get(node.op_type) if not node.domain else None
     if count is None:
         return 0

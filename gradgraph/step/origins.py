@@ -1,8 +1,8 @@
-"""Where the nodes of a training step come from: for which node, module or weight of the user's model each was written.
+"""Origins of the nodes of a training step: the node, module or weight of the user's model that each belongs to.
 
-A node that is written for another has its name in front of its own: ``grad/stem/Conv/ConvGradWeight`` is part of the
-gradient of ``stem/Conv``, ``update/AdamUpdate`` of the optimizer. So names tell, also those of nodes that a backend has
-put into the place of others. In saved steps each node says it in its ``metadata_props``, which viewers show.
+A node derived from another has its name as a prefix: ``grad/stem/Conv/ConvGradWeight`` is part of the gradient of
+``stem/Conv``, ``update/AdamUpdate`` of the optimizer. So names identify the origin, also of nodes that a backend
+rewrote. In saved steps the origin of each node is in its ``metadata_props``, which viewers show.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gradgraph.step.manifest import Manifest
 
 FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")
 _SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
-_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # what is computed once more is called as what was computed first
+_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # recomputed nodes count as the original ones
 KEYS = tuple(f"gradgraph.{name}" for name in ("part", "forward", "node", "module", "weight"))  # in metadata_props
 _MANY = ""  # weights
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Tells for which part of the model a node was written.
+    """The part of the model that a node was written for.
 
     Attributes:
         role: one of ``ROLES``.
-        node: of the user's model or of the loss, which it is or stands for; empty if it stands for none.
-        forward: of a node of the backward pass, the node of the forward pass whose gradient it is part of.
+        node: the node of the user's model or of the loss that it is or stands for; empty if none.
+        forward: for a node of the backward pass, the forward node whose gradient it is part of.
         module: that of ``node``, or of ``weight``.
-        weight: the one that a node of the optimizer moves; empty if it works for several.
+        weight: the one that a node of the optimizer updates; empty if there are several.
     """
 
     role: str
@@ -44,14 +44,14 @@ class Origin:
 
 
 class Origins:
-    """Knows the origin of each node of a graph, and of the nodes that a backend makes of it.
+    """A lookup of the origin of each node of a graph, and of the nodes that a backend derives from it.
 
     Args:
         graph: the graph.
         own: the names of the nodes of the user's model.
         source: these nodes, as far as they are not in the graph.
         weights: the names of weights and running statistics.
-        moved: the weight that each node of the optimizer works for.
+        moved: for each node of the optimizer, the weight that it belongs to.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Origins:
 
     @classmethod
     def of_step(cls, manifest: Manifest, eval_: onnx.ModelProto, train: onnx.ModelProto) -> Origins:
-        """The origins in a train graph of a step."""
+        """Build the lookup for a train graph of a step."""
         weights = {s.name for s in manifest.state if s.kind in ("parameter", "statistic")} | {*manifest.frozen}
         own = _own_names(eval_.graph, {*manifest.outputs})
         return cls(train.graph, own, eval_.graph.node, weights, _moved(train, manifest))
 
     @classmethod
     def of_model(cls, model: onnx.ModelProto) -> Origins:
-        """The origins in any model; nodes of gradients are told by their names."""
+        """Build the lookup for any model; gradient nodes are recognised by name."""
         own = {n.name for n in model.graph.node if not n.name.startswith("grad/")}
         return cls(model.graph, own, (), {t.name for t in model.graph.initializer}, {})
 
     def _modules_of(self, nodes: Sequence[onnx.NodeProto], weights: set[str]) -> dict[str, str]:
-        """The module of each node of the forward pass; without one, a node belongs to the module that contains both
-        what it reads and who reads it.
+        """Return the module of each node of the forward pass; without one, a node belongs to the smallest module that
+        contains its producers and consumers.
         """
         forward = [node for node in nodes if self._role(node.name) == FORWARD]
         cast, found, maker = casts_among(nodes), dict[str, str](), dict[str, str]()
@@ -100,11 +100,11 @@ class Origins:
         return found
 
     def place(self, name: str) -> str:
-        """The node of the train graph that a node of the lowered graph is or stands for, by name."""
+        """Return the node of the train graph that a node of the lowered graph is or stands for, by name."""
         return next((prefix for prefix in _prefixes(name) if prefix in self._nodes), "")
 
     def __call__(self, name: str) -> Origin:
-        """The origin of the node of this name."""
+        """Return the origin of the node of this name."""
         role = self._role(name)
         if role == UPDATE:
             weight = next((w for p in _prefixes(name) if (w := self._weights.get(p)) is not None), _MANY)
@@ -117,7 +117,7 @@ class Origins:
         return FORWARD if name in self._own else _SCOPES.get(name.partition("/")[0], FORWARD)
 
     def _forward(self, name: str) -> str:
-        """The node whose gradient ``name`` is part of; a second derivative has its scope twice."""
+        """Return the node whose gradient ``name`` is part of; a second derivative has its scope twice."""
         if (first := _AGAIN.fullmatch(name)) is not None:
             return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
         whole = scope = name.rpartition("/")[0]
@@ -126,14 +126,14 @@ class Origins:
             for prefix in _prefixes(scope):
                 if prefix in self._own or prefix in self._written:
                     return prefix
-        own = next((prefix for prefix in _prefixes(whole) if prefix in self._own), "")  # of a module called grad
+        own = next((prefix for prefix in _prefixes(whole) if prefix in self._own), "")  # for a module called grad
         if own:
             return own
         _, cut, tail = whole.rpartition(LEFT_OUT)
         return self._shortened.get(tail, "") if cut else ""
 
     def _node(self, name: str) -> str:
-        """The node that ``name`` stands for: the Dropout, for one of the many nodes that a Dropout is written as."""
+        """Return the node that ``name`` stands for, such as the Dropout for each of the nodes that it is written as."""
         if name in self._own:
             return name
         found = ""
@@ -146,7 +146,7 @@ class Origins:
 
 
 def write_origins(model: onnx.ModelProto, origins: Origins) -> None:
-    """Let each node of ``model`` say in its metadata where it comes from, in place."""
+    """Store the origin of each node in its metadata, in place."""
     for node in model.graph.node:
         origin = origins(node.name)
         stands_for = origin.node if origin.node not in (node.name, origin.forward) else ""
@@ -163,16 +163,16 @@ def write_origins(model: onnx.ModelProto, origins: Origins) -> None:
 
 
 def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
-    """The input of each Cast by its output."""
+    """Map the output of each Cast to its input."""
     return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
 
 
 def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
-    """The module of a node: that of a weight that it reads, else the one that its exporter tells, else the one in its
-    name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
+    """Return the module of a node: that of a weight that it reads, else the one recorded by its exporter, else the one
+    in its name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
 
     Args:
-        cast: what a Cast gives, and what it reads.
+        cast: maps the output of each Cast to its input.
     """
     names = list(node.input)
     for i, name in enumerate(names):
@@ -186,25 +186,25 @@ def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) 
 
 
 def _module_from_exporter(node: onnx.NodeProto) -> str | None:
-    """The module that PyTorch's exporter gives: ``: Net/body.0: torch.nn.ReLU/relu: aten.relu.default``."""
+    """Parse the module recorded by PyTorch's exporter: ``: Net/body.0: torch.nn.ReLU/relu: aten.relu.default``."""
     told = next((p.value for p in node.metadata_props if p.key == "namespace"), "")
     modules = [part.partition(": ")[0] for part in told.split("/")[:-1] if ": " in part]
     return modules[-1].strip(": ") if modules and told.startswith(": ") else None
 
 
 def _common(a: str, b: str) -> str:
-    """The module that contains both ``a`` and ``b``."""
+    """Return the smallest module that contains both ``a`` and ``b``."""
     words = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
     return ".".join(word for word, _ in words)
 
 
 def parent_of(name: str) -> str:
-    """The module in the name of a weight: ``layer1.conv`` of ``layer1.conv.weight``."""
+    """Return the module in the name of a weight: ``layer1.conv`` for ``layer1.conv.weight``."""
     return name.rpartition(".")[0]
 
 
 def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
-    """The nodes of the user's model: those outside the loss, and inside what leads to outputs of the model."""
+    """Return the nodes of the user's model: those outside the loss, and those that lead to outputs of the model."""
     read, found = set(outputs), set[str]()
     for node in reversed(graph.node):
         leads = not read.isdisjoint(node.output)
@@ -219,18 +219,18 @@ def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """The name and its scopes, from the innermost: ``a/b/c``, ``a/b``, ``a``."""
+    """Yield the name and its scopes, from the innermost: ``a/b/c``, ``a/b``, ``a``."""
     while name:
         yield name
         name = name.rpartition("/")[0]
 
 
 def _tails(names: Iterable[str]) -> dict[str, str]:
-    """Long names, which others hold cut, by each of their ends; an end that two names share gives none."""
+    """Index long names, which may occur truncated, by each of their suffixes; ambiguous suffixes are dropped."""
     found: dict[str, str] = {}
     for name in names:
         tail = name
-        while len(name) > 60 and tail:  # shorter ones are never cut
+        while len(name) > 60 and tail:  # shorter ones are never truncated
             found[tail] = "" if tail in found else name
             tail = tail.partition("/")[2]
     return found
@@ -240,7 +240,7 @@ def _tails(names: Iterable[str]) -> dict[str, str]:
 
 
 def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
-    """The weight that each node of the optimizer works for: whose value or state it reads, or computes."""
+    """Return the weight of each optimizer node: the one whose value or state it reads or computes."""
     weights = {s.name for s in manifest.state if s.kind == "parameter"}
     known = {name: name for name in weights} | kept_of(manifest)
     known |= {s.next: known[s.name] for s in manifest.state if known.get(s.name)}
@@ -252,7 +252,7 @@ def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
             found[node.name] = read.pop() if len(read) == 1 else _MANY
             known.update((y, found[node.name]) for y in node.output)
     wanted: dict[str, set[str]] = {}
-    for node in reversed(updates):  # what scales a gradient reads no weight; who reads it tells
+    for node in reversed(updates):  # nodes that scale a gradient read no weight; their consumers identify it
         if node.name not in found:
             whose = set().union(*(wanted.get(y, set()) for y in node.output)) | {
                 known[y] for y in node.output if y in known
@@ -267,8 +267,8 @@ def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
 
 
 def kept_of(manifest: Manifest) -> dict[str, str]:
-    """The weight that each tensor of the optimizer is kept of, if it is one: ``a.b`` of ``a.b.exp_avg``, and of
-    ``generator.a.b.exp_avg`` where ``generator`` is one of several steps.
+    """Return the weight of each slot of the optimizer: ``a.b`` for ``a.b.exp_avg``, and for ``generator.a.b.exp_avg``
+    if ``generator`` is one of several steps.
     """
     weights, found = {s.name for s in manifest.state if s.kind == "parameter"}, dict[str, str]()
     steps = [f"{name}." for name in manifest.steps]
@@ -280,7 +280,7 @@ def kept_of(manifest: Manifest) -> dict[str, str]:
 
 
 def _dotted(name: str) -> Iterator[str]:
-    """``a.b`` and ``a`` of ``a.b.exp_avg``."""
+    """Yield ``a.b`` and ``a`` for ``a.b.exp_avg``."""
     while "." in name:
         name = parent_of(name)
         yield name

@@ -1,7 +1,7 @@
-"""The way in which a model wants its images, as files of Hugging Face and timm beside it say, or its metadata.
+"""Image preprocessing of a model, as described by files of Hugging Face and timm next to it, or by its metadata.
 
-``preprocessor_config.json`` is that of ``transformers``' image processors; ``config.json`` is timm's where it has a
-``pretrained_cfg``. What they say that :class:`gradgraph.image_folder` cannot do is named, and never approximated.
+``preprocessor_config.json`` is that of ``transformers``' image processors; ``config.json`` is timm's if it has a
+``pretrained_cfg``. Settings that :class:`gradgraph.image_folder` does not support are named, and never approximated.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ log = logging.getLogger("gradgraph")
 LARGEST = 1 << 20  # bytes
 FILES = ("preprocessor_config.json", "config.json")
 BYTE = 255.0
-# image processors whose size, where it is one number, is that of the shorter side, or of both
+# image processors for which a single size number is that of the shorter side, or of both
 _OF_SHORTER = ("Bit", "CLIP", "ConvNext", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer")
 _OF_BOTH = ("Beit", "DeiT", "Segformer", "Swin", "ViT")
 _CHANNELS = (1, 3, 4)
 
 
 def learn_preprocessing(model: ir.Model, source: Any) -> str:
-    """Write into the metadata of a model how its images are read, where it does not say so yet.
+    """Write the image preprocessing of a model into its metadata, unless it is there already.
 
     Args:
         model: gets the entry of :class:`DataNames`.
-        source: where it comes from; a file beside a path is read.
+        source: its origin; for a path, files next to it are read.
 
     Returns:
-        A line on what was found; "" where there is nothing.
+        A line on what was found, or "".
     """
     names = DataNames.read_from(model.metadata_props)
     inputs = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
@@ -55,23 +55,24 @@ def learn_preprocessing(model: ir.Model, source: Any) -> str:
             given = _fitting(found, inputs[0])
             learnt = DataNames(images={inputs[0].name or "": given}) if given else DataNames()
         except (UnreadableError, ArgumentError) as error:
-            log.warning("%s does not say how images are read (%s); say it with image_folder, or --image", where, error)
+            message = "%s describes no supported way to read images (%s); pass it to image_folder, or --image"
+            log.warning(message, where, error)
             return ""
         model.metadata_props.update(names.updated(learnt).as_metadata())
         words = ", ".join(f"{key} {shown(_in_words(value))}" for key, value in given.items())
-        return f"images of '{shown(inputs[0].name)}' are read as {where} says: {words}" if given else ""
+        return f"images of '{shown(inputs[0].name)}' are read as described in {where}: {words}" if given else ""
     return ""
 
 
 def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]]:
-    """Documents that may say it, each with what it is called."""
+    """Yield documents that may describe it, each with its name."""
     for key, value in model.metadata_props.items():
         if key.removesuffix(".json") in ("preprocessor_config", "pretrained_cfg", "timm_config"):
             yield f"the metadata '{shown(key)}'", value
     if not isinstance(source, str | os.PathLike):
         return
     folder = Path(source).absolute().parent
-    for place in (folder, folder.parent) if folder.name == "onnx" else (folder,):  # as repositories of the hub have it
+    for place in (folder, folder.parent) if folder.name == "onnx" else (folder,):  # as in repositories of the hub
         for name in FILES:
             try:
                 content = bytes_inside(place, name, LARGEST)
@@ -83,10 +84,10 @@ def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]
 
 
 def _read(document: Any) -> dict[str, Any] | None:
-    """The arguments of ``image_folder`` that a document stands for; None where it is about something else.
+    """Return the arguments of ``image_folder`` for a document; None if it is about something else.
 
     Raises:
-        UnreadableError: it says what cannot be done, or is damaged.
+        UnreadableError: it asks for something unsupported, or is damaged.
     """
     fields = Fields(document, "it")
     if fields.value("pretrained_cfg") is not None:
@@ -98,7 +99,7 @@ def _read(document: Any) -> dict[str, Any] | None:
 
 
 def _of_timm(fields: Fields) -> dict[str, Any]:
-    """As ``timm.data.create_transform`` makes of a ``pretrained_cfg`` for evaluation."""
+    """Parse a ``pretrained_cfg`` as ``timm.data.create_transform`` does for evaluation."""
     _, height, width = _numbers(fields, "input_size", 3)
     size = (int(height), int(width))
     share, mode = fields.number("crop_pct", 0.875), fields.text("crop_mode", "center")
@@ -113,19 +114,19 @@ def _of_timm(fields: Fields) -> dict[str, Any]:
 
 
 def _of_processor(fields: Fields) -> dict[str, Any]:
-    """As an image processor of ``transformers`` does it."""
+    """Parse the configuration of an image processor of ``transformers``."""
     mobile = fields.text("image_processor_type", fields.text("feature_extractor_type", "")).startswith("MobileViT")
     flips = fields.flag("do_flip_channel_order", False)
-    if flips and not mobile:  # in others the order of this and the mean is not known
-        raise UnreadableError("it asks for do_flip_channel_order, which is not done here")
+    if flips and not mobile:  # others do not define its order relative to the mean
+        raise UnreadableError("it asks for do_flip_channel_order, which is not supported")
     for key in ("do_pad", "rescale_offset", "offset", "do_thumbnail", "do_align_long_axis"):
         if fields.value(key) is True:
-            raise UnreadableError(f"it asks for {key}, which is not done here")
+            raise UnreadableError(f"it asks for {key}, which is not supported")
     given: dict[str, Any] = {}
     if fields.flag("do_resize", True) and fields.value("size") is not None:
         given = _size(fields) | {"resample": _filter(fields.value("resample"))}
     elif fields.flag("do_center_crop", False):
-        raise UnreadableError("it crops images without resizing them, which is not done here")
+        raise UnreadableError("it crops images without resizing them, which is not supported")
     factor = fields.number("rescale_factor", 1 / BYTE) if fields.flag("do_rescale", True) else 1.0
     if factor <= 0:
         raise UnreadableError(f"its rescale_factor is {factor:g}")
@@ -138,8 +139,8 @@ def _of_processor(fields: Fields) -> dict[str, Any]:
 
 
 def _size(fields: Fields) -> dict[str, Any]:
-    """The size, and the shorter side where the middle is cut out."""
-    kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "of no type"))
+    """Return the size, and the shorter side if images are center-cropped."""
+    kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "without a type"))
     size, crop = fields.value("size"), fields.value("crop_size")
     crops = fields.flag("do_center_crop", False)
     cut: tuple[int, int] | None = None
@@ -153,35 +154,35 @@ def _size(fields: Fields) -> dict[str, Any]:
         else:
             raise UnreadableError(f"its size {size} may be that of the shorter side or of both ({shown(kind)})")
     if not isinstance(size, Mapping):
-        raise UnreadableError("its size is no table")
+        raise UnreadableError("its size is not a table")
     if kind.startswith("ConvNext") and "shortest_edge" in size and not crops:
         return _of_convnext(size["shortest_edge"], fields)
     if set(size) == {"shortest_edge"}:
         if cut is None:
-            raise UnreadableError("it resizes the shorter side and cuts nothing out, so images have different sizes")
+            raise UnreadableError("it resizes the shorter side without cropping, so images have different sizes")
         return {"size": cut, "shorter": _side(size["shortest_edge"], "shortest_edge"), "crop": "floor"}
     both = _pair(size, "size")
     if cut is not None and cut != both:
-        raise UnreadableError(f"it stretches images to {list(both)} and cuts {list(cut)} out, which is not done here")
+        raise UnreadableError(f"it stretches images to {list(both)} and crops {list(cut)}, which is not supported")
     return {"size": both}
 
 
 def _of_convnext(side: Any, fields: Fields) -> dict[str, Any]:
     side = _side(side, "shortest_edge")
-    if side >= 384:  # where its processor does not crop
+    if side >= 384:  # if its processor does not crop
         return {"size": (side, side)}
     return {"size": (side, side), "shorter": int(side / fields.number("crop_pct", 224 / 256)), "crop": "floor"}
 
 
 def _pair(table: Mapping[str, Any], what: str) -> tuple[int, int]:
     if set(table) != {"height", "width"}:
-        raise UnreadableError(f"its {what} has {', '.join(map(shown, sorted(table)))}, which is not understood")
+        raise UnreadableError(f"its {what} has {', '.join(map(shown, sorted(table)))}, which is not supported")
     return _side(table["height"], what), _side(table["width"], what)
 
 
 def _side(value: Any, what: str) -> int:
     if type(value) is not int or not 0 < value < 1 << 15:
-        raise UnreadableError(f"its {what} is no number of pixels")
+        raise UnreadableError(f"its {what} is not a number of pixels")
     return value
 
 
@@ -189,27 +190,29 @@ def _numbers(fields: Fields, key: str, count: int | None = None) -> tuple[float,
     value = fields.value(key)
     fits = isinstance(value, list) and all(type(n) in (int, float) and math.isfinite(n) for n in value)
     if not fits or len(value) not in (_CHANNELS if count is None else (count,)):
-        raise UnreadableError(f"its {key} is no list of numbers")
+        raise UnreadableError(f"its {key} is not a list of numbers")
     return tuple(map(float, value))
 
 
 def _filter(given: Any) -> str:
-    """The filter that a name of timm or a number of Pillow stands for."""
+    """Return the filter for a name of timm or a number of Pillow."""
     names: dict[Any, str] = {number: name for name, number in INTERPOLATIONS.items()} | {None: "bilinear"}
     name = given if isinstance(given, str) else names.get(given if type(given) is int else None)
     if name not in INTERPOLATIONS:
-        raise UnreadableError(f"its filter {shown(given)} is not known")
+        raise UnreadableError(f"its filter {shown(given)} is unknown")
     return str(name)
 
 
 def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
-    """The arguments that an input can follow: of bytes, no mean and std; raises UnreadableError for another size."""
+    """Adapt the arguments to an input: none for mean and std if it reads bytes; raises UnreadableError for another
+    size.
+    """
     assert value.shape is not None
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]
     height, width = dims[2:] if dims[1] in _CHANNELS or dims[3] not in _CHANNELS else dims[1:3]
     size = found.get("size")
     if size is not None and (height not in (None, size[0]) or width not in (None, size[1])):
-        raise UnreadableError(f"its size is {list(size)}, and the model takes {[height, width]}")
+        raise UnreadableError(f"its size is {list(size)}, but the model reads {[height, width]}")
     takes_bytes = value.dtype == ir.DataType.UINT8
     return {k: v for k, v in found.items() if not (takes_bytes and k in ("mean", "std", "scale"))}
 

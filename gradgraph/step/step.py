@@ -8,14 +8,14 @@ train.onnx      batch, targets, hyperparameters, every state tensor   loss, metr
 eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
 ==============  ====================================================  ==============================================
 
-A step that was built with ``separate=True`` has two more: ``gradient.onnx`` takes the batch and gives the loss and the
-gradient of each weight, ``apply.onnx`` takes the gradients and gives what they move.
+A step built with ``separate=True`` has two more: ``gradient.onnx`` reads the batch and returns the loss and the
+gradient of each weight, ``apply.onnx`` reads the gradients and returns the updated state.
 
-Several named steps over one state have a train graph each, ``train.<name>.onnx``, which takes of the state what it
-reads and gives the next values of what it moves.
+Several named steps over one state have a train graph each, ``train.<name>.onnx``, whose inputs and outputs are the part
+of the state that it reads and updates.
 
-``manifest.json`` says which name plays which part; each model carries the same text in its ``metadata_props`` under
-``gradgraph``. Large frozen weights, which train.onnx and eval.onnx both hold, lie once in ``frozen.bin``.
+``manifest.json`` gives the role of each name; each model carries the same text in its ``metadata_props`` under
+``gradgraph``. Large frozen weights, used by train.onnx and eval.onnx, are stored once in ``frozen.bin``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from gradgraph.step.weight_files import MappedFile
 
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
 
-WRITTEN_KEY = "gradgraph.nodes_written"  # of train.onnx: the number of its nodes before clean-up
+WRITTEN_KEY = "gradgraph.nodes_written"  # nodes of train.onnx before clean-up
 
 
 @dataclass(eq=False, repr=False)
@@ -71,20 +71,19 @@ class Step:
     """A training step, ready to be saved or run.
 
     Args:
-        train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict of theirs.
-        manifest: the part that each of their inputs and outputs plays.
-        folder: where the models were loaded from; their external data, if any, lies there.
-        bases: files elsewhere that weights of the models lie in, by what the models call them: large external data of
-            the model that was built, or files that a step folder refers to.
-        findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
-            do not follow a weight; of a step that was loaded there are none.
-        taken: likewise, how a file beside the model says that images are read, and the weights that each glob takes, a
-            line each.
-        separate: the models ``"gradient"`` and ``"apply"``, which do together what ``train`` does, if there are any.
+        train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict by name.
+        manifest: the role of each of their inputs and outputs.
+        folder: where the models were loaded from, with their external data, if any.
+        bases: external files with weights of the models, by location: large external data of the built model, or files
+            that a step folder refers to.
+        findings: warnings of the build, such as weights that are not trained; empty for a loaded step.
+        taken: notes of the build, one line each: image preprocessing read from a file, and the weights matched by each
+            glob; empty for a loaded step.
+        separate: the models ``"gradient"`` and ``"apply"``, which together do what ``train`` does, if any.
 
     Attributes:
-        trains: the train graphs by name; that of a step which is the only one is called "".
-        built_apart: builds the same step with ``separate=True``, where its model is at hand.
+        trains: the train graphs by name; a single step has the name "".
+        built_apart: a function that builds the same step with ``separate=True``, if its model is available.
 
     Raises:
         ModelError: manifest and models contradict each other.
@@ -114,7 +113,7 @@ class Step:
             del self.train
 
     def __repr__(self) -> str:
-        """One line; ``summary()`` has more."""
+        """Return one line; ``summary()`` has more."""
         m = self.manifest
         each = (
             f"{name + ': ' if name else ''}loss {part.loss['name']}, optimizer {part.optimizer['name']}; "
@@ -124,7 +123,7 @@ class Step:
         return escaped(f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; {'; '.join(each)})")
 
     def _model(self, name: str) -> onnx.ModelProto:
-        """The model of this name, one of ``model_names``."""
+        """Return the model of this name, one of ``model_names``."""
         if name in self.separate:
             return self.separate[name]
         step = "" if name == "train" else name.removeprefix("train.")
@@ -133,16 +132,16 @@ class Step:
 
     @checked(folder=PATH, force=FLAG, share_weights=FLAG)
     def save(self, folder: str | os.PathLike[str], *, force: bool = False, share_weights: bool = False) -> Path:
-        """Write the step folder: all of it or nothing.
+        """Write the step folder atomically.
 
         Args:
-            folder: where to.
-            force: replace a step folder that is there.
+            folder: the destination.
+            force: replace an existing step folder.
             share_weights: refer to the file with the model's external data, by its path from the folder, its size and
                 its digest, instead of copying large weights. Folder and file can be moved together only.
 
         Raises:
-            OutputError: the folder cannot be written, or is not empty and ``force`` is not given; there is no file to
+            OutputError: the folder cannot be written, or is not empty and ``force`` is not set; there is no file to
                 refer to.
             ModelError: that file has changed since the step was loaded.
         """
@@ -154,25 +153,26 @@ class Step:
         return Path(folder)
 
     def remember(self, names: DataNames) -> None:
-        """Let the manifest name the data that the step is trained on; :meth:`save` writes it."""
+        """Set the data names in the manifest; :meth:`save` writes them."""
         self.manifest = replace(self.manifest, data=names)
 
     def apart(self) -> Step:
-        """Give gradient.onnx and apply.onnx to this step: itself if it has them, or else built again from its model.
+        """Return this step with gradient.onnx and apply.onnx: itself if it has them, or else a rebuilt one.
 
         Raises:
-            BuildError: there are several named steps, the model is not at hand, or it has changed since.
+            BuildError: there are several named steps, the model is not available, or it has changed since.
         """
         if self.separate:
             return self
         if self.manifest.steps:
-            raise BuildError(f"this step has several steps ({listed(self.manifest.steps)}), which have no separate "
-                             "gradients; build one that is the only one")  # fmt: skip
+            raise BuildError(f"this step has several steps ({listed(self.manifest.steps)}), which do not support "
+                             "separate gradients; build a single one")  # fmt: skip
         again = None if self.built_apart is None else self.built_apart()
         if again is None or again.eval != self.eval:
             raise BuildError(
                 "this step has no gradient.onnx and apply.onnx" if again is None else
-                "the model of this step has changed since it was built, so its gradients cannot be taken apart",
+                "the model of this step has changed since it was built, so it cannot be split into gradient and "
+                "update",
                 remedy="build it again with gradgraph.build(..., separate=True); checkpoints fit",
                 shell="build it again with --separate; checkpoints fit",
             )  # fmt: skip
@@ -180,28 +180,28 @@ class Step:
         return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
-        """The files of ``bases`` with their digests, each with what a step folder there calls it."""
+        """Return the files of ``bases`` with their digests, each with its path from the step folder."""
         lasting = {location: base for location, base in self.bases.items() if base.lasts}
         if not lasting:
             raise nothing_to_share()
         found = {}
         for location, base in lasting.items():
-            file = self._file(location)  # which compares it with the digest, if that is known
+            file = self._file(location)  # compares it with the digest, if known
             digest = base.digest or digest_of(file.pieces(0, base.size))
             found[location] = path_from(folder, base.path), replace(base, digest=digest)
         return found
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Step:
-        """Read and check a step folder, or the step in the folder of a run.
+        """Load and check a step folder, or the step in the folder of a run.
 
-        Nothing is executed, and nothing outside the folder is opened, except a file that it shares weights with and
-        whose digest it knows.
+        Nothing is executed, and no file outside the folder is opened, except shared files of weights with a known
+        digest.
 
         Raises:
             ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
         """
-        Kind("a gradgraph.Step, as gradgraph.build gives, or the folder of one", PATH.fits).check("the step", folder)
+        Kind("a gradgraph.Step, as returned by gradgraph.build, or its folder", PATH.fits).check("the step", folder)
         folder = step_of(folder)
         try:
             is_folder = folder.is_dir()
@@ -210,7 +210,7 @@ class Step:
         if not is_folder:
             raise ModelError(
                 mistaken(folder, Place.STEP, Place.RUN)
-                or f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote"
+                or f"'{shown(folder)}' is not a step folder; pass the folder that `gradgraph build` wrote"
             )
         text = file_bytes(folder / MANIFEST_FILE).decode("utf-8", "replace")
         manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
@@ -227,32 +227,32 @@ class Step:
         return step
 
     def _take_in_small(self) -> None:
-        """Put small weights inside, as in a step that we have saved: whoever lowers a model looks at their values."""
+        """Load small external weights into the models, as in a step that we saved: lowering inspects their values."""
         models = (*self.trains.values(), self.eval, *self.separate.values())
         for tensor in (t for model in models for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
                 put_inside(tensor, self.external(tensor).tobytes())
 
     def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-        """The bytes of a weight that lies beside the models, where they are mapped.
+        """Return the bytes of an external weight, memory-mapped.
 
-        A file is mapped when its weights are first used, and compared with its digest then. One that takes its place
-        later is not read.
+        A file is mapped when its weights are first used, and compared with its digest then. A later replacement of the
+        file is not read.
 
         Raises:
-            ModelError: the file is not what was saved, or was cut since.
+            ModelError: the file is not what was saved, or was truncated since.
         """
         entry = self._entry(tensor)
         return self._file(entry.location).part(entry.offset, entry.length)
 
     def file_of(self, tensor: onnx.TensorProto) -> Path:
-        """The real path of the file that a weight lies in beside the models."""
+        """Return the real path of the file that an external weight is stored in."""
         location = self._entry(tensor).location
         base = self.bases.get(location)
         return (base.path if base is not None else (self.folder or Path()) / location).resolve()
 
     def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
-        """As ``external``, a few bytes at a time, of which none stay in memory."""
+        """Yield the bytes in pieces, of which none stay in memory; otherwise as ``external``."""
         entry = self._entry(tensor)
         return self._file(entry.location).pieces(entry.offset, entry.length)
 
@@ -260,8 +260,8 @@ class Step:
         entry = external_entry(tensor)
         if self.folder is None and entry.location not in self.bases:
             raise ModelError(
-                f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
-                "load the model with its external data first"
+                f"the weights of '{shown(tensor.name)}' are in an unknown external file; load the model with its "
+                "external data first"
             )
         return entry
 
@@ -278,7 +278,7 @@ class Step:
         return self._mapped[location]
 
     def check_uncut(self) -> None:
-        """Raise ModelError if a file of large weights, which is mapped, was cut: to read it would end the process."""
+        """Raise ModelError if a mapped file was truncated: reading it would kill the process."""
         for file in list(self._mapped.values()):  # another trainer of this step may map one meanwhile
             file.check_uncut()
         for base in self.bases.values():
@@ -286,15 +286,15 @@ class Step:
                 base.held.check_uncut()
 
     def release_init(self) -> None:
-        """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
+        """Drop the initial weights from memory if they are in a file; ``init`` reads them again on access."""
         if self._init_stamp:
             vars(self).pop("init", None)
             self._mapped.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of copies and pickles, which map files anew and do without the model that was built.
+        """Return the state for copies and pickles, which map files anew and cannot rebuild the step.
 
-        What lies in a model's own file comes with them.
+        Weights in a model's own file are included.
         """
         held = {location for location, base in self.bases.items() if base.held is not None}
         if not held:
@@ -313,7 +313,7 @@ class Step:
         }
 
     def _with(self, model: onnx.ModelProto, locations: Collection[str]) -> onnx.ModelProto:
-        """A copy of ``model`` that holds its weights which lie there."""
+        """Return a copy of ``model`` with the weights at these locations inside."""
         whole: onnx.ModelProto = copied(model)
         for tensor in filter(is_external, proto_tensors(whole)):
             if self._entry(tensor).location in locations:
@@ -324,24 +324,24 @@ class Step:
         """Read ``init`` again after it was released.
 
         Raises:
-            ModelError: the file is not there any more, or is another one; there are several train graphs.
+            ModelError: the file is gone, or has changed; there are several train graphs.
         """
         folder, trains = vars(self).get("folder"), vars(self).get("trains")
         if name == "train" and trains:
-            raise ModelError(f"this step has several train graphs ({listed(trains)}); take one of step.trains")
+            raise ModelError(f"this step has several train graphs ({listed(trains)}); use one of step.trains")
         if name != "init" or folder is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         path = folder / "init.onnx"
         if stamp(path) != self._init_stamp:
             raise ModelError(
-                f"'{shown(path)}' is gone, or not the file that this step was loaded from; load the step again"
+                f"'{shown(path)}' is gone, or is not the file that this step was loaded from; load the step again"
             )
         self.init = load_checked(path, self.manifest, self._digests, self.bases)
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
-        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps ``"train.<name>"``; of
-        ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
+        """Return a copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps
+        ``"train.<name>"``; for ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
         """
         model = self._model(name)
         copy = copied(model)
@@ -350,10 +350,10 @@ class Step:
         return copy
 
     def put_inside(self, model: onnx.ModelProto) -> None:
-        """Let ``model``, made of one of the models, hold the weights of it that lie beside them.
+        """Load the external weights of ``model``, derived from one of the models, into it.
 
         Raises:
-            ModelError: they are more than protobuf writes.
+            ModelError: they exceed protobuf's limit.
         """
         outside = [t for t in proto_tensors(model) if is_external(t)]
         check_fits(sum(external_entry(t).length for t in outside))
@@ -361,21 +361,21 @@ class Step:
             put_inside(tensor, self.external(tensor).tobytes())
 
     def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
-        """``model``, made of one of the models; weights of it that lie beside them are not read.
+        """Return ``model``, derived from one of the models, as onnx_ir, without reading its external weights.
 
         Args:
-            mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files,
-                but for a temporary one of ours and a model's own.
+            mapped: use the step's mappings, which outlive changes to the files; otherwise refer to the files, except a
+                temporary one of ours and a model's own.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
-            array = self.external(tensor)  # which compares the file with its digest
+            array = self.external(tensor)  # compares the file with its digest
             value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
             own = (base := self.bases.get(self._entry(tensor).location)) is not None and not base.lasts
             if (mapped or own) and is_packed(tensor):
                 value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
                 continue
-            if mapped or own:  # our file goes with this step, and what is mapped of it stays
+            if mapped or own:  # our file is deleted with this step, but its mapping stays
                 array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
                 value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
                 continue
@@ -386,7 +386,7 @@ class Step:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Number of nodes of each model, and of train.onnx before clean-up where that is known (``train_written``)."""
+        """Number of nodes of each model, and of train.onnx before clean-up if known (``train_written``)."""
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
         for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
             written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
@@ -395,10 +395,10 @@ class Step:
         return counts
 
     def summary(self, **sizes: int) -> str:
-        """Say what is trained and frozen, how large the state is, what goes in, weights and MACs by module.
+        """Describe the step: trained and frozen weights, size of the state, inputs, weights and MACs by module.
 
         Args:
-            sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.
+            sizes: of symbolic dimensions, such as ``batch=32``; 1 by default.
 
         Raises:
             UnknownNameError: the step has no such dimension.

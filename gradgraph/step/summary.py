@@ -1,4 +1,4 @@
-"""A training step in a few lines for people."""
+"""A summary of a training step for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.graph.scoped_names import operator_name
 from gradgraph.step.manifest import Manifest, StateSpec
 from gradgraph.step.modules import Module, modules, tree
 
-WRITTEN = "_written"  # behind the name of a model: the number of its nodes before clean-up
+WRITTEN = "_written"  # suffix of a model's name: nodes before clean-up
 
 
 def summary(
@@ -25,7 +25,7 @@ def summary(
     sizes: Mapping[str, int] | None = None,
     taken: Sequence[str] = (),
 ) -> str:
-    """A few lines for people: what is trained, what is frozen, how large the state is, what goes in, its modules."""
+    """Summarise trained and frozen weights, the size of the state, inputs and modules, in a few lines."""
     kinds: dict[str, list[StateSpec]] = {}
     for s in m.state:
         kinds.setdefault(s.kind, []).append(s)
@@ -63,7 +63,7 @@ def summary(
 
 
 def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str, int]) -> str:
-    """The multiply-accumulates in words: ``1,024 forward (batch=1)``."""
+    """Format multiply-accumulates: ``1,024 forward (batch=1)``."""
     dims = dict.fromkeys(d for s in m.inputs for d in s.shape if isinstance(d, str))
     at = ", ".join(f"{shown(d)}={sizes.get(d, 1)}" for d in dims)
     rest = f", and {unknown} products of unknown size" if unknown else ""
@@ -71,7 +71,7 @@ def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str
 
 
 def _table(rows: list[Module]) -> list[str]:
-    """A header and a line for each module; nothing if there is only one."""
+    """Format a header and a line for each module; empty for a single module."""
     if len(rows) < 2:
         return []
     wide = max(6, *(len(shown(row.name)) for row in rows)) + 2
@@ -89,7 +89,7 @@ def _count(specs: list[StateSpec]) -> str:
 
 
 def _node_counts(nodes: Mapping[str, int]) -> str:
-    """Numbers of nodes in words: ``train 57, init 7, eval 12 (train 80 before clean-up)``."""
+    """Format numbers of nodes: ``train 57, init 7, eval 12 (train 80 before clean-up)``."""
     counts = {name: count for name, count in nodes.items() if not name.endswith(WRITTEN)}
     written = {name: nodes.get(f"{name}{WRITTEN}", 0) for name in counts}
     removed = ", ".join(f"{name} {count:,}" for name, count in written.items() if count > counts[name])
@@ -98,7 +98,7 @@ def _node_counts(nodes: Mapping[str, int]) -> str:
 
 
 def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
-    """The most frequent operators in words: ``Mul 59, Add 32 and 12 more kinds``."""
+    """Format the most frequent operators: ``Mul 59, Add 32 and 12 more kinds``."""
     counts = Counter(op_types).most_common()
     more = len(counts) - shown_kinds
     listed = ", ".join(f"{shown(kind)} {count:,}" for kind, count in counts[:shown_kinds])
@@ -106,5 +106,5 @@ def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
 
 
 def _call(part: Mapping[str, Any]) -> str:
-    """``adamw(lr=0.001)`` from ``{"name": "adamw", "arguments": {"lr": 0.001}}``."""
+    """Format ``{"name": "adamw", "arguments": {"lr": 0.001}}`` as ``adamw(lr=0.001)``."""
     return f"{part['name']}({', '.join(f'{k}={v}' for k, v in part['arguments'].items())})"

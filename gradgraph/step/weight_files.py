@@ -1,4 +1,4 @@
-"""Files of weights beside the models of a step, mapped whole."""
+"""Memory-mapped files of weights next to the models of a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gradgraph.step.manifest import DIGESTS
 
 
 class MappedFile:
-    """A file beside the models of a step, mapped whole.
+    """A memory-mapped file next to the models of a step.
 
     Args:
         path: the file.
-        digest: what its content must give, if that is known; it is read once for that.
+        digest: the expected digest, if known; checking it reads the file once.
         refusal: the error for a file with another digest.
 
     Attributes:
@@ -35,17 +35,17 @@ class MappedFile:
             with open_regular(path) as file:
                 if digest is not None and digest_of(pieces_of(file)) != digest:
                     raise (refusal or not_as_saved)(path)
-                # of the file that was compared, whatever has taken its name meanwhile
+                # of the file that was checked, even if its name now leads to another
                 self.content: Array = np.memmap(file, np.uint8, "r") if file.seek(0, 2) else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
 
     def part(self, offset: int, length: int) -> Array:
-        """Bytes of the file.
+        """Return bytes of the file.
 
         Raises:
-            ModelError: they are not there (any more).
+            ModelError: the file is too short, or was truncated.
         """
         self.check_uncut()
         part = self.content[offset : offset + length]
@@ -54,29 +54,29 @@ class MappedFile:
         return part
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Bytes of the file, a few at a time, of which none stay in memory.
+        """Yield bytes of the file in pieces, of which none stay in memory.
 
         Raises:
-            ModelError: they are not there (any more).
+            ModelError: the file is too short, or was truncated.
         """
         for piece in pieces(self.part(offset, length)):
             self.check_uncut()
             yield piece
 
     def check_uncut(self) -> None:
-        """Raise ModelError if the file has become shorter than it was."""
+        """Raise ModelError if the file was truncated."""
         if is_cut(self.content):
             raise self._cut()
 
     def _cut(self) -> ModelError:
         return ModelError(
-            f"'{shown(self._path)}' has become shorter since the step was loaded, and its weights are gone; build the "
-            "step again (while something reads a step folder, write another one and rename that)"
+            f"'{shown(self._path)}' was truncated after the step was loaded, and its weights are gone; build the step "
+            "again (while something reads a step folder, write another one and rename that)"
         )
 
 
 def not_as_saved(path: Path) -> ModelError:
     return ModelError(
-        f"'{shown(path)}' is not the file that was saved with the manifest.json beside it, so it was damaged or "
-        f'edited; build the step again (or take it out of "{DIGESTS}" there, if the change is yours)'
+        f"'{shown(path)}' is not the file that was saved with the manifest.json in its folder, so it was damaged or "
+        f'edited; build the step again (or remove it from "{DIGESTS}" there, if the change is yours)'
     )

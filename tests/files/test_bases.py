@@ -174,10 +174,10 @@ def _spoil(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (
         lambda p: (p / "base.onnx.data").unlink(),
-        "is missing; put it back where it was, or build the step again",
+        "is missing; restore it, or build the step again",
     ),
     "moved alone": (lambda p: (p / "sub").mkdir() or (p / "base.onnx.data").rename(p / "sub" / "x"), "is missing"),
-    "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes, and had"),
+    "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes; expected"),
     "changed": (_spoil, "has changed since it was saved; put it back"),
     "fifo": (lambda p: ((p / "base.onnx.data").unlink(), os.mkfifo(p / "base.onnx.data")), "is not a regular file"),
     "absolute": (_named("/etc/passwd"), "its base_files are none"),

@@ -163,7 +163,7 @@ def test_a_manifest_says_nothing_of_averages_that_there_are_not() -> None:
     text = gg.build(network(), "mse", "adamw", ema=0.9).manifest.to_json()
     assert Manifest.from_json(text).averages["w1"] == "w1.ema"
     for lie in ({"w1": "b1.ema"}, {"w1": "nothing"}, {"step": "w1.ema"}, {"w1.ema": "w1"}):
-        with pytest.raises(ModelError, match="which it is not"):
+        with pytest.raises(ModelError, match="but it is not one"):
             Manifest.from_json(json.dumps({**json.loads(text), "averages": lie}))
 
 

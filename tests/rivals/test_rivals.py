@@ -274,7 +274,7 @@ TABLE = {"train": DATA, "test": DATA}
         (lambda: gg.vjp(foreign("torch", "Module")), "gradgraph.frontend.from_torch(module, example)"),
         (lambda: gg.build(foreign("keras", "Model")), "model.export('model.onnx', format='onnx')"),
         (lambda: gg.build(foreign("sklearn", "BaseEstimator")), "skl2onnx.to_onnx(estimator, x[:1])"),
-        (lambda: gg.Trainer(mlp()), "a ModelProto; it should be a gradgraph.Step, as gradgraph.build gives"),
+        (lambda: gg.Trainer(mlp()), "a ModelProto; it should be a gradgraph.Step, as returned by gradgraph.build"),
         (lambda: gg.build(mlp(), foreign("torch", "Module")), "the loss is a MyModule"),
         (lambda: gg.build(mlp(), metrics=foreign("torchmetrics", "Accuracy")), "the metric is a MyAccuracy"),
         (lambda: gg.build(mlp(), metrics="AUROC"), "did you mean 'roc_auc'"),

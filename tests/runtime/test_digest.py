@@ -411,7 +411,7 @@ def test_large_weights_whose_file_is_cut_are_an_error(use: str, large: Path, tmp
 
     if use in USES:
         Cut().on_epoch(t, None)
-    with pytest.raises(ModelError, match=r"frozen\.bin' has become shorter since the step was loaded"):
+    with pytest.raises(ModelError, match=r"frozen\.bin' was truncated after the step was loaded"):
         USES[use](t) if use in USES else t.fit(LARGE, epochs=2, callbacks=[Cut()], **FIT)
     pickle.dumps(t.definition)
 
@@ -428,5 +428,5 @@ def test_a_step_folder_without_digests_is_read(large: Path, tmp_path: Path) -> N
     gg.Step.load(tmp_path / "again").resolved("eval")
     for digests in ([], {"train.onnx": 1}, {"../secret": "x"}):
         (folder / "manifest.json").write_text(json.dumps({**manifest, "digests": digests}))
-        with pytest.raises(ModelError, match="digests are not those of files"):
+        with pytest.raises(ModelError, match="digests are invalid"):
             gg.Step.load(folder)

@@ -92,9 +92,7 @@ def test_a_class_that_is_missing_shifts_no_labels(classes: list[str], use: str, 
 def test_a_class_that_is_new_is_refused_but_where_labels_are_not_read(new: str, photos: Path, tmp_path: Path) -> None:
     trainer, folder = _fitted(photos), _folder(tmp_path / "more", [*CLASSES, new])
     for use in ("evaluate", "worst", "per_class", "goes on"):
-        with pytest.raises(
-            DataError, match=f"more' has the new class '{new}', where the model knows 'ant', 'bee', 'cat'"
-        ):
+        with pytest.raises(DataError, match=f"more' has the new class '{new}'; the model has 'ant', 'bee', 'cat'"):
             USES[use](trainer, folder, tmp_path)
     assert len(trainer.predict(folder)) == 8
 

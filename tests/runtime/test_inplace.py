@@ -232,7 +232,7 @@ def test_initial_weights_are_released_once_the_state_is_there(tmp_path: Path) ->
     t.definition.release_init()
     mlp().save(folder, force=True)
     with pytest.raises(
-        ModelError, match="is gone, or not the file that this step was loaded from; load the step again"
+        ModelError, match="is gone, or is not the file that this step was loaded from; load the step again"
     ):
         t.definition.save(tmp_path / "copy")
 

@@ -142,7 +142,7 @@ def test_the_plainest_loop_gives_the_same_numbers(gan: Step) -> None:
         (lambda d: d["steps"]["generator"].update(reads=[]), "not there"),
         (lambda d: d["steps"]["generator"].update(inputs=["other"]), "'other', which is not there"),
         (lambda d: d["steps"]["generator"].update(trainable=["discriminator.0.weight"]), "which is not there"),
-        (lambda d: d["steps"].update({"a/b": d["steps"].pop("generator")}), "'a/b', which is no name"),
+        (lambda d: d["steps"].update({"a/b": d["steps"].pop("generator")}), "'a/b', which is not a valid name"),
         (lambda d: d["steps"]["generator"].update(writes="x"), "should be a list"),
         (lambda d: d["steps"]["generator"].pop("loss"), "damaged"),
         (lambda d: d.update(version=2), "has version 2, written by"),
@@ -529,7 +529,7 @@ def test_one_of_several_is_tried_and_all_is_as_it_was(gan: Step, prepared: bool)
 
 def test_a_step_without_names_has_none() -> None:
     trainer = gg.Trainer(gg.build(two_heads(), output="left"))
-    with pytest.raises(UnknownNameError, match="no steps with names, so there is no 'left'"):
+    with pytest.raises(UnknownNameError, match="no named steps, so there is no 'left'"):
         trainer.step("left", LABELLED)
     with pytest.raises(BuildError, match="has one step"):
         trainer.fit(LABELLED, steps=["left"])

@@ -189,7 +189,7 @@ def test_a_model_that_was_trained_on_numbers_takes_no_names() -> None:
     it.fit({"x": X, "target": NUMBERS}, progress=False)
     expected = it.evaluate({"x": X, "target": NUMBERS})
     np.testing.assert_equal(it.evaluate({"x": X, "target": NUMBERS.astype(str)}), expected)
-    with pytest.raises(DataError, match="has the classes 'cat', 'dog', 'emu', and the model was trained on numbers"):
+    with pytest.raises(DataError, match=r"has the classes .*, but the model was trained on class indices"):
         it.evaluate({"x": X, "target": TEXT})
     it.names = gg.DataNames(classes={"target": CLASSES})
     np.testing.assert_equal(it.evaluate({"x": X, "target": TEXT}), expected)

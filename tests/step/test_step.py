@@ -178,11 +178,11 @@ DAMAGE = {
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "cannot read"),
     "text": (lambda p: (p / "eval.onnx").write_text("hello, I am no model"), "damaged"),
     "truncated": (lambda p: os.truncate(p / "train.onnx", 300), "damaged"),
-    "empty": (lambda p: os.truncate(p / "train.onnx", 0), "does not belong"),
+    "empty": (lambda p: os.truncate(p / "train.onnx", 0), "does not match"),
     "fifo": (lambda p: ((p / "init.onnx").unlink(), os.mkfifo(p / "init.onnx")), "not a regular file"),
     "other build": (
         lambda p: edit_model(p / "eval.onnx", lambda m: m.metadata_props.pop()),
-        "does not belong to the manifest.json",
+        "does not match manifest.json",
     ),
     "external gone": (lambda p: (p / "frozen.bin").unlink(), "are missing"),
     "external hard link": (lambda p: (p / "copy.bin").hardlink_to(p / "frozen.bin"), "a hard link to a file elsewhere"),
@@ -208,7 +208,7 @@ DAMAGE = {
                 onnx.helper.make_attribute("value", m.graph.initializer[0])
             ),
         ),
-        "more than initializers outside",
+        "more than initializers externally",
     ),
     "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "that is no number"),
 }

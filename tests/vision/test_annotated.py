@@ -217,7 +217,7 @@ def test_classes_are_matched_by_name(shapes: Path, tmp_path: Path) -> None:
     with pytest.raises(UnmatchedError, match="has the new class 'square'"):
         data.names_for(specs(IMAGE, LABELS), DataNames(classes={"target": ["circle", "triangle", "star"]}))
     two = TargetSpec("target", "int64", ("batch", "objects"), classes=2, ignore_index=-1)
-    with pytest.raises(DataError, match=r"has 3 classes .* and the model's labels go from 0 to 1"):
+    with pytest.raises(DataError, match=r"has 3 classes .* but the model's labels range from 0 to 1"):
         data.names_for(specs(IMAGE, two), NO_NAMES)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed, shown
 from gradgraph.step.classes import Classes, classes_for, takes_labels, warn_of_missing
+from gradgraph.step.column_assignment import is_one_number
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
-from gradgraph.step.placed_columns import is_one_number
 
 if TYPE_CHECKING:
     from gradgraph.frontend.loss import Loss

@@ -1,4 +1,4 @@
-"""Which inputs and targets of a step the arrays of a preprocessing are."""
+"""Assignment of the arrays of a preprocessing to the inputs and targets of a step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 
 
 def compared(targets: Sequence[TargetSpec]) -> list[TargetSpec]:
-    """The targets that outputs are compared with, without what says how much samples count."""
+    """Return the targets that outputs are compared with, without sample weights and masks."""
     masks = {t.name for t in targets if t.dtype == "bool" and t.name.endswith(f"_{MASK}")}
     return [t for t in targets if t.name not in {SAMPLE_WEIGHT, MASK, *masks}]
 
 
 def is_one_number(target: TensorSpec) -> bool:
-    """Whether a target is a floating number for each sample: [samples], or [samples, 1]."""
+    """Whether a target is a floating number per sample: [samples], or [samples, 1]."""
     return target.shape[1:] in ((), (1,)) and len(target.shape) > 0 and target.dtype.startswith(("float", "bfloat"))
 
 
 def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
-    """The part of ``names``, another model's, that fits these inputs and targets; DataError as of ``placed``."""
+    """Return the part of ``names``, another model's, that fits these inputs and targets; raises DataError as
+    ``placed``.
+    """
     columns = {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)}
     labels = {t.name: t.classes for t in targets if t.ignore_index is not None}
     classes = labels or {t.name: 2 for t in compared(targets) if is_one_number(t)}  # no and yes
@@ -32,10 +34,10 @@ def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[Ta
 
 
 def placed(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
-    """``names`` whose preprocessing is that of these inputs and targets.
+    """Return ``names`` with the arrays of its preprocessing renamed to these inputs and targets.
 
-    Its arrays are the inputs of these names, or the only matrices of floating and of whole numbers; each column to be
-    predicted is the target that is called after it, or the next one.
+    Its arrays are the inputs of these names, or the only matrices of floating and of whole numbers; each target column
+    is the target named after it, or the next one.
 
     Raises:
         DataError: there is no such input, or there are more or fewer targets.
@@ -56,13 +58,13 @@ def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> s
     if name in fitting or len(fitting) == 1:
         return name if name in fitting else fitting[0]
     raise DataError(
-        f"the preprocessing makes a matrix '{shown(name)}', and the model takes {listed([str(s) for s in inputs])}; "
+        f"the preprocessing makes a matrix '{shown(name)}', but the model reads {listed([str(s) for s in inputs])}; "
         "give it one such input"
     )
 
 
 def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
-    """The columns and classes of the targets of which nothing is known yet."""
+    """Return the columns and classes of the targets that have none recorded yet."""
     plan = names.preprocess
     assert plan is not None
     columns = list(plan.targets)
@@ -77,7 +79,7 @@ def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
         is_called = all(len(own) == 1 for own in by_name.values())
         of = by_name if is_called else {t.name: [c] for t, c in zip(targets, columns, strict=True)}
     else:
-        raise DataError(f"{listed(columns)} are to be predicted, and the step has the targets "
+        raise DataError(f"{listed(columns)} are target columns, but the step has the targets "
                         f"{listed([t.name for t in targets])}; build it with one for each, or for all")  # fmt: skip
     labels = {target.name for target in targets if target.ignore_index is not None}
     classes = {name: plan.targets[own[0]].classes for name, own in of.items() if name in labels and len(own) == 1}
