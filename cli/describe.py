@@ -20,7 +20,7 @@ from gradgraph.errors import BuildError
 from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.graph.marks import TEACHER, TEACHERS, is_marked_constant
 from gradgraph.graph.shapes import recorded_shape
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.normal import has_body, normalise
 from gradgraph.rules import registry
 from gradgraph.step.data_names import DataNames

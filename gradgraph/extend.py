@@ -1,8 +1,7 @@
-"""The one door for parts of your own: losses, metrics, optimizers, schedules, layers, backends, adapters, compressions
-and rules.
+"""Registration of your own losses, metrics, optimizers, schedules, layers, backends, adapters, compressions and rules.
 
-A part that is registered here is one of the package's own: ``gg.build`` knows it by name, and so do the command line,
-its help, recipes, error messages and the tables of names::
+A part registered here works like the package's own: it is available by name in ``gg.build``, on the command line and in
+its help, in recipes, error messages and the tables of names::
 
     from gradgraph import extend, frontend
 
@@ -13,10 +12,10 @@ its help, recipes, error messages and the tables of names::
 
     gg.build("model.onnx", "charbonnier", "adamw")     # and: gradgraph build model.onnx --loss charbonnier
 
-An installed package whose entry point of the group ``gradgraph`` names the module that registers them has its parts on
-the command line, too.
+To have them on the command line, install a package with an entry point in the group ``gradgraph`` that names the module
+which registers them.
 
-For gradient rules it has what the package's own rules use, and the kit that tries them::
+For gradient rules, it exports the tools of the package's own rules, and the kit that tests them::
 
     from gradgraph.extend import case, check, operator, real, vjp
 
@@ -30,7 +29,7 @@ For gradient rules it has what the package's own rules use, and the kit that tri
     check("Snake", "my.ops")                       # raises AssertionError, with a sentence for every disagreement
 
 A rule for an operator of ONNX itself needs no ``operator``; registering one replaces the package's own.
-How to write rules is said in ``gradgraph.rules.registry``.
+``gradgraph.rules.registry`` explains how to write rules.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-        return found_at(_LATER[name])  # surgery takes time
+        return found_at(_LATER[name])  # importing surgery is slow
 
 
 _FLOATING = ["tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"]
@@ -166,11 +165,11 @@ ShapeRule = Callable[..., Sequence[shapes.Shape | None]]
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=type[Module])
 _FUNCTION = Kind("a function with a name", lambda value: inspect.isfunction(value) and value.__name__.isidentifier())
-_LAYER = Kind("a class of layers, which extends gradgraph.frontend.nn.Module",
+_LAYER = Kind("a layer class, derived from gradgraph.frontend.nn.Module",
               lambda value: isinstance(value, type) and issubclass(value, Module))  # fmt: skip
 
 
-# --- parts that users name ----------------------------------------------------------------------------------
+# --- named parts ------------------------------------------------------------------------------------------
 
 
 @checked(name=TEXT, binary=FLAG)
@@ -184,22 +183,22 @@ def loss(
     """Register a function of traced tensors as a loss: the outputs that it reads, then its targets, then its options.
 
     Args:
-        name: as users write it.
-        targets: what it compares with: by default something of the shape and type of the prediction.
-        reads: what it takes of the model, an output each.
-        binary: targets say yes (above 1/2) or no, and so does the side of 0 on which a prediction lies.
+        name: its name.
+        targets: the targets; by default one of the shape and type of the prediction.
+        reads: names for the outputs of the model that it reads.
+        binary: targets are yes (above 1/2) or no, and predictions likewise by their sign.
 
-    The function's arguments with a default are the options of the loss; ``reduction`` is one of them, and ``reduced``
-    does what it says. Its docstring is the help.
+    The function's arguments with a default are the options of the loss; ``reduction`` must be one of them, and
+    ``reduced`` applies it. Its docstring is the help.
 
     Raises:
-        BuildError: there is a loss of that name, or the function has no ``reduction``.
+        BuildError: the name is taken, or the function has no ``reduction``.
     """
 
     def register(function: F) -> F:
         options = _options("loss", function)
         if "reduction" not in options:
-            raise BuildError(f"the loss {name} has no argument reduction='mean', which every loss takes")
+            raise BuildError(f"the loss {name} has no argument reduction='mean', which every loss must have")
         named(name, function, " ".join(options), tuple(targets), reads=reads, binary=binary)
         return function
 
@@ -208,19 +207,20 @@ def loss(
 
 @checked(column=TEXT)
 def metric(*, reads: Reads = "classes", better: Better = None, column: str = "") -> Callable[[F], F]:
-    """Register a function of prediction, target and mask as a metric of its name: it gives sums over a batch.
+    """Register a function of prediction, target and mask, which returns sums over a batch, as a metric of its name.
 
-    ``gradgraph.metrics.share(above, below)`` makes such sums, or ``Sums`` with a finish of ``gradgraph.step.finishes``.
-    The function's arguments with a default, behind the mask, are the options of the metric.
+    ``gradgraph.metrics.share(above, below)`` returns such sums, as does ``Sums`` with a finish of
+    ``gradgraph.step.finishes``. The function's arguments after the mask, which need defaults, are the options of the
+    metric.
 
     Args:
-        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class),
-            "sequences" of class numbers, "numbers".
-        better: whether a low value is better ("min") or a high one ("max"); ``fit(patience=…)`` asks it.
-        column: of the history, formatted with the options, such as "top_{k}"; by default the name.
+        reads: the kind of targets: "classes" (or yes and no), "scores" (a score for each class), "sequences" of class
+            indices, "numbers".
+        better: whether a low value is better ("min") or a high one ("max"), for ``fit(patience=…)``.
+        column: its history column, formatted with the options, such as "top_{k}"; by default the name.
 
     Raises:
-        BuildError: there is a metric of that name, or the function has not these arguments.
+        BuildError: the name is taken, or the function lacks these arguments.
     """
     for name, value, known in (("reads", reads, get_args(Reads)), ("better", better, ("min", "max", None))):
         if value not in known:
@@ -235,12 +235,12 @@ def metric(*, reads: Reads = "classes", better: Better = None, column: str = "")
 
 
 def optimizer(make: F) -> F:
-    """Register a function that makes an optimizer: ``def name(lr=1e-3, …): return gradgraph.optim.chain(…)``.
+    """Register a function that returns an optimizer: ``def name(lr=1e-3, …): return gradgraph.optim.chain(…)``.
 
-    It takes ``groups``, ``no_decay`` and ``layer_decay`` on top of its own arguments, as all optimizers do.
+    It gets the arguments ``groups``, ``no_decay`` and ``layer_decay``, as all optimizers do.
 
     Raises:
-        BuildError: there is an optimizer of that name, or one argument has no default, or none is ``lr``.
+        BuildError: the name is taken, an argument has no default, or none is ``lr``.
     """
     options = _options("optimizer", make, 0)
     if "lr" not in options:
@@ -251,10 +251,10 @@ def optimizer(make: F) -> F:
 
 @checked(make=_FUNCTION)
 def schedule(make: F) -> F:
-    """Register a function that makes a ``gradgraph.optim.Schedule``: then ``--schedule`` and recipes take calls of it.
+    """Register a function that returns a ``gradgraph.optim.Schedule``, for ``--schedule`` and recipes.
 
     Raises:
-        BuildError: there is a schedule of that name.
+        BuildError: the name is taken.
     """
     registered: Any = add_schedule()(make)
     return cast("F", registered)
@@ -262,11 +262,11 @@ def schedule(make: F) -> F:
 
 @checked(made=_LAYER)
 def layer(made: L) -> L:
-    """Register a class of layers: ``gradgraph.frontend.nn`` has it then, too.
+    """Register a layer class, which also becomes available in ``gradgraph.frontend.nn``.
 
     Raises:
-        ArgumentError: it is no ``gradgraph.frontend.nn.Module``.
-        BuildError: there is a layer of that name.
+        ArgumentError: it is not a ``gradgraph.frontend.nn.Module``.
+        BuildError: the name is taken.
     """
     nn.LAYERS.add(made.__name__, made)
     setattr(nn, made.__name__, made)
@@ -275,10 +275,10 @@ def layer(made: L) -> L:
 
 @checked(made=instance(Backend, "a gradgraph.extend.Backend"))
 def backend(made: Backend) -> Backend:
-    """Register a backend: a runtime that steps and models may be written for.
+    """Register a backend: a runtime for which steps and models can be built.
 
     Raises:
-        BuildError: there is another backend of that name.
+        BuildError: the name is taken.
     """
     return register(made)
 
@@ -288,8 +288,8 @@ def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
     """Register a kind of adapter, for ``gradgraph.lora(kind=name)`` and ``gradgraph surgery --kind``.
 
     Raises:
-        ArgumentError: it is no ``AdapterKind``.
-        BuildError: there is a kind of that name.
+        ArgumentError: it is not an ``AdapterKind``.
+        BuildError: the name is taken.
     """
     from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, Kind
 
@@ -298,29 +298,28 @@ def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
 
 
 def compression(make: F) -> F:
-    """Register a function that makes a :class:`Compression`: then ``DataParallel(compress=…)``, ``--compress`` and
-    recipes take calls of it.
+    """Register a function that returns a :class:`Compression`, for ``DataParallel(compress=…)``, ``--compress`` and
+    recipes.
 
-    Each call makes one of its own. Its ``add_up`` is called on all ranks, for each step and each type of gradients, and
-    leaves the same bits on all; what it keeps from step to step lies in ``memory`` (``after`` is what
-    it writes), with ``remembers = True``.
-    The function's docstring is the help.
+    Each call returns a new instance. Its ``add_up`` is called on all ranks, for each step and each type of gradients,
+    and must produce the same bits on all; state kept from step to step is in ``memory`` (``after`` is the new state),
+    with ``remembers = True``. The function's docstring is the help.
 
     Raises:
-        ArgumentError: it is no function with a name, or makes something else.
-        BuildError: there is a compression of that name, or an argument has no default.
+        ArgumentError: it is not a named function, or returns something else.
+        BuildError: the name is taken, or an argument has no default.
     """
     from gradgraph.parallel.compressions import Compression
     from gradgraph.parallel.data_parallel import COMPRESSIONS
 
     _options("compression", make, 0)
-    instance(Compression, "a gradgraph.extend.Compression").check(f"what {make.__name__} makes", make())
+    instance(Compression, "a gradgraph.extend.Compression").check(f"the result of {make.__name__}", make())
     COMPRESSIONS.add(make.__name__, make)
     return make
 
 
 def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
-    """The arguments of a function that are options: those behind its ``tensors``, or those with a default.
+    """Return the arguments of a function that are options: those after its ``tensors``, or all of them.
 
     Raises:
         BuildError: an option has no default, or there are too few tensors.
@@ -336,7 +335,7 @@ def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
             "compression": "options",
         }
         raise BuildError(
-            f"the {what} {function.__name__} should take {needs.get(what, 'tensors, and then options')}, each with a "
+            f"the {what} {function.__name__} must have {needs.get(what, 'tensors, and then options')}, each with a "
             "default"
         )
     return [p.name for p in known[first:]]
@@ -346,7 +345,7 @@ def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
 
 
 def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | None = None) -> None:
-    """Run every case and point of a rule through the same kit as the package's own rules.
+    """Test a rule on its cases and points with the same kit as the package's own rules.
 
     Each case is compared with central differences in float64, also with unknown shapes, with literals fed at run
     time and at second order; operators of ONNX itself are run in onnxruntime in float32 too.
@@ -354,8 +353,8 @@ def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | 
     Args:
         op_type: the operator.
         domain: its domain; "" is ONNX's own.
-        session_options: with a custom-op library registered, to run an operator of your own in onnxruntime as well;
-            a ``library`` does that, too.
+        session_options: with a custom-op library registered, to run your own operator in onnxruntime as well;
+            alternatively, use ``library``.
 
     Raises:
         UnknownNameError: no rule is registered for the operator.
@@ -379,7 +378,7 @@ def operator(
     shape: ShapeRule | None = None,
     reference: type[OpRun] | None = None,
 ) -> None:
-    """Declare an operator of your own domain: an ``onnx.defs`` schema with shape inference, and what it computes.
+    """Declare an operator of your own domain: its ``onnx.defs`` schema, shape inference and reference implementation.
 
     Args:
         op_type: its name.
@@ -387,8 +386,8 @@ def operator(
         inputs: a type for each: a variable over floating types (``"T"``), or an ONNX type (``"tensor(int64)"``); a
             last ``?`` makes an input optional, a last ``*`` means any number of them.
         outputs: likewise.
-        attributes: the default value of each; or, where there is none, its type: ``int, float, str, list[int],
-            list[float]``. Rules get them by keyword, defaults included.
+        attributes: the default value of each; without a default, its type: ``int, float, str, list[int], list[float]``.
+            Rules get them by keyword, defaults included.
         shape: gets the inputs' shapes (tuples of int, symbolic names or None; None if absent or of unknown rank)
             and the attributes that are set, by keyword; returns a shape, or None, for each output. Without it the
             outputs' shapes stay unknown, which many rules cannot work with.
@@ -399,11 +398,11 @@ def operator(
         ModelError: the domain is ONNX's own, or the reference kernel belongs to another operator.
     """
     if domain in ("", "ai.onnx"):
-        raise ModelError(f"'{shown(op_type)}' cannot be declared in ONNX's own domain; give it a domain of its own")
+        raise ModelError(f"'{shown(op_type)}' cannot be declared in ONNX's own domain; use a domain of your own")
     if reference is not None and (reference.__name__, reference.op_domain) != (op_type, domain):
         raise ModelError(
-            f"the reference kernel '{reference.__name__}' of domain '{reference.op_domain}' is for another operator "
-            f"than '{shown(op_type)}' of '{shown(domain)}'; name the class '{shown(op_type)}' and set op_domain"
+            f"the reference kernel '{reference.__name__}' of domain '{reference.op_domain}' does not match the "
+            f"operator '{shown(op_type)}' of '{shown(domain)}'; name the class '{shown(op_type)}' and set op_domain"
         )
     if onnx.defs.has(op_type, domain=domain):
         onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
@@ -416,14 +415,14 @@ def operator(
 
 @checked(path=PATH)
 def library(path: str | os.PathLike[str]) -> None:
-    """Let every session that gradgraph opens from now on run the operators of a library: Trainers, ``check``, exports.
+    """Load a custom-op library into every session that gradgraph opens from now on: Trainers, ``check``, exports.
 
-    The library is what ``SessionOptions.register_custom_ops_library`` of onnxruntime takes. Code in it runs as you do.
-    For one Trainer alone, give it ``options=gradgraph.RuntimeOptions(custom_ops=path)``.
+    The library is one for onnxruntime's ``SessionOptions.register_custom_ops_library``. Its code runs with your
+    permissions. For a single Trainer, use ``options=gradgraph.RuntimeOptions(custom_ops=path)``.
 
     Raises:
-        ArgumentError: ``path`` is no path.
-        RuntimeUnavailableError: there is no such file, or onnxruntime cannot load it.
+        ArgumentError: ``path`` is not a path.
+        RuntimeUnavailableError: the file does not exist, or onnxruntime cannot load it.
     """
     (found,) = custom_ops.absolute(path)
     custom_ops.register(ort.SessionOptions(), found)
@@ -431,16 +430,16 @@ def library(path: str | os.PathLike[str]) -> None:
 
 
 def straight_through(on: bool = True) -> None:
-    """Let gradients pass rounding, for models differentiated from now on: quantization-aware training.
+    """Use a straight-through estimator for rounding in models differentiated from now on: quantization-aware training.
 
-    Round hands its cotangent on as it is. A QuantizeLinear that a DequantizeLinear undoes (integers of 4, 8 or 16
-    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit. Its input then has the gradient
-    where it lies within the integers' range, and zero beyond. So has its scale, as in LSQ (Esser et al., 2020); the
-    scale learns if it is named in full (``train=["*", "scale"]``). In a step that ``gradgraph.build`` makes, only
-    training changes: evaluation and export keep the pairs.
+    The gradient of Round is the identity. A QuantizeLinear followed by its DequantizeLinear (integers of 4, 8 or 16
+    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit. The gradient of its input is
+    passed on within the integers' range, and zero beyond. The scale has a gradient as in LSQ (Esser et al., 2020), and
+    is trained if named in full (``train=["*", "scale"]``). In a step built by ``gradgraph.build``, only training
+    changes: evaluation and export keep the pairs.
 
     Args:
-        on: False brings back what is mathematically so: rounding has no gradient.
+        on: False restores the exact derivative: rounding has no gradient.
     """
     want_arithmetic(on)
     if on:
@@ -485,7 +484,7 @@ def _attribute(name: str, default: Any) -> OpSchema.Attribute:
 
 @dataclass(frozen=True)
 class _Inference:
-    """Type and shape inference from type variables and a shape rule, as onnx calls it."""
+    """Type and shape inference from type variables and a shape rule, as called by onnx."""
 
     op_type: str
     inputs: Sequence[str]
@@ -517,6 +516,6 @@ class _Inference:
             return self.shape(*(shapes.shape_of_type(t) for t in given), **plain)
         except (TypeError, ValueError, IndexError, AttributeError) as error:
             raise ModelError(
-                f"the shape rule of operator '{shown(self.op_type)}' failed: {error}; it gets one shape (a tuple, or "
-                "None) for each input and the attributes that are set by keyword"
+                f"the shape rule of operator '{shown(self.op_type)}' failed: {error}; it is called with one shape (a "
+                "tuple, or None) for each input and the attributes that are set, by keyword"
             ) from error

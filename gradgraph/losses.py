@@ -1,7 +1,7 @@
 """Losses by name.
 
 Names, arguments and defaults are those of ``torch.nn.functional``; ``axis`` (the classes, default 1) is ours, so that
-models with classes on the last axis need no transpose. Each is defined in a ``losses_*.py`` of ``gradgraph.frontend``.
+models with classes on the last axis need no transpose. They are defined in ``gradgraph/frontend/losses_*.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradgraph.frontend.loss import LOSSES, REMEDIES, Loss
 from gradgraph.frontend.losses_classes import class_axis
 
 __all__ = ["LOSSES", "REMEDIES", "Loss", "by_name", "class_axis"]
-assert functional  # importing it fills the table
+assert functional  # the import fills the table
 
 if TYPE_CHECKING:
 

@@ -1,7 +1,7 @@
-"""Metrics by name, and as they are typed: ``f1``, ``top_k(k=3)``.
+"""Metrics by name, also as text: ``f1``, ``top_k(k=3)``.
 
-Each is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
-(``gradgraph.step.finishes``), so that a metric is exact over all samples. One that ranks samples keeps a row of each
+A metric is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
+(``gradgraph.step.finishes``), so that a metric is exact over all samples. Ranking metrics keep a row of each sample
 instead. ``frontend/metric_sums.py`` and ``metrics_sequences.py`` have the formulas.
 """
 
@@ -14,7 +14,7 @@ from gradgraph.frontend import metrics_sequences
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums, share
 
 __all__ = ["METRICS", "Metric", "Sums", "by_name", "share", "typed"]
-assert metrics_sequences  # importing it fills the table
+assert metrics_sequences  # the import fills the table
 
 if TYPE_CHECKING:
 

@@ -1,10 +1,11 @@
-"""The transforms that users call: a model in, a model out, written for one backend.
+"""The public transforms: a model in, a model out, written for one backend.
 
 Reverse mode (``autodiff/append.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
-(``autodiff/higher.py``) work on the normal form; a backend (``gradgraph.backends``) is what the result is written for.
+(``autodiff/higher.py``) work on the normal form; a backend (``gradgraph.backends``) defines the operators of the
+result.
 
-An input or output gets the name that the docstring says, or, where the model has that name already (a second derivative
-of one that a transform has returned), the next free one: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
+Inputs and outputs have the names given in the docstrings, or, if the model already uses that name (a second derivative
+of the result of a transform), the next free one: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gradgraph.backends.missing_kernels import write_missing_kernels
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.half_products import keep_products_apart
 from gradgraph.passes.normal import blaming, normalise
 from gradgraph.passes.normal.opsets.older import write_at
@@ -60,9 +61,9 @@ _KINDS = {
 def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
     """Make a transform of a function that returns how nodes are appended to a model in normal form.
 
-    The transform does what they all share: it checks its arguments (``kinds``: those beside ``_KINDS``), brings the
-    model into normal form, appends to it in standard nodes or in the forms of ``backend``, and gives the kind of model
-    that it got, or writes it to ``out``.
+    The transform does the common work: it checks its arguments (``kinds``, in addition to ``_KINDS``), brings the model
+    into normal form, appends to it in standard nodes or in the forms of ``backend``, and returns the kind of model that
+    it got, or writes it to ``out``.
     """
 
     def decorate(choose: Callable[P, Append]) -> Callable[P, Result]:
@@ -117,7 +118,7 @@ def value_and_grad(
     recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that returns a scalar and its gradients.
+    """Return a model that computes a scalar and its gradients.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -125,19 +126,18 @@ def value_and_grad(
             first output that depends on an input.
         wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
             floating, on the way to ``output``, neither running statistic nor buffer.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
-        backend: what the result is written for. ``"portable"``: standard nodes, which run anywhere and can be
-            transformed again. ``"ort-cpu"``, ``"ort-cuda"``: the forms that are fastest in onnxruntime on a processor
-            like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
-            sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
-            ``"openvino"``, as for ``gradgraph.build``.
-        opset: of the result, 17 to 21, with the IR version of that opset's time; by default 21, or the newest that
-            the runtime takes.
-        recompute: keep less of the forward pass and compute it again, as for ``gradgraph.build``; a number of bytes is
-            for weights, inputs and outputs, too.
-        out: write the result to this path; weights of more than 1.5 GB, and of 64 MiB and more that lie in a file,
-            go to ``<out>.data`` beside it, read from where they lie. The way for models that exceed 2 GB, which no
-            ``ModelProto`` holds.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising. backend: the
+            runtime of the result. ``"portable"``: standard nodes, which run anywhere and can be transformed again.
+            ``"ort-cpu"``, ``"ort-cuda"``: the fastest forms in onnxruntime on a processor like this one, or on CUDA;
+            ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for sessions with
+            ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``, ``"openvino"``, as for
+            ``gradgraph.build``.
+        opset: of the result, 17 to 21, with a matching IR version; by default 21, or the newest that the runtime
+            supports.
+        recompute: recompute activations instead of storing them, as for ``gradgraph.build``; a number of bytes includes
+            weights, inputs and outputs.
+        out: write the result to this path; weights that exceed 1.5 GB in all, and external ones of 64 MiB or more, are
+            copied to ``<out>.data``. Required for models of more than 2 GB, the limit of a ``ModelProto``.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``) with outputs
@@ -147,8 +147,8 @@ def value_and_grad(
 
     Raises:
         UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
-        DifferentiationError: the target is no floating scalar, or a name does not lead to it.
-        UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
+        DifferentiationError: the output is not a floating scalar, or does not depend on a name.
+        UnsupportedOperatorError: operators on the path have no rule; the message lists all of them.
         BuildError: there is no such backend, or an operator needs a newer opset.
         ModelError: a ``ModelProto`` cannot hold the result.
         OutputError: ``out`` cannot be written.
@@ -168,7 +168,7 @@ def vjp(
     recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
+    """Return a model that also computes the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
         model, backend, opset, recompute, out: as for ``value_and_grad``.
@@ -176,7 +176,7 @@ def vjp(
             ``"<output>.cotangent"`` of the output's shape and type.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input.
-        allow_unused: give zeros for names that no output depends on, instead of an error.
+        allow_unused: return zeros for names that no output depends on, instead of raising.
 
     Returns:
         The same kind of model: the original outputs, then ``"<name>.grad"`` for each name (or the next free one, as
@@ -199,7 +199,8 @@ def jvp(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
+    """Return a model that also computes the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) ·
+    tangent``.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
@@ -207,7 +208,7 @@ def jvp(
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
             tensor's shape and type.
-        allow_unused: accept names that no output depends on, whose tangents count for nothing.
+        allow_unused: accept names that no output depends on; their tangents are ignored.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<output>.tangent"`` for
@@ -231,7 +232,8 @@ def hvp(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
+    """Return a model that also computes the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) ·
+    tangent``.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
@@ -239,7 +241,7 @@ def hvp(
             the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
             each the result has a new input ``"<name>.tangent"`` of the tensor's shape and type.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.hvp"`` for each
@@ -264,11 +266,12 @@ def jacobian(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that also returns the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``.
+    """Return a model that also computes the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂
+    name[k…]``.
 
     A Scan over unit vectors: the forward pass runs once, then the backward pass once for each element of ``output``
-    (or forward mode once for each element of ``wrt``). The matrix itself is held once or twice. Where only products
-    with vectors are needed, ``vjp`` and ``jvp`` cost one pass.
+    (or forward mode once for each element of ``wrt``). Memory holds the matrix once or twice. If only products with
+    vectors are needed, ``vjp`` and ``jvp`` cost one pass.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
@@ -277,11 +280,11 @@ def jacobian(
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input.
         mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
-            of ``wrt``), or ``"auto"``: forward mode where ``wrt`` is known to have fewer elements.
-        per_sample: of each sample of ``output`` by that sample of inputs alone, for all samples at once: a pass for
-            each element of one sample. Rows of ``output`` and of ``wrt`` are samples; where these mix on the way, or an
-            operator is not known to keep them apart, it is an error.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+            of ``wrt``), or ``"auto"``: forward mode if ``wrt`` is known to have fewer elements.
+        per_sample: differentiate each sample of ``output`` with respect to the same sample of inputs only, for all
+            samples at once: a pass for each element of one sample. Rows of ``output`` and of ``wrt`` are samples;
+            raises if samples are mixed on the way, or might be.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.jacobian"`` for
@@ -306,18 +309,19 @@ def hessian(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that also returns the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``.
+    """Return a model that also computes the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…]
+    ∂name[k…]``.
 
     A Scan over unit vectors: the gradient is computed once, then its tangent (as in ``hvp``) once for each element of
-    ``wrt``. With n elements together that is n Hessian-vector products and n² numbers, so choose ``wrt``; ``hvp``
-    gives products with single vectors.
+    ``wrt``. With n elements in total this takes n Hessian-vector products and returns n² numbers, so restrict ``wrt``;
+    ``hvp`` computes single products.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then, for each name and each
@@ -343,24 +347,24 @@ def per_sample_gradients(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """A model that returns the loss and the gradients of each sample of a batch by itself, as ``vmap(grad)`` does.
+    """Return a model that computes the loss and the gradients of each sample of a batch, as ``vmap(grad)`` does.
 
-    What it gives for a sample is what ``value_and_grad`` gives for a batch of that sample alone. A Scan over the
-    samples: time and memory of single samples, beside the stacked gradients. A model that mixes samples on their way
-    to ``output`` (BatchNormalization in training mode, a contrastive loss) is refused: there, one sample alone has
-    another gradient than in its batch. Sums and means at the end, weighted ones too, are what is split into samples;
-    an operator that is not known to keep samples apart is refused likewise. The ``jacobian`` of a vector of losses is
-    right for every model, at the cost of a pass over the whole batch for each sample.
+    The result for a sample is that of ``value_and_grad`` for a batch of that sample alone. A Scan over the samples
+    takes the time and memory of single samples, plus the stacked gradients. A model that mixes samples on the way to
+    ``output`` (BatchNormalization in training mode, a contrastive loss) is rejected, as a sample alone has another
+    gradient than in its batch; so are operators that might mix samples. Sums and means at the end, weighted ones
+    included, are split into samples. The ``jacobian`` of a vector of losses is right for every model, at the cost of a
+    pass over the whole batch for each sample.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
             default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
-        inputs: names and globs of the inputs whose first axis, of open size, holds the samples; by default those whose
-            first size is open and called as that of the first such input.
-        independent: samples do not mix, whatever operators there are: nothing is refused on that account.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+        inputs: names and globs of the inputs whose first axis, of symbolic size, is the batch; by default those whose
+            first size has the same symbolic name as that of the first such input.
+        independent: assume that samples are not mixed; skips the check.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``) with outputs ``"<output>.per_sample"``, of shape (n,),
@@ -369,6 +373,6 @@ def per_sample_gradients(
 
     Raises:
         UnknownNameError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
-        DifferentiationError: likewise; or samples mix, or no input has an open batch axis.
+        DifferentiationError: likewise; or samples are mixed, or no input has a symbolic batch axis.
     """
     return partial(append_per_sample, inputs=inputs, independent=bool(independent))

@@ -27,7 +27,7 @@ from gradgraph.graph import checks
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import forget_detached
 from gradgraph.graph.shapes import OPSET
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.opsets.older import check_opset

@@ -44,7 +44,7 @@ from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.weight_layouts import record_layouts
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.passes.autocast import METADATA_KEY, as_precision
 from gradgraph.passes.half_products import keep_products_apart

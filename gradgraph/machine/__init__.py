@@ -1,4 +1,4 @@
-"""The machine that the package runs on: processor, caches, programs, memory limits, the garbage collector, libraries.
+"""The host machine: processor, caches, programs, memory limits, the garbage collector, libraries.
 
-It knows no graph and no file format.
+It does not depend on graphs or file formats.
 """

@@ -1,7 +1,7 @@
-"""The user's cache: where it lies, and whether somebody else may have written what is in it.
+"""The user's cache folder, and checks that nobody else may have written to it.
 
-A library from there runs as this user. So it is taken as ssh takes its keys: only if this user or the system owns the
-file, its folder and all folders above, and nobody else may write to them.
+Libraries in it run with this user's permissions. So they are accepted as ssh accepts its keys: only if this user or the
+system owns the file, its folder and all folders above, and nobody else may write to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
-    """``gradgraph`` in the user's cache folder; a relative one in the environment counts as none."""
+    """Return ``gradgraph`` in the user's cache folder; a relative path in the environment is ignored."""
     if sys.platform == "win32":
         return _absolute("LOCALAPPDATA", Path.home() / "AppData" / "Local") / "gradgraph"
     if sys.platform == "darwin":
@@ -35,11 +35,12 @@ def _absolute(variable: str, otherwise: Path) -> Path:
 
 
 def open_private(folder: Path) -> None:
-    """See that ``folder`` is there and nobody else may write to it; it is made for this user alone, whatever the umask.
+    """Ensure that ``folder`` exists and nobody else may write to it; it is created for this user alone, whatever the
+    umask.
 
     Raises:
         RuntimeUnavailableError: others may have written to it.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     missing = []
     for each in (folder, *folder.parents):
@@ -48,20 +49,20 @@ def open_private(folder: Path) -> None:
         missing.append(each)
     for each in reversed(missing):
         each.mkdir(FOLDER_MODE)
-        each.chmod(FOLDER_MODE)  # the umask may have taken some of it
+        each.chmod(FOLDER_MODE)  # the umask may have removed some bits
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if os.name != "nt":
         _check_folders(folder)
     if folder == cache_folder():
-        folder.chmod(FOLDER_MODE)  # older versions made it by the umask
+        folder.chmod(FOLDER_MODE)  # older versions created it by the umask
 
 
 def check_ours(file: Path) -> None:
-    """See that nobody but this user, or the system, can have written ``file``, if there is one.
+    """Check that nobody but this user, or the system, can have written ``file``, if it exists.
 
     Raises:
-        RuntimeUnavailableError: somebody else can; who, where, and what to do about it.
+        RuntimeUnavailableError: somebody else can; the message names who, where, and the remedy.
     """
     if os.name == "nt" or not os.path.lexists(file):
         return
@@ -74,7 +75,7 @@ def check_ours(file: Path) -> None:
 
 
 def _check_folders(folder: Path) -> None:
-    """Check ``folder`` and every folder above it, on the path as it is written and on the one that links lead to."""
+    """Check ``folder`` and every folder above it, on the path as written and with links resolved."""
     seen: set[Path] = set()
     for start in (folder.absolute(), folder.resolve()):
         for each in (start, *start.parents):
@@ -84,16 +85,17 @@ def _check_folders(folder: Path) -> None:
 
 
 def _check(path: Path, status: os.stat_result, planted: str) -> None:
-    elsewhere = "let XDG_CACHE_HOME name a folder of your own" if sys.platform == "linux" else "make it your own"
+    elsewhere = "set XDG_CACHE_HOME to a folder of your own" if sys.platform == "linux" else "make it your own"
     if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         raise RuntimeUnavailableError(
             f"'{shown(path)}' belongs to another user (number {status.st_uid}), who may have planted {planted}; "
             f"remove it, or {elsewhere}"
         )
-    # in a sticky folder, as /tmp is, nobody moves what another user owns
+    # in a sticky folder such as /tmp, nobody moves files of other users
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not sticky:
         raise RuntimeUnavailableError(
-            f"other users may write to '{shown(path)}' (mode {stat.S_IMODE(status.st_mode):o}), and may have planted "
-            f"{planted}; remove what is not yours and run `chmod go-w {shlex.quote(shown(path))}`, or {elsewhere}"
+            f"other users may write to '{shown(path)}' (mode {stat.S_IMODE(status.st_mode):o}), and may have "
+            f"planted {planted}; remove what is not yours and run `chmod go-w {shlex.quote(shown(path))}`, "
+            f"or {elsewhere}"
         )

@@ -1,4 +1,4 @@
-"""Libraries of operators that onnxruntime does not have, as users name them: none is ever looked for in a model."""
+"""Custom-op libraries for onnxruntime, as named by users; none is ever looked for in a model."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from gradgraph.errors import RuntimeUnavailableError, shown
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-KNOWN: dict[Path, None] = {}  # those that every session of this process is to have, in order
+KNOWN: dict[Path, None] = {}  # those registered for every session of this process, in order
 
 
 def absolute(paths: Paths) -> list[Path]:
-    """The absolute paths of one or several, each once."""
+    """Return the absolute paths of one or several, each once."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return list(dict.fromkeys(Path(path).absolute() for path in given))
 
 
 def register(options: ort.SessionOptions, paths: Paths = ()) -> None:
-    """Let sessions with these options run the operators of all ``KNOWN`` libraries, and of those at ``paths``.
+    """Register all ``KNOWN`` libraries, and those at ``paths``, with these session options.
 
     Raises:
-        RuntimeUnavailableError: one is not there, or onnxruntime cannot load it.
+        RuntimeUnavailableError: one does not exist, or onnxruntime cannot load it.
     """
     for path in dict.fromkeys([*KNOWN, *absolute(paths)]):
         if not path.is_file():
             raise RuntimeUnavailableError(
-                f"there is no library of custom operators '{shown(path)}'; give the path of the .so, .dylib or .dll"
+                f"there is no custom-op library '{shown(path)}'; pass the path of the .so, .dylib or .dll"
             )
         try:
             options.register_custom_ops_library(str(path))
-        except Exception as error:  # whatever the loader of the system says
+        except Exception as error:  # any error of the system's loader
             reason = " ".join(shown(word) for word in str(error).split()[:40])
             raise RuntimeUnavailableError(
                 f"onnxruntime cannot load the custom operators in '{shown(path)}': {reason}; build the library for "

@@ -1,6 +1,6 @@
-"""The machine at hand, as far as files and forms depend on it.
+"""The processor of this machine, as far as files and forms depend on it.
 
-The environment variable GRADGRAPH_CPU hides features of the processor from gradgraph's own code: so one machine can run
+The environment variable GRADGRAPH_CPU hides processor features from gradgraph's own code, so that one machine can run
 the code of older ones. onnxruntime sees the processor as it is.
 """
 
@@ -17,7 +17,7 @@ import onnx.parser
 from gradgraph.errors import RuntimeUnavailableError, shown
 
 VARIABLE = "GRADGRAPH_CPU"
-# features of x86 processors that kernels are written for, each with those before it, and how the system lists them
+# x86 features that kernels are written for, each including those before it, and the names that the system lists
 LEVELS = {
     "x86-64-v2": {"ssse3", "sse4_2", "popcnt"},
     "avx2": {"avx2", "fma"},
@@ -31,7 +31,9 @@ probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc
 
 @functools.cache
 def nchwc_block() -> int:
-    """Channels in a block of onnxruntime's NCHWc layout on this processor (16 with AVX512); 0 where it has none."""
+    """Return the channel block size of onnxruntime's NCHWc layout on this processor (16 with AVX512); 0 if it has
+    none.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -41,7 +43,7 @@ def nchwc_block() -> int:
         model = onnx.parser.parse_model(_PROBE).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         blocks = np.asarray(session.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})[0])
-    except Exception:  # whatever a runtime without that layout says
+    except Exception:  # any error of a runtime without that layout
         return 0
     # [C/block, H·W, block]: the second pixel of channel 0, which is 1, follows the first block of channels
     block = int(np.flatnonzero(blocks.reshape(-1) == 1.0)[0])
@@ -49,19 +51,19 @@ def nchwc_block() -> int:
 
 
 def processor() -> str:
-    """The name of the processor, as far as the system tells, and what it is taken for."""
+    """Return the name of the processor, as far as the system reports it, and the level in use."""
     name = _cpuinfo("model name") or platform.processor() or platform.machine()
     level = hidden_above()
     return f"{name} as {level}" if level else name
 
 
 def instructions() -> str:
-    """The extensions that it has, as the system lists them; empty where it does not."""
+    """Return its instruction-set extensions, as listed by the system; empty if unavailable."""
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def levels() -> list[str]:
-    """The LEVELS that this processor has, as far as the system tells; the last one is its own."""
+    """Return the LEVELS that this processor supports, as far as the system reports; the last one is the highest."""
     listed, found = set(instructions().split()), []
     for name, features in LEVELS.items():
         if not features <= listed:
@@ -71,7 +73,7 @@ def levels() -> list[str]:
 
 
 def levels_in_use() -> list[str]:
-    """The levels that gradgraph's own code uses: those that GRADGRAPH_CPU does not hide, the highest last.
+    """Return the levels that gradgraph's own code uses: those that GRADGRAPH_CPU does not hide, the highest last.
 
     Raises:
         RuntimeUnavailableError: as ``hidden_above`` does.
@@ -81,10 +83,10 @@ def levels_in_use() -> list[str]:
 
 
 def hidden_above() -> str | None:
-    """The level that GRADGRAPH_CPU names: what is above it is hidden from gradgraph's own code. ``None`` without it.
+    """Return the level in GRADGRAPH_CPU, above which gradgraph's own code uses nothing; ``None`` if it is not set.
 
     Raises:
-        RuntimeUnavailableError: there is no such level, or not here.
+        RuntimeUnavailableError: there is no such level, or this processor lacks it.
     """
     asked = os.environ.get(VARIABLE, "")
     if not asked:
@@ -92,13 +94,13 @@ def hidden_above() -> str | None:
     if asked in levels():
         return asked
     what = "which this processor lacks" if asked in LEVELS else "which is none of " + ", ".join(LEVELS)
-    has = f"let it be {' or '.join(levels())}, or leave it out" if levels() else "leave it out here"
+    has = f"set it to {' or '.join(levels())}, or unset it" if levels() else "unset it here"
     raise RuntimeUnavailableError(f"the environment variable {VARIABLE} is '{shown(asked)}', {what}; {has}")
 
 
 @functools.cache
 def _cpuinfo(field: str) -> str:
-    """A field of the first processor in /proc/cpuinfo; empty if there is none."""
+    """Return a field of the first processor in /proc/cpuinfo; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""onnx-ir imported without sympy, which it needs only for arithmetic on symbolic sizes.
+"""Import of onnx-ir without sympy, which it needs only for arithmetic on symbolic sizes.
 
-sympy takes a quarter of the processor time of a first ``gradgraph.build`` (0.25 of 1.1 s on an AMD EPYC), and steps are
-written without it. An onnx-ir that uses it at once gets it at once. Once this module is imported, the first import of
-onnx-ir is such a one, whoever it is that imports it.
+Importing sympy takes a quarter of the processor time of a first ``gradgraph.build`` (0.25 of 1.1 s on an AMD EPYC), and
+steps are written without it. It is still imported as soon as onnx-ir uses it. After importing this module, the first
+import of onnx-ir defers sympy, whoever performs it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LATER = ("sympy", f"{_LIGHT}._symbolic_shapes")
 
 
 class _Later(ModuleType):
-    """Stands for a module that is imported when something of it is first asked for."""
+    """A placeholder for a module, imported on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system asks for these
+        if name.startswith("__"):  # required by the import system
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -32,7 +32,7 @@ class _Later(ModuleType):
 
 
 class _Finder:
-    """Finds onnx-ir once, where all others find it, and lets it be executed without sympy."""
+    """An import finder that finds onnx-ir once, in its usual place, and executes it without sympy."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _LIGHT:
@@ -55,7 +55,7 @@ class _Finder:
 
 @contextlib.contextmanager
 def _sympy_later() -> Iterator[None]:
-    """A block in which sympy is not imported; others that import it afterwards get it whole."""
+    """Defer the import of sympy within this block; imports elsewhere get the real module afterwards."""
     later = {name: _Later(name) for name in _LATER}
     sys.modules.update(later)
     try:

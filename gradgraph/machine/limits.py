@@ -1,6 +1,6 @@
-"""A limit on memory for calls into libraries that would allocate whatever a file asks for.
+"""A memory limit for calls into libraries that would allocate any amount that a file asks for.
 
-ONNX's inference writes a vector out, element by element, whatever its length; and a vector of 2**40 elements takes one
+ONNX's inference materialises a vector element by element, whatever its length, and a vector of 2**40 elements takes one
 line in a file. A limit on memory also limits the time.
 """
 
@@ -14,24 +14,23 @@ from pathlib import Path
 
 try:
     import resource
-except ImportError:  # Windows has no such limits
+except ImportError:  # not available on Windows
     resource = None  # type: ignore[assignment]
 
 FOR_OTHERS = 2_000_000_000  # bytes
 _STATUS = Path("/proc/self/statm")
-_SIZE, _DATA = 0, 5  # their places there, in pages
-_STACK = 32_000_000  # bytes by which the stack may grow; an arena of the C library, which takes 64 MiB, may not begin
-_lock = threading.RLock()  # the limit is the process's, and a call within a limit may set a tighter one
+_SIZE, _DATA = 0, 5  # their indices there, in pages
+_STACK = 32_000_000  # bytes for growth of the stack; too few for a new arena of the C library, which takes 64 MiB
+_lock = threading.RLock()  # the limit applies to the process; calls within a limit may set a tighter one
 
 
 @contextlib.contextmanager
 def limited_memory(extra: int) -> Iterator[None]:
-    """Let the process have ``extra`` bytes of data more than it has; what wants more ends in MemoryError.
+    """Limit the process to ``extra`` more bytes of data than it has; allocations beyond raise MemoryError.
 
-    Linux alone keeps such a limit; elsewhere there is none. It is the whole process's, so where there are other threads
-    it leaves room for what they may allocate in the meantime. The stack does not count: where it cannot grow, the
-    process ends. So data are limited, and the address space to a little more: beyond, the C library would begin arena
-    after arena, for as long as it takes.
+    Linux only; elsewhere there is no limit. It applies to the whole process, so with other threads it leaves room for
+    their allocations. The stack is not limited: if it cannot grow, the process dies. So data are limited, and the
+    address space to slightly more; otherwise the C library would create one arena after another, which takes very long.
     """
     if resource is None or not _STATUS.exists():
         yield

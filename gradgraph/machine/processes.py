@@ -1,6 +1,6 @@
-"""Programs that gradgraph starts: none of them reads what lies in the working folder.
+"""Subprocesses that never read code from the working folder.
 
-A folder that somebody gave us, with a model in it, may hold a ``numpy.py`` or a ``c++``, too.
+A folder received from somebody else, with a model in it, may also contain a ``numpy.py`` or a ``c++``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-_CLOSED = 0o077  # what programs write is for this user alone, and for this user at least
+_CLOSED = 0o077  # umask: files that programs write are for this user alone, and at least for this user
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 Process: TypeAlias = subprocess.Popen[str]
 
-# the modules of this process, and from nowhere else
+# the modules of this process, and nothing else
 _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
 
 
 def program(name: str) -> str | None:
-    """The path of a program: ``name`` itself if it has a folder, or where the PATH has it; ``None`` if it is not there.
+    """Return the path of a program: ``name`` itself if it has a folder, or its place on the PATH; ``None`` if not
+    found.
 
-    Folders of the PATH that depend on the working folder do not count.
+    PATH entries that depend on the working folder are ignored.
     """
     if os.path.dirname(name):  # noqa: PTH120 - as it was given, "./c++" too
         found = shutil.which(name)
@@ -44,7 +45,7 @@ def program(name: str) -> str | None:
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-    """``subprocess.run`` with captured output, in an empty folder of its own.
+    """Call ``subprocess.run`` with captured output, in an empty folder of its own.
 
     Args:
         command: the path of a program, as ``program`` finds it, and its arguments; files by absolute paths.
@@ -54,25 +55,25 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         subprocess.SubprocessError: as ``subprocess.run`` does.
     """
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
-        Path(folder).chmod(0o700)  # whatever the umask
+        Path(folder).chmod(0o700)  # regardless of the umask
         if os.name != "nt":
             options["umask"] = _CLOSED
         return subprocess.run(command, cwd=folder, capture_output=True, **options)
 
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run Python ``code`` likewise; it finds the modules that this process finds, but none in the working folder."""
+    """Run Python ``code`` likewise; it finds the modules of this process, but none in the working folder."""
     return run(python_command(code, *arguments), **options)
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """The command that runs Python ``code`` with the modules that this process finds, none from the working folder."""
+    """Return the command that runs Python ``code`` with the modules of this process, none from the working folder."""
     paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
     return [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
 
 
 def start_python(code: str, *arguments: str, **options: Any) -> Process:
-    """Start a process that runs Python ``code`` likewise and goes on, with text on pipes and nothing on stderr."""
+    """Start a long-running process with Python ``code`` likewise, with text on pipes and nothing on stderr."""
     pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(
         python_command(code, *arguments), stdin=pipe, stdout=pipe, stderr=quiet, text=True, **options
@@ -80,13 +81,13 @@ def start_python(code: str, *arguments: str, **options: Any) -> Process:
 
 
 def in_foreground(command: list[str], shows: Callable[[str], bool], **environment: str) -> int:
-    """Run a command of the user's where they are, in place of this process, and return its exit code.
+    """Run a user's command in their working folder, in place of this process, and return its exit code.
 
-    Signals are the command's to answer.
+    Signals are left to the command.
 
     Args:
         command: the path of a program, and its arguments.
-        shows: whether a line that it writes is to be seen.
+        shows: whether to print a line of its output.
         environment: variables to set.
 
     Raises:
@@ -107,14 +108,14 @@ def in_foreground(command: list[str], shows: Callable[[str], bool], **environmen
                     for reader in readers:
                         reader.join()
                     return code
-                except KeyboardInterrupt:  # which the command got, too
+                except KeyboardInterrupt:  # the command got it, too
                     continue
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
 def _ends_with_this_one() -> Callable[[], object] | None:
-    """A call by which a new process asks to be killed where this one is; Linux alone has it."""
+    """Return a call by which a child process is killed together with this one; Linux only."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -130,7 +131,7 @@ def _pass_on(lines: Iterable[str], stream: TextIO, shows: Callable[[str], bool])
 
 
 def ends_well(command: list[str], seconds: float) -> bool:
-    """Whether a command of the user's, run where they are, ends with 0 in time.
+    """Whether a user's command, run in their working folder, exits with 0 in time.
 
     Raises:
         OSError: the program does not start.

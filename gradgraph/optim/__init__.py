@@ -1,8 +1,8 @@
 """Optimizers: chains of small transforms of gradients, with PyTorch's names, arguments and defaults.
 
-``adamw(lr) = chain(scale_by_adam(), add_decayed_weights(wd), scale_by_learning_rate(lr))``. A learning rate
-may be a number: then it is an input of the step, fed per call, with that default. Or it is a schedule of
-``gradgraph.optim`` (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
+``adamw(lr) = chain(scale_by_adam(), add_decayed_weights(wd), scale_by_learning_rate(lr))``. A learning rate is a
+number, which becomes an input of the step, fed per call, with that default; or a schedule of ``gradgraph.optim``
+(``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 
 from gradgraph.optim import (

@@ -1,4 +1,6 @@
-"""Adam with Nesterov's momentum, with a rectified start, and with the largest gradient: NAdam, RAdam, Adamax."""
+"""Variants of Adam: with Nesterov momentum, with variance rectification, and with the infinity norm (NAdam, RAdam,
+Adamax).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ __all__ = ["adamax", "nadam", "radam"]
 
 
 def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: float) -> Transform:
-    """``m``, ``v`` as Adam's, ``μᵗ = β₁(1 − 0.96^{tψ}/2)``, ``Π = μ¹⋯μᵗ``; gives
+    """``m``, ``v`` as Adam's, ``μᵗ = β₁(1 − 0.96^{tψ}/2)``, ``Π = μ¹⋯μᵗ``; returns
     ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
     """
     takes = [1.0 - b for b in betas]
@@ -61,7 +63,7 @@ def nadam(
     decoupled_weight_decay: bool = False,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Adam with Nesterov's momentum, as ``torch.optim.NAdam``."""
+    """Adam with Nesterov momentum, as ``torch.optim.NAdam``."""
     check_adam(lr, betas, eps, weight_decay)
     not_negative(momentum_decay=momentum_decay)
     scaled, decay = _scale_by_nadam(betas, eps, momentum_decay), decay_links(weight_decay)
@@ -69,7 +71,7 @@ def nadam(
 
 
 def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
-    """``m``, ``v`` as Adam's; ``ρ∞ = 2/(1−β₂) − 1``, ``ρ = ρ∞ − 2tβ₂ᵗ/c₂``; gives ``m/c₁ · r·√c₂/(√v + ε)`` where
+    """``m``, ``v`` as Adam's; ``ρ∞ = 2/(1−β₂) − 1``, ``ρ = ρ∞ − 2tβ₂ᵗ/c₂``; returns ``m/c₁ · r·√c₂/(√v + ε)`` where
     ``ρ > 5``, ``r² = (ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ)``, and ``m/c₁`` before.
     """
     takes = [1.0 - b for b in betas]
@@ -82,7 +84,7 @@ def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
         square = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
         scaled = op.Sqrt(op.Max(square, 0.0) * c2) / c1
         begun = length > 5.0
-        # m / (√v·a + b) · c: with a = 1, b = ε it is divided by √v, with a = 0, b = 1 it is not
+        # m / (√v·a + b) · c: a = 1, b = ε divides by √v; a = 0, b = 1 does not
         single = [op.cast(n, ir.DataType.FLOAT) for n in (scaled, 1.0 / c1)]
         return [op.Where(begun, *single), op.cast(begun, ir.DataType.FLOAT), op.Where(begun, op.const(eps), 1.0)]
 
@@ -107,14 +109,16 @@ def radam(
     decoupled_weight_decay: bool = False,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Adam that starts as descent with momentum, until its variances can be trusted, as ``torch.optim.RAdam``."""
+    """Adam that starts as gradient descent with momentum until its variance estimate is reliable, as
+    ``torch.optim.RAdam``.
+    """
     check_adam(lr, betas, eps, weight_decay)
     scaled, decay = _scale_by_radam(betas, eps), decay_links(weight_decay)
     return made(lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled])
 
 
 def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
-    """``m`` as Adam's, ``u ← max(β₂u, |g| + ε)``; gives ``(m/c₁) / u``."""
+    """``m`` as Adam's, ``u ← max(β₂u, |g| + ε)``; returns ``(m/c₁) / u``."""
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / bias_corrections(op, context, betas[:1])[0]]
@@ -139,6 +143,6 @@ def adamax(
     weight_decay: float = 0.0,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Adam with the largest gradient in place of the root of the mean square, as ``torch.optim.Adamax``."""
+    """Adam based on the infinity norm, as ``torch.optim.Adamax``."""
     check_adam(lr, betas, eps, weight_decay)
     return made(lr, [*decay_links(weight_decay), _scale_by_adamax(betas, eps)])

@@ -1,4 +1,4 @@
-"""Descent along the gradient, or its signs: SGD, Rprop, Lion."""
+"""Descent along the gradient, or its sign: SGD, Rprop, Lion."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["lion", "momentum", "rprop", "sgd"]
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
-    """``m ← decay·m + (1 − dampening)·g``, at the first step ``m ← g``; gives ``m``, or ``g + decay·m`` (Nesterov)."""
+    """``m ← decay·m + (1 − dampening)·g``, at the first step ``m ← g``; returns ``m``, or ``g + decay·m`` (Nesterov)."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         keep: Var | float = 1.0 - dampening
-        if dampening:  # with none, a buffer of zeros gives the first step by itself
+        if dampening:  # without it, a buffer of zeros yields the first step
             keep = op.Where(op.Equal(context.step(), 0), op.const(1.0), op.const(1.0 - dampening))
         fresh = [g if keep == 1.0 else g * (op.cast(keep, g.dtype) if isinstance(keep, Var) else keep) for g in grads]
         buffers = [decay * m + g for m, g in zip(slots["momentum_buffer"], fresh, strict=True)]
@@ -56,7 +56,7 @@ def sgd(
     """Stochastic gradient descent, as ``torch.optim.SGD``."""
     not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
     if nesterov and (momentum <= 0 or dampening != 0):
-        raise BuildError("Nesterov momentum needs a momentum above zero and no dampening")
+        raise BuildError("Nesterov momentum requires a momentum above zero and no dampening")
     links = [*decay_links(weight_decay), *momentum_links(momentum, dampening, nesterov)]
     return made(lr, links)
 
@@ -69,7 +69,7 @@ def momentum_links(decay: float, dampening: float = 0.0, nesterov: bool = False)
 
 
 def _scale_by_lion(betas: tuple[float, float]) -> Transform:
-    """Gives ``sign(β₁m + (1−β₁)g)``; then ``m ← β₂m + (1−β₂)g``."""
+    """Returns ``sign(β₁m + (1−β₁)g)``; then ``m ← β₂m + (1−β₂)g``."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         m = slots["exp_avg"]
@@ -84,15 +84,15 @@ def _scale_by_lion(betas: tuple[float, float]) -> Transform:
 def lion(
     lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **grouping: Unpack[Grouping]
 ) -> Optimizer:
-    """Steps of one size along the sign of a mean gradient, with decoupled decay (Chen et al., arXiv 2302.06675)."""
+    """Sign-momentum updates with decoupled weight decay (Chen et al., arXiv 2302.06675)."""
     not_negative(lr=lr, weight_decay=weight_decay)
     check_betas(betas)
     return made(lr, [_scale_by_lion(betas), *decay_links(weight_decay)])
 
 
 def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
-    """A step size for each weight: ``η₊`` times the one before where g keeps its sign, ``η₋`` times where it turns,
-    and there no step is made; gives ``−size·sign(g)``.
+    """A step size for each weight: multiplied by ``η₊`` if g keeps its sign, by ``η₋`` if it changes, in which case no
+    step is made; returns ``−size·sign(g)``.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -100,7 +100,7 @@ def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, 
         return {"prev": [op.zeros_like(p) for p in params], "step_size": sizes}
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
-        agreement = op.Sign(g) * op.Sign(slots["prev"])  # of signs: a product of small gradients may be zero
+        agreement = op.Sign(g) * op.Sign(slots["prev"])  # signs, as small products underflow
         turned, kept = agreement < 0.0, agreement > 0.0
         factor = op.Where(turned, etas[0], op.Where(kept, op.const(etas[1], g.dtype), op.const(1.0, g.dtype)))
         size = op.Clip(slots["step_size"] * factor, *(op.const(limit, g.dtype) for limit in step_sizes))
@@ -119,7 +119,7 @@ def rprop(
     step_sizes: tuple[float, float] = (1e-6, 50.0),
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Resilient propagation, for full batches, as ``torch.optim.Rprop``; ``lr`` is the first step size."""
+    """Resilient propagation, for full batches, as ``torch.optim.Rprop``; ``lr`` is the initial step size."""
     not_negative(lr=lr)
     if not 0.0 < etas[0] < 1.0 < etas[1]:
         raise BuildError(f"etas must be a number in (0, 1) and one above 1, not {etas}")

@@ -1,4 +1,4 @@
-"""Transforms that change gradients without a history: decay, clipping, the learning rate."""
+"""Stateless transforms of gradients: weight decay, clipping, the learning rate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 def global_norm(op: Builder, grads: Vars) -> Var:
     """The 2-norm of all gradients together, in float32."""
-    # float16 ends at 65,504: with a norm of 256 the sum of squares would be infinite, and nothing would move
+    # float16 overflows at 65,504: a norm of 256 would make the sum of squares infinite and the update zero
     wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
     squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]
     return op.Sqrt(op.sum_of(squares))
@@ -51,9 +51,9 @@ def global_norm(op: Builder, grads: Vars) -> Var:
 
 @checked(clipping=FINITE, eps=FINITE)
 def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
-    """``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` of each output unit by itself: adaptive gradient clipping (Brock et
-    al., arXiv 2102.06171). A vector is one unit; elsewhere the layer that reads the weight says which axes count units
-    (``graph.weight_layouts``), and without one it is the first.
+    """``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` for each output unit: adaptive gradient clipping (Brock et al.,
+    arXiv 2102.06171). A vector is one unit; otherwise the unit axes are those of the layer that reads the weight
+    (``graph.weight_layouts``), by default the first.
     """
 
     def clipped(op: Builder, g: Var, p: Var) -> Var:
@@ -79,7 +79,9 @@ Rate = float | Schedule
 
 
 def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
-    """The rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule nodes."""
+    """Return the rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule
+    nodes.
+    """
     if not isinstance(lr, Schedule):
         return context.hyperparameter(LEARNING_RATE, lr)
     if lr.multiple is not None:

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal by a few matrix products."""
+"""Muon: momentum with matrices orthogonalised by a few matrix products."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["muon"]
 
 
 def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: float) -> Var:
-    """The nearest matrix with orthonormal rows (or columns), roughly: ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``."""
+    """Approximate the nearest matrix with orthonormal rows (or columns): ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``."""
     a, b, c = coefficients
     rows, columns = x.shape or (0, 0)
     is_tall = int(rows or 0) > int(columns or 0)
@@ -70,7 +70,7 @@ def _check_is_matrix(p: Var) -> None:
     if p.rank != 2:
         name = shown(p.value.name)
         raise BuildError(
-            f"muon moves matrices, but '{name}' has {p.rank} axes",
+            f"muon updates matrices only, but '{name}' has {p.rank} axes",
             remedy=f"give it another optimizer, as in groups={{'{name}': gradgraph.optim.adamw(1e-3)}}, or freeze it",
             shell=f"freeze it with --freeze '{name}', or use --optimizer adamw",
         )
@@ -90,7 +90,9 @@ def muon(
     adjust_lr_fn: str = "original",
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Orthogonal steps for matrices, with decoupled decay, as ``torch.optim.Muon`` (which computes in bfloat16)."""
+    """Orthogonalised updates for matrices, with decoupled decay, as ``torch.optim.Muon`` (which computes in
+    bfloat16).
+    """
     not_negative(lr=lr, weight_decay=weight_decay, eps=eps)
     below_one(momentum=momentum)
     if adjust_lr_fn not in ADJUSTMENTS:

@@ -1,4 +1,4 @@
-"""A learning rate that falls when a figure of the validation no longer improves."""
+"""A learning rate that is reduced when a validation metric stops improving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Plateau", "reduce_on_plateau"]
 
 @dataclass(frozen=True)
 class Plateau:
-    """A rule that ``fit(learning_rate=…)`` follows; see :func:`reduce_on_plateau`."""
+    """A rule for ``fit(learning_rate=…)``; see :func:`reduce_on_plateau`."""
 
     lr: float
     factor: float
@@ -27,7 +27,8 @@ class Plateau:
     monitor: str | None
 
     def rate(self, history: Mapping[str, Sequence[float]]) -> float:
-        """The rate after the epochs in ``history``: a function of nothing else, so that a resumed fit goes on with it.
+        """Return the rate after the epochs in ``history``; it depends on nothing else, so a resumed fit continues with
+        it.
 
         Raises:
             DataError: the history has no such column.
@@ -72,11 +73,11 @@ def reduce_on_plateau(
     mode: str = "min",
     monitor: str | None = None,
 ) -> Plateau:
-    """For ``fit(learning_rate=…)``: ``lr``, times ``factor`` after more than ``patience`` epochs in which ``monitor``
-    (``val_loss``, or ``loss`` without validation) was not better by ``threshold`` (ReduceLROnPlateau).
+    """For ``fit(learning_rate=…)``: ``lr``, multiplied by ``factor`` after more than ``patience`` epochs in which
+    ``monitor`` (``val_loss``, or ``loss`` without validation) did not improve by ``threshold`` (ReduceLROnPlateau).
     """
     if not 0.0 < factor < 1.0:
-        raise BuildError(f"factor must lie between 0 and 1, but is {factor}")
+        raise BuildError(f"factor must be between 0 and 1, but is {factor}")
     for name, value, known in (("mode", mode, ("min", "max")), ("threshold_mode", threshold_mode, ("rel", "abs"))):
         if value not in known:
             raise BuildError(f"{name} must be {known[0]} or {known[1]}, not '{shown(value)}'")

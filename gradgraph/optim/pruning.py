@@ -1,4 +1,4 @@
-"""Magnitude pruning: masks that zero ever more of the smallest weights (``wrappers.magnitude_pruning``)."""
+"""Magnitude pruning: masks that zero a growing share of the smallest weights (``wrappers.magnitude_pruning``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gradgraph.graph.weight_layouts import layout_of
 
 @dataclass(frozen=True)
 class Pruning:
-    """Which weights lose their smallest numbers, how many, and when.
+    """The pruning settings: which weights, how many of their numbers, and when.
 
     Attributes:
-        sparsity: the part of the numbers that are zero in the end.
-        kept, group: of N:M sparsity, N and M; 0 otherwise.
-        begin, end, every: finished updates before the first, before the last, and between two changes of the masks.
+        sparsity: the final share of zeros.
+        kept, group: N and M of N:M sparsity; 0 otherwise.
+        begin, end, every: finished updates before the first change of the masks, before the last, and between changes.
     """
 
     target: tuple[str, ...]
@@ -37,16 +37,16 @@ class Pruning:
     every: int
 
     def members(self, params: Sequence[ir.Value]) -> list[int]:
-        """The places of the weights that are pruned.
+        """Return the indices of the pruned weights.
 
         Raises:
-            UnknownNameError: a glob matches none of those that are trained.
-            BuildError: a weight that is named in full cannot have groups of M.
+            UnknownNameError: a glob matches no trained weight.
+            BuildError: a weight named in full cannot be split into groups of M.
         """
         return sorted({i for pattern in self.target for i in self.matched(pattern, params)})
 
     def matched(self, pattern: str, params: Sequence[ir.Value]) -> list[int]:
-        """The places of the weights that ``pattern`` takes; the errors are those of ``members``."""
+        """Return the indices of the weights that ``pattern`` matches; raises as ``members``."""
         names = [p.name or "" for p in params]
         matrices = [n for n, p in zip(names, params, strict=True) if p.shape is not None and len(p.shape) > 1]
         here = [pattern] if pattern in names else matching(pattern, matrices)
@@ -59,7 +59,7 @@ class Pruning:
         fitting = [i for i in places if not self.group or self._fits(params[i], pattern == names[i])]
         if not fitting:
             of = "" if pattern == "*" else f" that '{shown(pattern)}' matches"
-            raise BuildError(f"no weight{of} has an axis of inputs that {self.group} divides")
+            raise BuildError(f"no weight{of} has an input axis divisible by {self.group}")
         return fitting
 
     def _fits(self, weight: ir.Value, named: bool) -> bool:
@@ -67,11 +67,11 @@ class Pruning:
         size = weight.shape[axis] if axis is not None and weight.shape is not None else 0
         fits = isinstance(size, int) and size > 0 and size % self.group == 0
         if named and not fits:
-            raise BuildError(f"'{shown(weight.name)}' has no axis of inputs that {self.group} divides")
+            raise BuildError(f"'{shown(weight.name)}' has no input axis divisible by {self.group}")
         return fits
 
     def due(self, op: Builder, step: Var) -> Var:
-        """Do the masks change after the update with this number, counted from 0?"""
+        """Whether the masks change after the update with this number, counted from 0."""
         if self.group or self.end <= self.begin:
             return op.Equal(step, np.int64(self.begin))
         passed = op.And(op.Not(op.Less(step, np.int64(self.begin))), op.Not(op.Greater(step, np.int64(self.end))))
@@ -81,10 +81,10 @@ class Pruning:
     def masks(
         self, op: Builder, weights: Sequence[Var], masks: Sequence[Var], axes: Sequence[int | None], step: Var
     ) -> list[Var]:
-        """The masks of what remains: 1 for numbers that are kept. What was pruned stays pruned.
+        """Return the updated masks: 1 for weights that are kept. Pruned weights stay pruned.
 
         Args:
-            axes: over which layers sum the products of the weights.
+            axes: the input axes of the weights, over which layers sum products.
         """
         sizes = [op.Where(op.cast(m, ir.DataType.BOOL), op.cast(op.Abs(w), ir.DataType.FLOAT), -1.0)
                  for w, m in zip(weights, masks, strict=True)]  # fmt: skip
@@ -101,7 +101,7 @@ class Pruning:
         return [op.Reshape(m, known_sizes(w.shape)) for m, w in zip(parts, weights, strict=True)]
 
     def _kept(self, op: Builder, count: int, step: Var) -> Var:
-        """How many numbers of ``count`` are kept: all but ``s·count``, with ``s = s_end·(1 − (1 − done)³)``."""
+        """Return how many of ``count`` numbers are kept: all but ``s·count``, with ``s = s_end·(1 − (1 − done)³)``."""
         if self.end <= self.begin:
             part = op.const(self.sparsity)
         else:
@@ -111,7 +111,7 @@ class Pruning:
         return op.Reshape(np.int64(count) - pruned, [1])
 
     def _in_groups(self, op: Builder, sizes: Var, axis: int) -> Var:
-        """The N largest of each M numbers that follow one another along the axis of inputs."""
+        """Select the N largest of each M consecutive numbers along the input axis."""
         rank, known = sizes.rank, known_sizes(sizes.shape)
         order = [*(a for a in range(rank) if a != axis), axis]
         turned = [known[a] for a in order]
@@ -124,7 +124,7 @@ class Pruning:
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:
-    """A mask with 1 at the ``count`` largest numbers of a vector; of equal ones the first."""
+    """Return a mask with 1 at the ``count`` largest numbers of a vector; ties go to the first."""
     _, places = op.TopK(sizes, count, outputs=2)
     zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
     return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))

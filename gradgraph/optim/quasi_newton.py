@@ -1,4 +1,4 @@
-"""L-BFGS: directions from the last few steps and the changes of the gradient along them, for full batches."""
+"""L-BFGS: directions from the last few steps and gradient changes, for full batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["lbfgs"]
 
-CURVED = 1e-10  # sᵀy of a step that is remembered, as in PyTorch
+CURVED = 1e-10  # least sᵀy of a step that is stored, as in PyTorch
 
 
 def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_change: float) -> Transform:
-    """The last m steps ``s`` and changes of the gradient ``y`` span the direction, with ``g``: the two loops of L-BFGS
-    run over its coefficients, and need no more of the weights than the dot products of these 2m + 1 vectors.
+    """The last m steps ``s`` and gradient changes ``y`` span the direction, together with ``g``: the two loops of
+    L-BFGS run over its coefficients, and need only the dot products of these 2m + 1 vectors.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -80,19 +80,19 @@ def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_chang
 
 
 def _total(op: Builder, parts: Sequence[Var]) -> Var:
-    """The sum over all weights, in float64."""
+    """Sum over all weights, in float64."""
     return op.sum_of([op.cast(part, ir.DataType.DOUBLE) for part in parts])
 
 
 def _pushed(op: Builder, past: Var, latest: Var, curved: Var) -> Var:
-    """``past`` without its oldest row and with ``latest``, if that is to be remembered."""
+    """Drop the oldest row of ``past`` and append ``latest``, if it is to be stored."""
     ends = (np.array([i], np.int64) for i in (1, np.iinfo(np.int64).max, 0))
     younger = op.Concat(op.Slice(past, *ends), op.Unsqueeze(latest, np.array([0], np.int64)), axis=0)
     return op.Where(curved, younger, past)
 
 
 def _basis(op: Builder, steps: Var, changes: Var, g: Var) -> Var:
-    """2m + 1 rows: the steps, the changes, the gradient."""
+    """Stack 2m + 1 rows: the steps, the changes, the gradient."""
     m = (steps.shape or (0,))[0]
     rows = [op.Reshape(x, np.array([n, -1], np.int64)) for x, n in ((steps, m), (changes, m), (g, 1))]
     return op.Concat(*rows, axis=0)
@@ -103,7 +103,9 @@ def _row(op: Builder, dots: Var, i: int) -> Var:
 
 
 def _two_loops(op: Builder, dots: Var, scale: Var, m: int) -> Var:
-    """The coefficients of the direction; ``dots`` are the products of steps, changes and gradient with each other."""
+    """Return the coefficients of the direction; ``dots`` are the products of steps, changes and gradient with each
+    other.
+    """
 
     def unit(i: int) -> Var:
         return op.const(np.eye(2 * m + 1)[i])
@@ -135,6 +137,6 @@ def lbfgs(
     """L-BFGS for full batches, as ``torch.optim.LBFGS(max_iter=1)`` without line search, with a shorter history."""
     not_negative(lr=lr, tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
     if not 1 <= history_size <= 1000:
-        raise BuildError(f"history_size must lie between 1 and 1000, but is {history_size}")
+        raise BuildError(f"history_size must be between 1 and 1000, but is {history_size}")
     steps = _quasi_newton_steps(lr, int(history_size), tolerance_grad, tolerance_change)
     return made(lr, [steps], scaled=False)

@@ -1,4 +1,4 @@
-"""Recipes share this: the kinds of their arguments, how an optimizer is put together, and what its numbers may be."""
+"""Shared parts of recipes: kinds of arguments, assembly of an optimizer, and checks of its numbers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAIR = Kind(
 
 
 def made(lr: Rate, links: list[Transform], scaled: bool = True) -> Optimizer:
-    """An optimizer to which ``recipe`` gives its name and arguments.
+    """Return an optimizer; ``recipe`` sets its name and arguments.
 
     Args:
-        scaled: what ``links`` give is still to be multiplied by ``−lr``.
+        scaled: whether the result of ``links`` is still to be multiplied by ``−lr``.
     """
     return Optimizer("", (*links, *([scale_by_learning_rate(lr)] if scaled else [])))
 
@@ -56,7 +56,7 @@ def not_negative(**values: Rate) -> None:
 
 
 def check_range(name: str, grads: Vars) -> None:
-    """g² of a usual gradient, and ε, are zero in float16: the quotient would be infinite at the third step or so."""
+    """Raise for float16, where g² of a typical gradient and ε underflow: the quotient would soon be infinite."""
     if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
         raise BuildError(
             f"{name} squares gradients, which float16 weights cannot hold",

@@ -1,4 +1,4 @@
-"""The optimizers people know, by name: the table that command line, help, errors and pages read.
+"""Table of optimizers by name, used by the command line, help, errors and documentation.
 
 ``g`` gradient, ``p`` parameter, ``t`` the number of this step, counted from 1. Formulas, slot names, arguments and
 defaults are those of ``torch.optim`` where it has the optimizer, so that trajectories can be compared. To add one,

@@ -1,4 +1,4 @@
-"""Gradients over the root of their mean square: RMSprop, Adagrad, Adadelta."""
+"""Gradients divided by the root of their mean square: RMSprop, Adagrad, Adadelta."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["adadelta", "adagrad", "rmsprop", "scale_by_rms"]
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """``v ← αv + (1−α)g²``; gives ``g / (√v + ε)``; centered subtracts the square of the running mean from ``v``."""
+    """``v ← αv + (1−α)g²``; returns ``g / (√v + ε)``; centered subtracts the square of the running mean from ``v``."""
     slots_used = ("square_avg", "grad_avg") if centered else ("square_avg",)
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
@@ -60,12 +60,12 @@ def rmsprop(
 
 
 def _filled(slot: str, value: float) -> Init:
-    """An ``init`` whose slot starts as one number everywhere."""
+    """Return an ``init`` that fills the slot with one number."""
     return lambda op, params: {slot: [op.zeros_like(p) + value if value else op.zeros_like(p) for p in params]}
 
 
 def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
-    """``s ← s + g²``; gives ``g / (√s + ε) / (1 + (t−1)·lr_decay)``."""
+    """``s ← s + g²``; returns ``g / (√s + ε) / (1 + (t−1)·lr_decay)``."""
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / (1.0 + op.cast(context.step(), ir.DataType.FLOAT) * lr_decay)] if lr_decay else []
@@ -90,7 +90,7 @@ def adagrad(
     eps: float = 1e-10,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Gradients over the root of the sum of their squares, as ``torch.optim.Adagrad``."""
+    """Gradients divided by the root of the sum of their squares, as ``torch.optim.Adagrad``."""
     not_negative(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps,
                  initial_accumulator_value=initial_accumulator_value)  # fmt: skip
     links = [*decay_links(weight_decay), _scale_by_sums(lr_decay, initial_accumulator_value, eps)]
@@ -101,7 +101,7 @@ def adagrad(
 
 
 def _scale_by_deltas(rho: float, eps: float) -> Transform:
-    """``v ← ρv + (1−ρ)g²``, ``Δ = √(d + ε)/√(v + ε)·g``, ``d ← ρd + (1−ρ)Δ²``; gives ``Δ``."""
+    """``v ← ρv + (1−ρ)g²``, ``Δ = √(d + ε)/√(v + ε)·g``, ``d ← ρd + (1−ρ)Δ²``; returns ``Δ``."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         check_range("adadelta", [g])
@@ -120,7 +120,7 @@ def _scale_by_deltas(rho: float, eps: float) -> Transform:
 def adadelta(
     lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **grouping: Unpack[Grouping]
 ) -> Optimizer:
-    """Steps as large as those before them, as ``torch.optim.Adadelta``."""
+    """Adaptive updates scaled by the size of previous ones, as ``torch.optim.Adadelta``."""
     not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     below_one(rho=rho)
     return made(lr, [*decay_links(weight_decay), _scale_by_deltas(rho, eps)])

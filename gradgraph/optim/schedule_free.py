@@ -1,6 +1,6 @@
-"""Schedule-free descent (Defazio et al., arXiv 2405.15682): a running average of the weights in place of a schedule.
+"""Schedule-free optimizers (Defazio et al., arXiv 2405.15682): a running average of the weights instead of a schedule.
 
-Gradients are taken at the weight ``y``, descent moves ``z``, and evaluation reads the average ``x``.
+Gradients are computed at the weight ``y``, descent updates ``z``, and evaluation reads the average ``x``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def schedule_free_adamw(
     weight_lr_power: float = 2.0,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """AdamW that needs no schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
+    """AdamW without a schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
     check_adam(lr, betas, eps, weight_decay)
     not_negative(warmup_steps=warmup_steps)
     steps = _averaged_steps(lr, betas, eps, weight_decay, warmup_steps, r, weight_lr_power)
@@ -106,7 +106,7 @@ def schedule_free_sgd(
     weight_lr_power: float = 2.0,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """SGD that needs no schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
+    """SGD without a schedule: evaluation reads an average of the weights (Defazio et al., arXiv 2405.15682)."""
     not_negative(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
     below_one(momentum=momentum)
     steps = _averaged_steps(lr, [momentum], 0.0, weight_decay, warmup_steps, r, weight_lr_power)

@@ -34,7 +34,7 @@ class Schedule:
 
     Args:
         name, arguments: for the manifest.
-        emit: ``emit(op, s)`` gives the rate, a float32 scalar.
+        emit: ``emit(op, s)`` returns the rate, a float32 scalar.
         multiple: the schedule of which this is a multiple, and the factor, if it is one.
     """
 
@@ -44,12 +44,12 @@ class Schedule:
     multiple: tuple[Schedule, float] | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the name and the arguments, as the manifest has them."""
+        """Return the name and the arguments, for the manifest."""
         return {"schedule": self.name, **self.arguments}
 
     @property
     def peak(self) -> float | None:
-        """The ``lr`` of the schedule, or of the one behind a warm-up; None if it has no such argument."""
+        """The ``lr`` of the schedule, or of the one after a warm-up; None if it has no such argument."""
         described: Any = self.arguments
         while isinstance(described, dict) and "then" in described:
             described = described["then"]
@@ -66,7 +66,7 @@ SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "consta
 
 
 def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a function that says how a learning rate moves, and make it known by its name."""
+    """Decorate a function that returns a schedule: check its arguments and register it by name."""
 
     def register(function: Callable[P, T]) -> Callable[P, T]:
         call = checked(**kinds)(function)
@@ -78,13 +78,13 @@ def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @schedule(lr=FINITE)
 def constant(lr: float) -> Schedule:
-    """``lr``, fixed in the graph."""
+    """A constant rate, fixed in the graph."""
     return Schedule("constant", lambda op, s: op.const(float(lr)), {"lr": lr})
 
 
 @schedule(lr=FINITE, total_steps=FINITE, end=FINITE)
 def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end`` (LinearLR)."""
+    """Linear change from ``lr`` to ``end`` over ``total_steps``, then ``end`` (LinearLR)."""
     return Schedule(
         "linear",
         lambda op, s: lr + (end - lr) * _progress(op, s, total_steps),
@@ -120,7 +120,9 @@ def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
 
 @schedule(steps=FINITE, then=instance(Schedule, "a schedule, such as gradgraph.optim.constant(1e-3)"), start=FINITE)
 def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
-    """``then``, its clock started after ``steps``; before that its first rate, times a line from ``start`` to 1."""
+    """Linear warm-up over ``steps`` from ``start`` times the first rate of ``then``, followed by ``then`` with its
+    clock at 0.
+    """
 
     def emit(op: Builder, s: Var) -> Var:
         later = then.emit(op, op.Max(s - float(steps), 0.0))
@@ -156,8 +158,8 @@ def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0
 
 @schedule(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
 def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) -> Schedule:
-    """Half cosines from ``lr`` to ``end``, the first over ``first`` steps, each ``factor`` times as long as the one
-    before (CosineAnnealingWarmRestarts).
+    """Half cosines from ``lr`` to ``end``, the first over ``first`` steps, each ``factor`` times as long as the
+    previous one (CosineAnnealingWarmRestarts).
     """
     if first < 1 or factor < 1 or factor != int(factor):
         raise BuildError(f"first and factor must be whole numbers of at least 1, but are {first} and {factor}")
@@ -199,7 +201,7 @@ def one_cycle(
     if three_phase:
         points[2:2] = [(2.0 * peak, low)]
     if not all(a < b for (a, _), (b, _) in itertools.pairwise(points)):
-        raise BuildError(f"one cycle of {total_steps} steps has no room for a rise over {pct_start} of them")
+        raise BuildError(f"one_cycle has no room for a rise over {pct_start} of {total_steps} steps")
 
     def emit(op: Builder, s: Var) -> Var:
         rate = op.const(float(points[0][1]))
@@ -218,7 +220,9 @@ def one_cycle(
 
 @schedule(lr=FINITE, warmup_steps=FINITE)
 def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
-    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: up in a straight line, then down with the root (T5, fairseq)."""
+    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: linear warm-up, then decay with the inverse square root (T5,
+    fairseq).
+    """
     if warmup_steps < 1:
         raise BuildError(f"warmup_steps must be at least 1, but is {warmup_steps}")
     steps = float(warmup_steps)
@@ -232,7 +236,7 @@ def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
 @schedule(schedules=Kind("a list of schedules", lambda value: isinstance(value, list | tuple) and bool(value)
                          and all(isinstance(s, Schedule) for s in value)), milestones=NUMBERS)  # fmt: skip
 def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Schedule:
-    """One after the other: each next one takes over at its milestone, with its clock at 0 (SequentialLR)."""
+    """Schedules in sequence: each one starts at its milestone, with its clock at 0 (SequentialLR)."""
     points = _increasing("milestones", milestones)
     if len(points) != len(schedules) - 1:
         raise BuildError(f"{len(schedules)} schedules need {len(schedules) - 1} milestones, not {len(points)}")
@@ -249,16 +253,16 @@ def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Sche
 
 @schedule(rate=FUNCTION, total_steps=FINITE)
 def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
-    """``rate(s)`` of any Python function, as a table of ``total_steps`` numbers; the last one holds afterwards
+    """Any Python function ``rate(s)``, stored as a table of ``total_steps`` numbers; the last one applies afterwards
     (LambdaLR).
     """
     if not 1 <= total_steps <= LARGEST_TABLE:
-        raise BuildError(f"total_steps must lie between 1 and {LARGEST_TABLE:,}, but is {total_steps}")
+        raise BuildError(f"total_steps must be between 1 and {LARGEST_TABLE:,}, but is {total_steps}")
     values = []
     for s in range(int(total_steps)):
-        NUMBER.check(f"what the schedule gives for step {s}", value := rate(s))
+        NUMBER.check(f"the result of the schedule for step {s}", value := rate(s))
         if not math.isfinite(value):
-            raise BuildError(f"the schedule gives {value} for step {s}; a learning rate is a finite number")
+            raise BuildError(f"the schedule returns {value} for step {s}; a learning rate must be a finite number")
         values.append(float(value))
     table = np.array(values, np.float32)
 
@@ -272,9 +276,10 @@ def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
 
 
 def rates_end(optimizer: Mapping[str, Any]) -> float | None:
-    """The number of finished steps from which on all learning rates of an optimizer are 0, as a manifest has it.
+    """Return the number of finished steps from which on all learning rates of an optimizer are 0, from its manifest
+    entry.
 
-    None where they never are, or nobody can say: a rate is fed, or fixed, or groups start later.
+    None if they never are, or this is unknown: a rate is fed, or fixed, or groups start later.
     """
     ends = list(_ends_in({"arguments": optimizer.get("arguments")}))
     known = [end for end in ends if end is not None]
@@ -282,11 +287,11 @@ def rates_end(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
-    """The ends of all rates; a number among the arguments of an optimizer has none, and one of a group is a factor."""
+    """Yield the ends of all rates; a numeric argument of an optimizer has none, and one of a group is a factor."""
     if isinstance(described, Mapping) and "schedule" in described:
         try:
             yield _end_of(described)
-        except (KeyError, TypeError, IndexError, ValueError):  # of a manifest that somebody else has written
+        except (KeyError, TypeError, IndexError, ValueError):  # manifests are untrusted
             yield None
     elif isinstance(described, Mapping):
         for name, value in described.items():
@@ -300,7 +305,7 @@ def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | Non
 
 
 def _end_of(schedule: Mapping[str, Any]) -> float | None:
-    """The step of this schedule's clock from which on it gives 0; None if it never does for good."""
+    """Return the step of this schedule's clock from which on it is 0; None if it never stays there."""
     kind = schedule["schedule"]
     if kind in ("linear", "cosine", "polynomial"):
         return max(float(schedule["total_steps"]), 1.0) if schedule["end"] == 0 else None
@@ -327,5 +332,5 @@ def _increasing(name: str, values: Sequence[float]) -> list[float]:
 
 
 def _progress(op: Builder, s: Var, total: int) -> Var:
-    """``s/total``, at most 1."""
+    """Return ``s/total``, at most 1."""
     return op.Min(s / float(max(total, 1)), 1.0)

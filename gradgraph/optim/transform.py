@@ -1,8 +1,8 @@
-"""An optimizer is a chain of transforms, and a transform is two emitters, ``init`` and ``update``.
+"""Optimizers as chains of transforms; a transform is two emitters, ``init`` and ``update``.
 
-``init`` writes the starting state as nodes of init.onnx (zeros from ConstantOfShape, so that the file stays small);
-``update`` writes one step as nodes of train.onnx. State is plain named tensors: a slot holds one tensor per
-parameter. The parameters grow by the last transform's result.
+``init`` writes the initial state as nodes of init.onnx (zeros from ConstantOfShape, so that the file stays small);
+``update`` writes one step as nodes of train.onnx. State is plain named tensors: a slot has one tensor per parameter.
+The last transform's result is added to the parameters.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ __all__ = [
 ]  # fmt: skip
 
 Vars = Sequence[Var]
-Slots = Mapping[str, Sequence[Any]]  # of Vars; None for a parameter that has no such slot
+Slots = Mapping[str, Sequence[Any]]  # of Vars; None for a parameter without such a slot
 
 
 class Context(Protocol):
-    """The step that an update is part of, as far as the update may ask."""
+    """The step that an update is part of, as seen by transforms."""
 
     def step(self) -> Var:
-        """The number of finished steps, an int64 scalar (0 during the first); asking for it makes it state.
+        """The number of finished steps, an int64 scalar (0 during the first); reading it makes it state.
 
-        For weights of a group that begins later (``start``), of those since then.
+        For weights of a group that starts later (``start``), the number since then.
         """
         ...
 
     def hyperparameter(self, name: str, default: float) -> Var:
-        """A float32 scalar that is fed per call."""
+        """Return a float32 scalar that is fed per call."""
         ...
 
     def scheduled(self, by: Schedule, leads: bool = True) -> Var:
-        """The rate that a schedule gives in this step, a float32 scalar; its clock is that of the run.
+        """Return the rate of a schedule in this step, a float32 scalar; its clock is that of the run.
 
-        The rate of the first one that ``leads`` is the learning rate of the step.
+        The first one with ``leads`` is the learning rate of the step.
         """
         ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
-        """A float32 scalar of state: ``begin`` in the first step, and after each step ``advance`` of what it was."""
+        """Return a float32 scalar of state: ``begin`` in the first step, then ``advance`` of its previous value."""
         ...
 
 
@@ -60,10 +60,10 @@ Factor = Callable[[Builder, Context], Var]
 
 @dataclass(frozen=True)
 class Line:
-    """How a parameter moves along a direction d: ``p ← keep·p + rate·d``; both are float32 scalars.
+    """The update of a parameter along a direction d: ``p ← keep·p + rate·d``; both are float32 scalars.
 
     Args:
-        rate: the product of the factors behind d.
+        rate: the product of the factors after d.
         keep: ``None`` for 1.
     """
 
@@ -81,18 +81,18 @@ def no_state(op: Builder, params: Vars) -> Slots:
 
 @dataclass(frozen=True)
 class Transform:
-    """One link of a chain.
+    """One element of a chain.
 
     Args:
         name, arguments: for the manifest.
         update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
-        init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter that has no such slot.
-        factor: ``factor(op, context) -> float32 scalar`` of a transform that does nothing but multiply by it: a
-            backward pass is linear, so the loss's cotangent can take the factor, at no cost per parameter.
-        decay: of a transform that does nothing but add ``decay·p``.
-        apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform and,
-            as ``line``, those behind it, written at once; for parameters in float32.
-        averages: a slot that evaluation reads in place of the parameters.
+        init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter without such a slot.
+        factor: ``factor(op, context) -> float32 scalar``, for a transform that only multiplies by it: the backward pass
+            is linear, so the loss's cotangent can absorb the factor, at no cost per parameter.
+        decay: for a transform that only adds ``decay·p``.
+        apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform fused
+            with the following ones, given as ``line``; for parameters in float32.
+        averages: a slot that evaluation reads instead of the parameters.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Transform:
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that share an optimizer.
+    """A group of weights with the same optimizer settings.
 
     Args:
-        members: their places in the list of trained weights.
-        start: the update from which on they move.
+        members: their indices in the list of trained weights.
+        start: the first update that changes them.
     """
 
     transforms: tuple[Transform, ...]
@@ -120,13 +120,11 @@ class Group:
 
 
 class Groups(Protocol):
-    """The groups of an optimizer's weights; ``weight_groups.GroupRules`` finds them."""
+    """The parameter groups of an optimizer; ``weight_groups.GroupRules`` finds them."""
 
     @property
     def base(self) -> float | Schedule:
-        """The learning rate of weights that no rule names: the number behind the input ``learning_rate``, or a
-        schedule.
-        """
+        """The learning rate of weights without a rule: the default of the input ``learning_rate``, or a schedule."""
         ...
 
     @property
@@ -140,20 +138,20 @@ class Groups(Protocol):
         ...
 
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
-        """The groups of ``params``, which are initializers of ``graph``."""
+        """Return the groups of ``params``, which are initializers of ``graph``."""
         ...
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Transforms in the order in which gradients pass through them, under one name for the manifest.
+    """A chain of transforms, in the order in which they are applied to gradients, with one name for the manifest.
 
     Args:
         keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
-        groups: further transforms, which differ from parameter to parameter.
-        after: transforms of the new parameters, which they get and give in place of gradients.
-        ascent: gives of the gradients a displacement of the parameters, to where the step takes its gradients.
-        pruning: which parameters lose their smallest numbers, and when.
+        groups: further transforms, which differ by parameter.
+        after: transforms of the new parameters, applied to these instead of gradients.
+        ascent: maps gradients to a displacement of the parameters, at which the gradients of the step are computed.
+        pruning: which parameters are pruned, and when.
     """
 
     name: str
@@ -166,7 +164,7 @@ class Optimizer:
     pruning: Pruning | None = None
 
     def wrapped(self, name: str, arguments: Mapping[str, Any], **changed: Any) -> Optimizer:
-        """Return a copy with some fields changed, under the name and arguments of what wraps it."""
+        """Return a copy with some fields changed, under the name and arguments of its wrapper."""
         return replace(self, name=name, arguments={"optimizer": _described(self), **arguments}, **changed)
 
 
@@ -175,15 +173,15 @@ _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
 
 @checked(parts=Kind(f"made of {_MADE}", lambda parts: all(isinstance(p, Transform | Optimizer) for p in parts)))
 def chain(*parts: Transform | Optimizer) -> Optimizer:
-    """One optimizer that applies ``parts`` one after the other."""
+    """Return one optimizer that applies ``parts`` one after the other."""
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
     optimizers = [part for part in parts if isinstance(part, Optimizer)]
     keeps_master = any(part.keeps_master for part in optimizers)
     special = (part.groups or part.after or part.ascent or part.pruning for part in optimizers if part is not parts[-1])
     if any(special):
         raise BuildError(
-            "an optimizer with groups, averages, lookahead, SAM or pruning is the last part of a chain; put the others "
-            "before it"
+            "an optimizer with groups, averages, lookahead, SAM or pruning must be the last part of a chain; put the "
+            "others before it"
         )
     last = optimizers[-1] if optimizers and parts[-1] is optimizers[-1] else Optimizer("none", ())
     described = {"parts": [_described(p) for p in parts]}
@@ -193,8 +191,8 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
 
 @checked(optimizer=instance(Optimizer, _MADE))
 def master_weights(optimizer: Optimizer) -> Optimizer:
-    """``optimizer`` on float32 copies of float16 weights: they and its slots are float32 state, and the model computes
-    with what they round to. So small updates add up, and squares of gradients do not vanish.
+    """``optimizer`` on float32 master copies of float16 weights: the copies and its slots are float32 state, and the
+    model computes with the rounded copies. Small updates accumulate, and squared gradients do not underflow.
     """
     return optimizer.wrapped("master_weights", {}, keeps_master=True)
 
@@ -204,7 +202,7 @@ def _described(part: Transform | Optimizer) -> dict[str, Any]:
 
 
 def stateless(name: str, each: Callable[[Builder, Var, Var], Var], **arguments: Any) -> Transform:
-    """A transform without state that treats every parameter alike: ``each(op, gradient, parameter)``."""
+    """Return a stateless transform that treats all parameters alike: ``each(op, gradient, parameter)``."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         return [each(op, g, p) for g, p in zip(grads, params, strict=True)], {}
@@ -223,12 +221,12 @@ def parameterwise(
     init: Init = no_state,
     numbers: Numbers | None = None,
 ) -> Transform:
-    """A transform that treats every parameter by itself.
+    """Return a transform that treats each parameter separately.
 
     Args:
         name, arguments: for the manifest.
         each: ``each(op, gradient, parameter, slots, *numbers) -> (direction, new slots)``.
-        numbers: scalars that all parameters share; ``each`` gets them in the type of the gradient.
+        numbers: scalars shared by all parameters; passed to ``each`` in the type of the gradient.
     """
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
@@ -248,7 +246,7 @@ def parameterwise(
 
 
 def zeros(*slots: str) -> Init:
-    """An ``init`` whose slots start as zeros, shaped like the parameters."""
+    """Return an ``init`` that fills the slots with zeros, shaped like the parameters."""
 
     def init(op: Builder, params: Vars) -> Slots:
         return {slot: [op.zeros_like(p) for p in params] for slot in slots}
@@ -257,7 +255,7 @@ def zeros(*slots: str) -> Init:
 
 
 def copies(*slots: str) -> Init:
-    """An ``init`` whose slots start as the parameters."""
+    """Return an ``init`` that copies the parameters into the slots."""
 
     def init(op: Builder, params: Vars) -> Slots:
         return {slot: [op.Identity(p) for p in params] for slot in slots}
@@ -266,9 +264,10 @@ def copies(*slots: str) -> Init:
 
 
 def joined(transforms: Sequence[Transform]) -> tuple[list[Transform], Transform | None]:
-    """The first transforms, and the others as one that gives new parameters; ``None`` where they cannot be joined.
+    """Split into the first transforms, and one fused transform that returns new parameters; ``None`` if fusing is
+    impossible.
 
-    They can be joined if only scaling and decay follow a transform that has ``apply``.
+    They can be fused if only scaling and decay follow a transform that has ``apply``.
     """
     head, tail = list(transforms), list[Transform]()
     while head and (head[-1].factor is not None or head[-1].decay is not None):

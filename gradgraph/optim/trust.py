@@ -1,4 +1,4 @@
-"""Steps as large as the norm of the weight they change: LARS and LAMB, for large batches."""
+"""Updates proportional to the norm of each weight, for large batches: LARS and LAMB."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["lamb", "lars", "scale_by_trust_ratio"]
 
 
 def norm(op: Builder, x: Var) -> Var:
-    """‖x‖₂ as a scalar; in float32 where x is float16, whose largest number is 65,504."""
+    """‖x‖₂ as a scalar; in float32 if x is float16, whose largest number is 65,504."""
     wide = op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x
     return op.Sqrt(op.ReduceSumSquare(wide, keepdims=0))
 
 
 def scale_by_trust_ratio() -> Transform:
-    """``g ← g · ‖p‖/‖g‖``, of each weight by itself; by 1 where either is zero."""
+    """``g ← g · ‖p‖/‖g‖`` for each weight; the factor is 1 if either norm is zero."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         weight, step = norm(op, p), norm(op, g)
@@ -80,10 +80,10 @@ def lars(
     eps: float = 1e-8,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Descent with momentum and a rate for each layer, ``η‖p‖/(‖g‖ + λ‖p‖)`` (You et al., arXiv 1708.03888)."""
+    """Momentum with a rate for each layer, ``η‖p‖/(‖g‖ + λ‖p‖)`` (You et al., arXiv 1708.03888)."""
     not_negative(lr=lr, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)
     below_one(momentum=momentum)
     layer_rates = _layer_rates(trust_coefficient, weight_decay, eps)
-    # the rate comes before the momentum, as the paper has it
+    # the rate is applied before the momentum, as in the paper
     links = [layer_rates, scale_by_learning_rate(lr), *momentum_links(momentum)]
     return made(lr, links, scaled=False)

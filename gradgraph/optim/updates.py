@@ -1,7 +1,7 @@
-"""An optimizer's step for one parameter, as named operators.
+"""Optimizer steps for one parameter, as named operators.
 
-Each gives the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
-decay, may be left out), and its new state. The factors are scalars.
+Each returns the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
+decay, is optional), and its new state. The factors are scalars.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def adam_update(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var]:
-    """The direction is ``m / (√v + floor)``, ``m`` and ``v`` after ``moments``."""
+    """The direction is ``m / (√v + floor)``, with ``m`` and ``v`` updated by ``moments``."""
     m, v = moments(g, m, v, takes)
     return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
 
@@ -44,8 +44,8 @@ def adam_update(
 def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
     """``m ← m + (1−β₁)(g − m)`` and ``v ← v + (1−β₂)(g² − v)``; ``takes`` are both 1−β.
 
-    As β₁m + (1−β₁)g, but nothing can be computed before g is there: onnxruntime opens a session in time quadratic in
-    the nodes that wait.
+    Equal to β₁m + (1−β₁)g, but nothing can be computed before g is available: onnxruntime opens a session in time
+    quadratic in the number of ready nodes.
     """
     return m + takes[0] * (g - m), v + takes[1] * (g * g - v)
 

@@ -1,7 +1,7 @@
-"""Parameter groups: weights, chosen by glob, whose optimizer has other arguments; weights without decay; layer decay.
+"""Parameter groups: weights, selected by glob, with other optimizer arguments; weights without decay; layer-wise rates.
 
-A recipe is a function that makes an optimizer. ``recipe`` lets it take ``groups``, ``no_decay`` and ``layer_decay`` on
-top of its own arguments; which weights these are is known when a step is built (``GroupRules.resolve``).
+A recipe is a function that returns an optimizer. ``recipe`` adds the arguments ``groups``, ``no_decay`` and
+``layer_decay``; globs are matched when a step is built (``GroupRules.resolve``).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 NORM_AND_BIAS = "norm_and_bias"
 FACTOR = "lr_factor"
-START = "start"  # the update from which on the weights of a group move
-OURS = (FACTOR, START)  # what every group may say beside the arguments of its optimizer
+START = "start"  # the first update that changes the weights of a group
+OURS = (FACTOR, START)  # keys that every group accepts besides the arguments of its optimizer
 
 
 class Grouping(TypedDict, total=False):
@@ -51,12 +51,14 @@ _KINDS = {
 }  # fmt: skip
 
 
-_LATER = ("amsgrad",)  # came after the first manifests
+_LATER = ("amsgrad",)  # added after the first manifests
 RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)", entries.OPTIMIZERS)
 
 
 def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
-    """Let a recipe take ``Grouping``, describe its optimizer for the manifest, and put the recipe into the table."""
+    """Decorate a recipe: add the arguments of ``Grouping``, describe its optimizer for the manifest, and register
+    it.
+    """
     own = inspect.signature(make)
     names = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _KINDS]
@@ -82,7 +84,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
 
 
 def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an optimizer as the manifest has them; flags of ``_LATER`` only where they are set."""
+    """Return the arguments of an optimizer for the manifest; flags of ``_LATER`` only if they are set."""
     shown = {name: value for name, value in arguments.items() if value or name not in _LATER}
     return {
         name: value.describe() if isinstance(value, Schedule) else list(value) if isinstance(value, tuple) else value
@@ -92,14 +94,14 @@ def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupRules:
-    """How the trained weights fall into groups.
+    """The rules that split trained weights into groups.
 
     Args:
-        make: gives the optimizer for other arguments.
-        arguments: those of weights that no rule names.
-        rules: globs, with arguments that differ or an optimizer.
+        make: returns the optimizer for other arguments.
+        arguments: for weights without a rule.
+        rules: globs, with the arguments that differ or an optimizer.
         no_decay: globs, or ``norm_and_bias``.
-        layer_decay: what the rate of a layer is multiplied by for each layer behind it.
+        layer_decay: factor of a layer's rate for each layer above it.
     """
 
     make: Callable[..., Optimizer]
@@ -114,11 +116,11 @@ class GroupRules:
         return list(self.rules)
 
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
-        """The groups of ``params``, which are initializers of ``graph``.
+        """Return the groups of ``params``, which are initializers of ``graph``.
 
         Raises:
             UnknownNameError: a glob matches none of them.
-            BuildError: two globs say different things of one.
+            BuildError: two globs conflict.
         """
         names = [p.name or "" for p in params]
         chosen = self._rules_by_weight(names)
@@ -141,9 +143,9 @@ class GroupRules:
         return groups
 
     def _rules_by_weight(self, names: Sequence[str]) -> dict[str, Any]:
-        """For each weight a dict of the arguments that differ, or an optimizer."""
+        """Return, for each weight, a dict of the arguments that differ, or an optimizer."""
         chosen: dict[str, Any] = {name: {} for name in names}
-        said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that says it
+        said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that sets it
         for glob, rule in self.rules.items():
             for name in _found(glob, names, "which is a group of the optimizer"):
                 keys = ["optimizer"] if isinstance(rule, Optimizer) else list(rule)
@@ -165,13 +167,13 @@ class GroupRules:
         return found
 
     def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
-        """The optimizer for weights with these arguments, or with this optimizer."""
+        """Return the optimizer for weights with these arguments, or this optimizer."""
         if isinstance(overrides, Optimizer):
             return overrides
         changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
         base, own = self.arguments["lr"], overrides.get("lr")
         if own is not None and isinstance(base, Schedule) and not isinstance(own, Schedule):
-            changed["lr"] = base.scaled(own / base.peak)  # the same curve, at a height of its own
+            changed["lr"] = base.scaled(own / base.peak)  # the same curve, scaled
         factor = overrides.get(FACTOR, 1.0)
         if factor != 1.0:
             lr = changed["lr"]
@@ -180,17 +182,15 @@ class GroupRules:
 
     @property
     def base(self) -> float | Schedule:
-        """The learning rate of weights that no rule names: the number behind the input ``learning_rate``, or a
-        schedule.
-        """
+        """The learning rate of weights without a rule: the default of the input ``learning_rate``, or a schedule."""
         lr: float | Schedule = self.arguments["lr"]
         return lr
 
 
 @dataclass(frozen=True)
 class GroupContext:
-    """The step for one group: its learning rate is in proportion to the one that is fed, and what the optimizer counts
-    begins when the group does. Schedules are those of the run.
+    """The step as seen by one group: its learning rate is proportional to the fed one, and the optimizer's counters
+    start when the group does. Schedules follow the clock of the run.
     """
 
     step_context: Context
@@ -215,7 +215,7 @@ class GroupContext:
 
 
 def is_norm_or_bias(value: ir.Value) -> bool:
-    """A vector or a scalar; or one that is spread over other axes, and only added or multiplied element by element."""
+    """Whether it is a vector or scalar, or is broadcast over other axes and only added or multiplied element-wise."""
     dims = [d for d in value.shape or () if isinstance(d, int)]
     if len(dims) <= 1:
         return True
@@ -223,11 +223,11 @@ def is_norm_or_bias(value: ir.Value) -> bool:
 
 
 def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
-    """How deep each weight lies, from 0, by its name and by the order in which the model reads weights.
+    """Return the depth of each weight, from 0, by name and by the order in which the model reads weights.
 
-    Where names hold numbers (``encoder.layer.3.…``), each number is a layer; what is read before the first of them is
-    layer 0, what is read after the last is the top, and what lies between goes with the layer before it. Elsewhere
-    each module is a layer (``fc1.…``), and where names have no modules, each matrix with the vectors after it.
+    Where names contain numbers (``encoder.layer.3.…``), each number is a layer; weights read before the first are layer
+    0, those read after the last are the top, and those in between belong to the previous layer. Otherwise each module
+    is a layer (``fc1.…``), and if names have no modules, each matrix with the vectors after it.
     """
     record_layouts(graph)
     ordered = sorted(params, key=lambda p: layout_of(p).place)
@@ -269,9 +269,9 @@ def _grouped(
     layer_decay = grouping.get("layer_decay")
     groups = GroupRules(make, arguments, rules, no_decay, layer_decay)
     if no_decay and "weight_decay" not in arguments:
-        raise BuildError(f"{base.name} has no weight decay that no_decay could leave out")
+        raise BuildError(f"{base.name} has no weight decay, so no_decay does not apply")
     if layer_decay is not None and not 0.0 < layer_decay <= 1.0:
-        raise BuildError(f"layer_decay must lie between 0 and 1, but is {layer_decay}")
+        raise BuildError(f"layer_decay must be between 0 and 1, but is {layer_decay}")
     for glob, rule in rules.items():
         _check_rule(base.name, glob, rule, groups)
     shown_rules = {
@@ -287,31 +287,31 @@ def _grouped(
 
 
 def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: GroupRules) -> None:
-    """Refuse a rule when the optimizer is made, not only when a step is built."""
+    """Reject an invalid rule when the optimizer is made, not only when a step is built."""
     where = f"the group '{shown(glob)}'"
     if isinstance(rule, Optimizer):
         if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:
-            raise BuildError(f"{where} has an optimizer that wraps or groups others; give it a plain one")
+            raise BuildError(f"{where} has an optimizer that wraps or groups others; use a plain one")
         return
     known = [*groups.arguments, *OURS]
     for key, value in rule.items():
         if key not in known:
             raise BuildError(f"{where} sets '{shown(key)}', which {name} does not have{suggestion(key, known)}")
         if key == START and not (WHOLE.fits(value) and value >= 0):
-            raise BuildError(f"{where} has start {described(value)}; give the number of updates before its first one")
+            raise BuildError(f"{where} has start {described(value)}; pass the number of updates before its first one")
         if key == FACTOR and not (NUMBER.fits(value) and 0.0 <= value < math.inf):
-            raise BuildError(f"{where} has lr_factor {described(value)}; give a number that is not negative")
+            raise BuildError(f"{where} has lr_factor {described(value)}; pass a number that is not negative")
     own, base = rule.get("lr"), groups.arguments["lr"]
     if own is not None and not isinstance(own, Schedule) and isinstance(base, Schedule) and not base.peak:
-        raise BuildError(f"{where} has a number for lr, but the schedule has no height that it could replace; give a "
-                         f"schedule, or lr_factor")  # fmt: skip
+        raise BuildError(f"{where} has a number for lr, which cannot replace the schedule; pass a schedule, or "
+                         "lr_factor")  # fmt: skip
     if own is not None and not isinstance(own, Schedule) and base == 0 and own != 0:
-        raise BuildError(f"{where} cannot follow a learning rate of 0; give the optimizer one above it")
+        raise BuildError(f"{where} cannot follow a learning rate of 0; set that of the optimizer above 0")
     groups.made(rule)
 
 
 def _key(rule: Any) -> Any:
-    """A key that rules with the same arguments share."""
+    """Return a key shared by rules with the same arguments."""
     if isinstance(rule, Optimizer):
         return id(rule)
     return tuple(sorted((k, id(v) if isinstance(v, Schedule) else repr(v)) for k, v in rule.items()))
@@ -320,9 +320,7 @@ def _key(rule: Any) -> Any:
 def _found(pattern: str, names: Sequence[str], what: str) -> list[str]:
     found = matching(pattern, names)
     if not found:
-        raise UnknownNameError(
-            f"'{shown(pattern)}', {what}, matches no weight that is trained{suggestion(pattern, names)}"
-        )
+        raise UnknownNameError(f"'{shown(pattern)}', {what}, matches no trained weight{suggestion(pattern, names)}")
     return found
 
 

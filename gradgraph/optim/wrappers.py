@@ -1,4 +1,4 @@
-"""Optimizers around another one: averages of its weights (EMA), Lookahead, SAM, magnitude pruning."""
+"""Wrappers around an optimizer: averages of its weights (EMA), Lookahead, SAM, magnitude pruning."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e
 
 @checked(optimizer=_OPTIMIZER, decay=NUMBER, warmup=FLAG)
 def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Optimizer:
-    """``optimizer``, and an average of the weights that evaluation, prediction and export read:
-    ``a ← decay·a + (1 − decay)·p`` after each step, after the first ``a ← p``; with ``warmup`` the decay of step t is
-    at most ``(1 + t)/(10 + t)``.
+    """``optimizer`` with an average of the weights that evaluation, prediction and export read: ``a ← decay·a + (1 −
+    decay)·p`` after each step, after the first ``a ← p``; with ``warmup`` the decay of step t is at most ``(1 + t)/(10
+    + t)``.
     """
     below_one(decay=decay)
 
@@ -44,8 +44,8 @@ def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Opt
 
 @checked(optimizer=_OPTIMIZER, k=WHOLE, alpha=NUMBER)
 def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer:
-    """``optimizer`` for k steps from slow weights, which then go ``alpha`` of the way: ``s ← s + α(p − s)``, ``p ← s``
-    (Zhang et al., arXiv 1907.08610).
+    """``optimizer`` with slow weights: every k steps, ``s ← s + α(p − s)``, ``p ← s`` (Zhang et al., arXiv
+    1907.08610).
     """
     if k < 1 or not 0.0 < alpha <= 1.0:
         raise BuildError(f"k must be at least 1 and alpha in (0, 1], but they are {k} and {alpha}")
@@ -61,12 +61,12 @@ def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer
 
 @checked(optimizer=_OPTIMIZER, rho=NUMBER, adaptive=FLAG)
 def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Optimizer:
-    """``optimizer`` with gradients taken at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware
-    minimisation (Foret et al., arXiv 2010.01412), for two passes a step. ``adaptive``: at ``p + ρ·p²g/‖all |p|g‖₂``.
+    """``optimizer`` with gradients at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware minimisation
+    (Foret et al., arXiv 2010.01412), with two passes per step. ``adaptive``: at ``p + ρ·p²g/‖all |p|g‖₂``.
     """
     not_negative(rho=rho)
     if optimizer.ascent is not None:
-        raise BuildError("this optimizer is wrapped in sam already")
+        raise BuildError("this optimizer is already wrapped in sam")
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         rows = list(zip(grads, params, strict=True))
@@ -81,7 +81,7 @@ def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Opti
 
 _N_OF_M = re.compile(r"([1-9]\d*):([1-9]\d*)")
 _SPARSITY = Kind(
-    "a part above 0 and below 1, or a pattern such as '2:4'",
+    "a share above 0 and below 1, or a pattern such as '2:4'",
     lambda v: (
         (isinstance(v, str) and _N_OF_M.fullmatch(v) is not None)
         or (isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1)
@@ -101,28 +101,30 @@ def magnitude_pruning(
     target: str | Sequence[str] = "*",
     scope: str = "layer",
 ) -> Optimizer:
-    """``optimizer`` on fewer and fewer weights: every so many updates the smallest of them become 0 and stay 0.
+    """``optimizer`` with magnitude pruning: every so many updates, further weights become 0 and stay 0, the smallest
+    first.
 
-    From update ``begin`` to update ``end`` the part of zeros grows as
-    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Weights that are pruned
-    have no gradient; masks are state (``<weight>.mask``), so a run is resumed to the bit, and averages of weights
-    (``ema``) are masked, too.
+    From update ``begin`` to update ``end`` the share of zeros grows as
+    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Pruned weights have no
+    gradient; masks are state (``<weight>.mask``), so a run resumes bit for bit, and averages of weights (``ema``) are
+    masked, too.
 
     Args:
-        optimizer: what trains the weights that are left.
-        sparsity: the part of zeros in the end, such as 0.9; or ``"2:4"``: of each 4 numbers that follow one another
-            along a layer's inputs, the 2 largest are kept from ``begin`` on (by default of all weights that 4 divides).
-        begin, end: finished updates before the first and the last change of the masks. An end that is not after the
-            beginning prunes at once.
-        every: updates from one change to the next.
-        target: names or globs of weights; of globs, those with two axes or more.
-        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all together, the smallest wherever they are.
+        optimizer: trains the remaining weights.
+        sparsity: the final share of zeros, such as 0.9; or ``"2:4"``: of each 4 consecutive numbers along a layer's
+            inputs, the 2 largest are kept from ``begin`` on (by default in all weights divisible by 4).
+        begin, end: finished updates before the first and the last change of the masks. If ``end <= begin``, all pruning
+        happens at once.
+        every: updates between changes.
+        target: names or globs of weights; globs match those with two axes or more.
+        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all weights together, pruning the smallest
+            anywhere.
 
     Raises:
-        BuildError: the numbers make no sense together.
+        BuildError: the numbers are inconsistent.
     """
     if optimizer.pruning is not None:
-        raise BuildError("this optimizer prunes already; wrap it once")
+        raise BuildError("this optimizer already prunes; wrap it once")
     if scope not in ("layer", "global"):
         raise BuildError(f"scope is 'layer' or 'global', not '{shown(scope)}'")
     if every < 1:
@@ -131,9 +133,9 @@ def magnitude_pruning(
     if isinstance(sparsity, str):
         kept, group = (int(part) for part in sparsity.split(":"))
         if kept >= group:
-            raise BuildError(f"of N:M, N is less than M, but they are {kept} and {group}")
+            raise BuildError(f"in N:M, N must be less than M, but they are {kept} and {group}")
         if scope == "global":
-            raise BuildError("N:M sparsity has groups in each layer, so its scope is 'layer'")
+            raise BuildError("N:M sparsity has groups in each layer, so its scope must be 'layer'")
     part = 1 - kept / group if group else float(sparsity)
     pruning = Pruning(tuple(as_names(target)), part, kept, group, scope, begin, end, every)
     arguments = {"sparsity": sparsity, "begin": begin, "end": end, "every": every, "target": list(pruning.target),
@@ -142,5 +144,5 @@ def magnitude_pruning(
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
-    """``optimizer`` with one more transform of its new weights."""
+    """Append a transform of the new weights to ``optimizer``."""
     return optimizer.wrapped(last.name, last.arguments, after=(*optimizer.after, last))

@@ -1,4 +1,4 @@
-"""Schedules as they are typed: ``cosine``, ``warmup(100, cosine(1e-3, 1000))``; the words are those of Python."""
+"""Parser of schedules written as text: ``cosine``, ``warmup(100, cosine(1e-3, 1000))``, in Python syntax."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ LONGEST = 10_000
 
 
 def schedule_from(text: str, known: Mapping[str, float]) -> Schedule | Plateau:
-    """The schedule that ``text`` names or calls.
+    """Return the schedule that ``text`` names or calls.
 
     Args:
         text: a name, or a call as in Python, of numbers, lists, texts and other schedules. The argument of ``function``
             is written ``"rates.py:name"`` or ``"package.module:name"``.
-        known: arguments (``lr``, ``total_steps``) that calls take where they are left out.
+        known: defaults for arguments (``lr``, ``total_steps``) that calls omit.
 
     Raises:
-        BuildError: ``text`` is no call of a schedule, or an argument is missing or makes no sense.
+        BuildError: ``text`` is not a call of a schedule, or an argument is missing or invalid.
     """
     try:
         tree = ast.parse(text, mode="eval") if len(text) <= LONGEST else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
     if tree is None or not isinstance(tree.body, ast.Name | ast.Call):
-        raise BuildError(f"'{shown(text)}' is no schedule; write one as in Python, {EXAMPLE}")
+        raise BuildError(f"'{shown(text)}' is not a schedule; write one as in Python, {EXAMPLE}")
     made = _value(tree.body, known)
     if not isinstance(made, Schedule | Plateau):
-        raise BuildError(f"'{shown(text)}' is no schedule; write one as in Python, {EXAMPLE}")
+        raise BuildError(f"'{shown(text)}' is not a schedule; write one as in Python, {EXAMPLE}")
     return made
 
 
 def moved(text: str, folder: Path) -> str:
-    """``text``, with the Python files that it names counted from ``folder``."""
+    """Return ``text`` with the paths of Python files resolved relative to ``folder``."""
     try:
         tree = ast.parse(text, mode="eval") if ".py:" in text and len(text) <= LONGEST else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -72,7 +72,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
             except ArithmeticError:
                 raise BuildError(f"'{shown(ast.unparse(node))}' has no value") from None
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, {}) for item in items]  # how long each part of a sequence takes is not known
+            return [_value(item, {}) for item in items]  # the length of each part of a sequence is unknown
         case ast.Name(id=name):
             return _called(name, [], [], known)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
@@ -83,7 +83,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
 def _number(node: ast.expr, known: Mapping[str, float]) -> Any:
     value = _value(node, known)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BuildError(f"'{shown(ast.unparse(node))}' is no number")
+        raise BuildError(f"'{shown(ast.unparse(node))}' is not a number")
     return value
 
 
@@ -101,7 +101,7 @@ def _called(name: str, args: list[ast.expr], keywords: list[ast.keyword], known:
         if key not in values and parameter.default is parameter.empty:
             if key not in known:
                 raise BuildError(
-                    f"the schedule {name} needs {key}",
+                    f"the schedule {name} requires {key}",
                     remedy=f"write it, as in {name}({key}=…)",
                     shell=f"write it, as in --schedule '{name}({key}=…)'" + _HINTS.get(key, ""),
                 )
@@ -115,17 +115,17 @@ _HINTS = {"lr": ", or give --lr", "total_steps": ", or give `gradgraph train` th
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """The known arguments inside a call: after a warm-up fewer steps are left."""
+    """Return the known arguments inside a call: after a warm-up fewer steps remain."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known
 
 
 def imported(place: Any) -> Callable[..., Any]:
-    """The function at ``"file.py:name"`` or ``"package.module:name"``.
+    """Import the function at ``"file.py:name"`` or ``"package.module:name"``.
 
     Raises:
-        BuildError: it is not there.
+        BuildError: it does not exist.
     """
     where, colon, name = place.rpartition(":") if isinstance(place, str) else ("", "", "")
     if not colon or not where:
@@ -135,7 +135,7 @@ def imported(place: Any) -> Callable[..., Any]:
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise BuildError(f"'{shown(place)}' cannot be imported: {shown(error)}") from None
     if not callable(found):
-        raise BuildError(f"'{shown(place)}' is no function")
+        raise BuildError(f"'{shown(place)}' is not a function")
     return found  # type: ignore[no-any-return]
 
 

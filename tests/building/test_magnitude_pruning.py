@@ -144,13 +144,13 @@ def build(**given: Any) -> None:
     ("given", "error", "says"),
     [
         ({"sparsity": 1.0}, ArgumentError, "a part above 0 and below 1"),
-        ({"sparsity": "4:2"}, BuildError, "N is less than M"),
+        ({"sparsity": "4:2"}, BuildError, "N must be less than M"),
         ({"sparsity": "2:4", "scope": "global"}, BuildError, "groups in each layer"),
         ({"scope": "model"}, BuildError, "scope is 'layer' or 'global'"),
         ({"every": 0}, BuildError, "every must be at least 1"),
         ({"target": "head.*"}, UnknownNameError, "'head.*', which is to be pruned"),
-        ({"sparsity": "2:3"}, BuildError, "no weight has an axis of inputs that 3 divides"),
-        ({"sparsity": "2:3", "target": "0.weight"}, BuildError, "'0.weight' has no axis of inputs that 3 divides"),
+        ({"sparsity": "2:3"}, BuildError, "no weight has an input axis divisible by 3"),
+        ({"sparsity": "2:3", "target": "0.weight"}, BuildError, "'0.weight' has no input axis divisible by 3"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -176,7 +176,7 @@ def test_groups_that_begin_at_once_are_as_others() -> None:
 
 @pytest.mark.parametrize("start", [-1, 2.5, "soon", True])
 def test_what_is_no_beginning(start: Any) -> None:
-    with pytest.raises(BuildError, match="give the number of updates before its first one"):
+    with pytest.raises(BuildError, match="pass the number of updates before its first one"):
         optim.adamw(1e-3, groups={"a.*": {"start": start}})
 
 

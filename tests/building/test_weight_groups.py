@@ -193,11 +193,11 @@ def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
         (lambda: optim.adamw(groups={"w*": {"weight_decay": -1.0}}), "weight_decay must not be negative"),
         (lambda: optim.adamw(groups={"w*": {"lr_factor": -1.0}}), "lr_factor -1.0"),
         (lambda: optim.adamw(groups={"w*": 0.1}), "groups is a dict; it should be a dict of globs"),
-        (lambda: optim.adamw(layer_decay=1.5), "layer_decay must lie between"),
+        (lambda: optim.adamw(layer_decay=1.5), "layer_decay must be between"),
         (lambda: optim.rprop(no_decay="b*"), "rprop has no weight decay"),
         (lambda: optim.adamw(0.0, groups={"w*": {"lr": 0.1}}), "cannot follow a learning rate of 0"),
         (lambda: optim.chain(optim.adamw(groups={"w*": {"lr": 0.1}}), optim.clip_by_value(1.0)), "last part of"),
-        (lambda: optim.adamw(groups={"w*": optim.master_weights(optim.sgd())}), "give it a plain one"),
+        (lambda: optim.adamw(groups={"w*": optim.master_weights(optim.sgd())}), "use a plain one"),
     ],
 )  # fmt: skip
 def test_groups_that_make_no_sense_are_refused(make: Callable[[], optim.Optimizer], says: str) -> None:

@@ -33,7 +33,7 @@ def test_groups_are_handed_on(cli: Cli) -> None:
         (["--group", "last.*:lr=fast"], 1, "there is no schedule 'fast'"),
         (["--group", "last.*:rate=0.1"], 1, "sets 'rate', which adamw does not have"),
         (["--no-decay", "nothing"], 1, "'nothing', which is to have no decay, matches no weight"),
-        (["--layer-decay", "2"], 1, "layer_decay must lie between 0 and 1"),
+        (["--layer-decay", "2"], 1, "layer_decay must be between 0 and 1"),
     ],
 )
 def test_a_slip_is_named(cli: Cli, words: list[str], code: int, says: str) -> None:

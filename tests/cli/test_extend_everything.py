@@ -191,7 +191,7 @@ def toy() -> None:
         (lambda: extend.schedule(gg.optim.cosine), BuildError, "there is a schedule 'cosine' already"),
         (lambda: extend.schedule(3), ArgumentError, "make is 3; it should be a function with a name"),
         (lambda: extend.layer(nn.Linear), BuildError, "there is a layer 'Linear' already"),
-        (lambda: extend.layer(Cubed), ArgumentError, "should be a class of layers"),
+        (lambda: extend.layer(Cubed), ArgumentError, "should be a layer class"),
         (lambda: extend.backend("web"), ArgumentError, "should be a gradgraph.extend.Backend"),
         (lambda: extend.backend(extend.Backend("web", "mine")), BuildError, "there is a backend 'web' already"),
         (lambda: extend.compression(COMPRESSIONS["top_k"]), BuildError, "there is a compression 'top_k' already"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 
 
 @pytest.fixture(params=[True, False], ids=["enabled", "disabled"], autouse=True)

@@ -125,7 +125,7 @@ def test_a_level_that_is_not_here_is_refused(
 ) -> None:
     monkeypatch.setattr("gradgraph.machine.hardware.instructions", lambda: "sse2 ssse3 sse4_2 popcnt avx2 fma")
     for asked, says in (
-        ("avx512", "which this processor lacks; let it be x86-64-v2 or avx2"),
+        ("avx512", "which this processor lacks; set it to x86-64-v2 or avx2"),
         ("AVX2", "none of x86-64-v2, avx2, avx512, amx"),
     ):
         monkeypatch.setenv(VARIABLE, asked)

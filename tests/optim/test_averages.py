@@ -173,7 +173,7 @@ def test_a_manifest_says_nothing_of_averages_that_there_are_not() -> None:
         (lambda: optim.ema(optim.sgd(), 1.0), r"decay must be in \[0, 1\)"),
         (lambda: optim.ema(optim.schedule_free_adamw()), "remove ema"),
         (lambda: optim.ema(optim.ema(optim.sgd())), "remove ema"),
-        (lambda: optim.sam(optim.sam(optim.sgd())), "wrapped in sam already"),
+        (lambda: optim.sam(optim.sam(optim.sgd())), "already wrapped in sam"),
         (lambda: optim.lookahead(optim.sgd(), 0), "k must be at least 1"),
         (lambda: optim.chain(optim.ema(optim.sgd()), optim.clip_by_value(1.0)), "last part of a chain"),
     ],

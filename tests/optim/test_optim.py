@@ -126,7 +126,7 @@ def test_slots_start_as_zeros_that_cost_no_bytes() -> None:
     ("make", "says"),
     [
         (lambda: optim.sgd(-1.0), "lr must not be negative"),
-        (lambda: optim.sgd(0.1, nesterov=True), "Nesterov momentum needs a momentum"),
+        (lambda: optim.sgd(0.1, nesterov=True), "Nesterov momentum requires a momentum"),
         (lambda: optim.adam(betas=(0.9, 1.0)), "betas must be two numbers"),
         (lambda: optim.by_name("adamww"), "did you mean 'adamw'"),
         (lambda: optim.by_name("sgd", momentun=0.9), "did you mean 'momentum'"),

@@ -175,7 +175,7 @@ def test_a_file_is_not_written_for_a_dead_pattern(tmp_path: Any) -> None:
         (lambda: surgery.untie_weights(TIED, ["both", "lonely"]),
          "'lonely' matches no weight that several modules read"),
         (lambda: gg.build(SIZES, "mse", gg.optim.magnitude_pruning(gg.optim.sgd(0.1), "2:4", target=["eig*", "si*"])),
-         "no weight that 'si*' matches has an axis of inputs that 4 divides"),
+         "no weight that 'si*' matches has an input axis divisible by 4"),
     ],
 )  # fmt: skip
 def test_what_matches_only_what_cannot_be_changed_is_dead(call: Callable[[], Any], says: str) -> None:

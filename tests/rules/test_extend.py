@@ -212,7 +212,11 @@ def test_check_wants_cases() -> None:
 
 @pytest.mark.parametrize(
     ("op_type", "domain", "message"),
-    [("Snake", "", "ONNX's own domain"), ("Other", DOMAIN, "another operator"), ("Snake", "else", "another operator")],
+    [
+        ("Snake", "", "ONNX's own domain"),
+        ("Other", DOMAIN, "does not match the operator"),
+        ("Snake", "else", "does not match the operator"),
+    ],
 )
 def test_declarations_that_cannot_be(op_type: str, domain: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):

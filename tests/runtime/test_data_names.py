@@ -382,9 +382,7 @@ def test_classes_that_are_missing_or_new(source: str, caplog: pytest.LogCaptureF
 
 
 def test_more_classes_in_a_column_than_the_model_has() -> None:
-    with pytest.raises(
-        DataError, match=r"has 4 classes \('a', 'b', 'c', 'd'\), but .* labels range from 0 to 2"
-    ):
+    with pytest.raises(DataError, match=r"has 4 classes \('a', 'b', 'c', 'd'\), but .* labels range from 0 to 2"):
         _fitted(_frame({**COLUMNS, "target": ["a", "b", "c", "d", *"a" * (ROWS - 4)]}))
 
 

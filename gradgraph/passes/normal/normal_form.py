@@ -10,7 +10,7 @@ import onnx_ir as ir
 from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.marks import COMPUTED
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.normal.dialects.nchwc import has_blocks
 from gradgraph.passes.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
 from gradgraph.passes.normal.edit import Editor

@@ -20,7 +20,7 @@ from gradgraph.files.models import to_proto
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.prune import prune
-from gradgraph.machine.collector import paused_collection
+from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.normal import blaming, normalise
 from gradgraph.passes.normal.simplifying.clean import clean_up
 

@@ -1,7 +1,7 @@
-"""Python's garbage collector, paused while graphs are written.
+"""Garbage collection, paused while graphs are written.
 
-A graph is tens of thousands of objects that refer to one another and stay. The collector, which starts anew after every
-few hundred of them, would look through all of them again and again: a third of the time that a build takes.
+A graph is tens of thousands of objects that refer to one another and stay. The collector runs after every few hundred
+new objects and would traverse all of them again: a third of the time of a build.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator
 
 _lock = threading.Lock()
-_pauses = 0  # calls under way, in all threads
+_pauses = 0  # active calls, in all threads
 _was_enabled = True
 
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause collection until the last of those who asked for this is done; also a decorator."""
+    """Pause garbage collection until the outermost use ends, across threads; also a decorator."""
     global _pauses, _was_enabled
     with _lock:
         if not _pauses:
