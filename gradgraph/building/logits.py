@@ -36,7 +36,7 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
         elif named:
             findings.append(replace(doubt, remedy=f"name the logits that it is computed from, '{shown(logits.name)}'"))
         else:
-            moved = ", transposed alike" * bool(found.moves)
+            moved = ", reshaped alike" * bool(found.moves)
             read = f"{'the negative of ' * found.negated}'{shown(logits.name)}'{moved}"
             taken[name] = _as_output(graph, logits, found)
             findings.append(replace(doubt, remedy=f"the loss reads the logits that it is computed from, {read}"))

@@ -21,7 +21,7 @@ __all__ = ["lion", "momentum", "rprop", "sgd"]
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
-    """``m ← decay·m + (1 − dampening)·g``, at the first step ``m ← g``; returns ``m``, or ``g + decay·m`` (Nesterov)."""
+    """``m ← decay·m + (1 − dampening)·g``, first ``m ← g``; returns ``m``, or ``g + decay·m`` (Nesterov)."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         keep: Var | float = 1.0 - dampening

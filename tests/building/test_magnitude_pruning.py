@@ -143,7 +143,7 @@ def build(**given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"sparsity": 1.0}, ArgumentError, "a part above 0 and below 1"),
+        ({"sparsity": 1.0}, ArgumentError, "a share above 0 and below 1"),
         ({"sparsity": "4:2"}, BuildError, "N must be less than M"),
         ({"sparsity": "2:4", "scope": "global"}, BuildError, "groups in each layer"),
         ({"scope": "model"}, BuildError, "scope is 'layer' or 'global'"),

@@ -131,7 +131,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert words(gg.build(model, loss, output="p")), "also where it is named"
     read = "reads the logits that it is computed from, 'z'" in words(step)
     assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT, *MOVED))
-    assert ("moved as it is" in words(step)) == (read and end in MOVED)
+    assert ("reshaped alike" in words(step)) == (read and end in MOVED)
     if not read:
         return
     given = batch(step)

@@ -232,7 +232,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "weights for a function": ({"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True}, "itself"),
     "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "cannot be weighted by sample"),
     "too many axes": ({"loss": "l1", "output": "boxes", "mask": ("batch", 2, 1)}, "has 3 axes"),
-    "a mask of no output": ({"loss": SEVERAL, "mask": {"boxs": True}}, "no loss reads 'boxs' first; did you mean"),
+    "a mask of no output": (
+        {"loss": SEVERAL, "mask": {"boxs": True}},
+        "no loss has 'boxs' as its first output; did you mean",
+    ),
     "a mask of letters": (
         {"loss": SEVERAL, "mask": {"boxes": "all"}},
         "mask is a dict; it should be True, a shape, or a dict",

@@ -82,7 +82,7 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     assert other["logits_loss"][0] != history["logits_loss"][0]
     for wrong, says in ((["--mask-of", "logits:0"], "a mask has one axis or more"),
                         (["--mask-of", "logits", "--mask"], "give only one of them"),
-                        (["--mask-of", "shares"], "no loss reads 'shares' first"),
+                        (["--mask-of", "shares"], "no loss has 'shares' as its first output"),
                         (["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),

@@ -85,7 +85,7 @@ def test_weights_are_pruned(cli: Cli) -> None:
     assert [(weights[f"{n}.weight"] == 0).mean() for n in ("first", "last")] == [0.5, 0.5]
     assert cli("build", "model.onnx", "--sparsity", "2:4", "--json").code == 0
     for wrong, says in (
-        (["--sparsity", "all"], "a part above 0 and below 1"),
+        (["--sparsity", "all"], "a share above 0 and below 1"),
         (["--sparsity-option", "end=2"], "--sparsity-option says when"),
         (["--sparsity", "0.5", "--sparsity-option", "until=2"], "is none of begin, end"),
     ):

@@ -161,7 +161,7 @@ def test_what_is_said_wins(photos: Path, tmp_path: Path) -> None:
         ({"size": {"height": 20, "width": 20}, "do_center_crop": True, "crop_size": 16}, "stretches images"),
         ({"size": {"longest_edge": 18}}, "longest_edge"),
         ({"size": 18, "image_processor_type": "OwnImageProcessor"}, "of the shorter side or of both"),
-        ({"size": {"height": 32, "width": 32}}, "the model takes [16, 16]"),
+        ({"size": {"height": 32, "width": 32}}, "the model reads [16, 16]"),
         ({"size": {"height": -1, "width": 32}}, "not a number of pixels"),
         ({"image_mean": "much"}, "not a list of numbers"),
         ({"image_std": [1e999] * 3}, "no number"),
