@@ -1,4 +1,4 @@
-"""Passes over a whole model, a file each and idempotent: the normal form (``normal``), modes, randomness, precision.
+"""Passes over a whole model, one file each and idempotent: the normal form (``normal``), modes, randomness, precision.
 
-They know operators and their forms, and nothing of gradients.
+They know operators and their forms, but not gradients.
 """

@@ -1,7 +1,7 @@
-"""Mixed precision: what is computed in float16 or bfloat16, as a table of operators, and how losses are scaled.
+"""Mixed precision: the table of operators that run in float16 or bfloat16, and the settings of loss scaling.
 
-The table is that of PyTorch's autocast, by ONNX's operators: products are computed in the low precision, what adds up
-many numbers or spreads them over many magnitudes in float32, and what lies between in the precision of its inputs.
+The table is that of PyTorch's autocast, by ONNX's operators. Products run in the low precision; reductions, and
+operators whose results span many magnitudes, run in float32; everything else runs in the precision of its inputs.
 ``passes.mixed_precision`` applies it to a model before it is differentiated.
 """
 
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from gradgraph.arguments import FINITE, NAMES, WHOLE, Kind, Table, as_names, instance
 from gradgraph.errors import BuildError
 
-METADATA_KEY = "gradgraph.precision"  # of a model of a step in mixed precision: its name
+METADATA_KEY = "gradgraph.precision"  # metadata key of a model of a mixed-precision step: the name of the precision
 FLOAT32 = "float32"
 PRECISIONS: Table[ir.DataType | None] = Table("precision", known_as={
     **dict.fromkeys(("16-mixed", "fp16", "half", "16"), "float16"),
@@ -33,11 +33,11 @@ def _operators(names: str) -> frozenset[str]:
 
 
 PRODUCTS = _operators("Conv ConvTranspose Einsum GRU Gemm LSTM MatMul RNN")  # in the low precision
-MOVES = _operators(  # in that of their inputs, of which they give numbers back
+MOVES = _operators(  # in the precision of their inputs, without rounding
     "Abs Clip Concat DepthToSpace Expand Flatten Gather GatherElements GatherND GlobalMaxPool Identity Max MaxPool Min "
     "Neg Pad Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Where"
 )
-FOLLOWS = _operators(  # in that of their inputs, rounded
+FOLLOWS = _operators(  # in the precision of their inputs, with rounding
     "Add AveragePool Div Dropout Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Mul PRelu Selu Shrink Sigmoid "
     "Softsign Sub Sum Tanh ThresholdedRelu"
 )
@@ -47,20 +47,20 @@ _ABOVE_ZERO = Kind("a number above 0", lambda value: FINITE.fits(value) and valu
 
 @dataclass(frozen=True)
 class Precision:
-    """How a float32 model is computed: its weights stay float32, and are rounded where they are read.
+    """The precision in which a float32 model is computed; weights stay float32 and are rounded where they are read.
 
     Args:
-        name: ``"float16"``, ``"bfloat16"``, or ``"float32"`` for as it is.
-        float32: names and globs of nodes, and of operators, that are computed in float32 all the same.
-        lower: those that are computed in the low precision, whatever the table says.
-        scaled: multiply the loss by a factor that follows the gradients, so that small ones do not vanish and large
-            ones do not overflow; by default for float16.
-        init_scale, growth_factor, backoff_factor, growth_interval: of that factor, as ``torch.amp.GradScaler`` has
-            them. It is multiplied by ``backoff_factor`` at a step whose gradients are not all finite, which changes
-            no weight, and by ``growth_factor`` after ``growth_interval`` steps in a row that are.
+        name: ``"float16"``, ``"bfloat16"``, or ``"float32"`` for no change.
+        float32: names and globs of nodes or operators that stay in float32.
+        lower: names and globs of nodes or operators that run in the low precision, whatever the table says.
+        scaled: scale the loss dynamically, so that small gradients do not vanish and large ones do not overflow; by
+            default for float16.
+        init_scale, growth_factor, backoff_factor, growth_interval: of the loss scale, as in ``torch.amp.GradScaler``. A
+            step whose gradients are not all finite changes no weight and multiplies the scale by ``backoff_factor``;
+            ``growth_interval`` finite steps in a row multiply it by ``growth_factor``.
 
     Raises:
-        BuildError: there is no such precision, or a number makes no sense.
+        BuildError: the precision is unknown, or a number is out of range.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Precision:
 
     @property
     def dtype(self) -> ir.DataType | None:
-        """The low precision; None if there is none."""
+        """The low precision; None for float32."""
         return PRECISIONS[self.name]
 
     @property
     def scales(self) -> bool:
-        """Is the loss scaled?"""
+        """Whether the loss is scaled."""
         return self.name == "float16" if self.scaled is None else self.scaled and self.dtype is not None
 
     @property
@@ -109,6 +109,6 @@ def as_precision(given: str | Precision) -> Precision:
     """``given``, or the precision of that name.
 
     Raises:
-        BuildError: there is none.
+        BuildError: the name is unknown.
     """
     return Precision(given) if isinstance(given, str) else given

@@ -1,12 +1,12 @@
 """Random operators of a training step: RandomNormal, RandomUniform, their -Like forms, Bernoulli and Multinomial.
 
-A runtime draws them from a generator of its session, which starts anew when a run is resumed. In a training step each
-is replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``). In a Loop they also draw from the
-number of the iteration: its gradient computes iterations again, and meets the same numbers. The attribute ``seed`` is
-not read, as Dropout's is not: the step's own seed decides, and places differ.
+A runtime draws them from a generator of its session, which restarts when a run is resumed. In a training step each is
+replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``). In a Loop they also depend on the
+iteration number, so that a gradient that recomputes an iteration draws the same numbers. The attribute ``seed`` is
+ignored, as is Dropout's: the step's own seed is used, and each place has its own stream.
 
-In eval.onnx and in exports the operators stay what they are, and the runtime draws. A Trainer evaluates with numbers
-that are always the same (``fixed``): losses of different weights can be compared, and a resumed run repeats them.
+In eval.onnx and in exports the operators are left to the runtime. A Trainer evaluates with the same numbers every time
+(``fixed``), so losses of different weights are comparable and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gradgraph.passes.normal.edit import Editor, attributes, names_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_state
 
-Turns = Sequence[Var]  # the iteration number of every Loop around a place
+Turns = Sequence[Var]  # the iteration numbers of the Loops around a place, outermost first
 Form = Callable[..., Var]
 
 _FORMS: dict[str, Form] = {}
-_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # of a number below 1 that no rounding makes 1
+_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits of a number below 1 that rounding cannot make 1
 
 
 def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
     """Replace, in place, every random operator of ``model`` (in normal form) by draws from ``source``.
 
     Raises:
-        BuildError: one lies in the body of a Scan, which has no iteration number.
+        BuildError: one is in the body of a Scan, which has no iteration number.
     """
     editor = Editor(model, op)
     for node, turns in list(_draws(model.graph, editor)):
@@ -54,7 +54,7 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
 
 
 def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """eval.onnx with random operators replaced by draws that are the same in every run; itself if it has none."""
+    """Replace random operators of eval.onnx by draws that are the same in every run; return it, or a copy."""
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)
@@ -65,7 +65,7 @@ def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _draws(root: ir.Graph, editor: Editor) -> Iterator[tuple[ir.Node, Turns | None]]:
-    """The random operators, with the iteration numbers around them; ``None`` in a Scan."""
+    """Yield the random operators with the iteration numbers around them, or ``None`` in a Scan."""
     stack: list[tuple[ir.Graph, Turns | None]] = [(root, ())]
     while stack:
         graph, turns = stack.pop()
@@ -106,7 +106,7 @@ def _normal(
 
 
 def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
-    """The shape and the element type that attributes ask for, or an input that the output is to be like."""
+    """The shape and element type from the attributes, or from the input of a -Like form."""
     if like:
         return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
     return op.const(np.array(shape, np.int64)), ir.DataType(dtype)
@@ -128,9 +128,9 @@ def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype
 def _multinomial(
     op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
 ) -> Var:
-    """Count how many cumulative shares lie at or below a number in [0, sum): no class of probability 0 is drawn.
+    """Count the cumulative shares at or below a number in [0, sum); a class of probability 0 is never drawn.
 
-    23 digits, so that no rounding takes the number up to the sum.
+    The number has 23 digits, so that rounding never makes it the sum.
     """
     shares = op.CumSum(op.Softmax(op.cast(x, FLOAT), axis=1), op.const(np.int64(1)))
     whole = op.Gather(shares, op.const(np.array([-1], np.int64)), axis=1)

@@ -1,8 +1,8 @@
-"""Pass: a model that was written in mixed precision, as the float32 model that it was made of, or smaller.
+"""Pass: turn a model in mixed precision back into float32, or store its weights in the low precision.
 
-``in_float32`` takes the Casts of mixed precision out: whoever reads a copy in a low precision reads the tensor itself,
-and what was computed in it has its own name again. ``with_low_weights`` keeps them, and stores weights that are read
-through such a Cast only in its type.
+``in_float32`` removes the Casts of mixed precision: readers of a low-precision copy read the tensor itself, and results
+get their original names. ``with_low_weights`` keeps the Casts, and stores weights that are read only through such a
+Cast in the low precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
 def in_float32(model: onnx.ModelProto) -> None:
-    """Take mixed precision out of ``model``, in place."""
+    """Remove mixed precision from ``model``, in place."""
     if not _take_mark(model):
         return
     graph = model.graph
@@ -31,7 +31,7 @@ def in_float32(model: onnx.ModelProto) -> None:
     own = {n.input[0]: n.output[0] for n in casts if _role(n) == "written"}
     taken = ends | {y for n in graph.node for y in n.output}
     for name in [y for n in graph.node for y in n.output if y not in own and y not in gone]:
-        plain = name.rpartition(".")[0]  # of a result that nobody reads in float32: its Cast is not there
+        plain = name.rpartition(".")[0]  # no Cast: nobody reads the result in float32
         if name.rpartition(".")[2] in PRECISIONS and plain and plain not in taken:
             own[name] = plain
             taken.add(plain)
@@ -45,11 +45,11 @@ def in_float32(model: onnx.ModelProto) -> None:
     for tensor in graph.initializer:
         if tensor.data_type == FLOAT16 and tensor.name in read_low:  # a number that a later pass has written
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
-    del graph.value_info[:]  # of some the type is another one now, and nothing needs them
+    del graph.value_info[:]  # types have changed for some values, and value_info is optional
 
 
 def with_low_weights(model: onnx.ModelProto) -> None:
-    """Store weights of ``model`` that are only read in a low precision in it, in place."""
+    """Store weights of ``model`` that are only read in a low precision in that precision, in place."""
     graph = model.graph
     read_by = Counter(name for n in graph.node for name in reads(n))
     weights = {t.name: t for t in graph.initializer}
@@ -89,14 +89,14 @@ def _role(node: onnx.NodeProto) -> str:
 
 
 def _final_name(name: str, names: Mapping[str, str]) -> str:
-    """Follow ``names`` from one to the next, as a Cast may stand behind another."""
+    """Follow ``names`` through several Casts in a row."""
     while name in names:
         name = names[name]
     return name
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what ``node`` reads and gives, also what its bodies read from outside."""
+    """Rename the inputs and outputs of ``node``, and outer values that its bodies read."""
     for inner in proto_nodes([node]):
         for field in (inner.input, inner.output):
             for i, name in enumerate(field):

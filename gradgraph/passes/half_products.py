@@ -1,8 +1,8 @@
-"""Pass: products in float16 whose operand is transposed, so that onnxruntime can open them.
+"""Pass: rewrite float16 products of a transposed operand that crash onnxruntime.
 
-onnxruntime 1.32 ends the process (signal 11) where it fuses a float16 MatMul by a matrix with a Transpose that moves
-the leading axes of its other operand, such as ``perm=[1, 0, 2]`` of [N, T, I]. Between operands of one rank it fuses
-nothing: the matrix gets leading axes of 1, by which MatMul broadcasts it.
+onnxruntime 1.32 crashes (SIGSEGV) when it fuses a float16 MatMul by a matrix with a Transpose that moves leading axes
+of its other operand, such as ``perm=[1, 0, 2]`` of [N, T, I]. Operands of equal rank are not fused, so the matrix gets
+leading axes of 1, which broadcast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of
 
 
 def keep_products_apart(model: ir.Model) -> ir.Model:
-    """Give matrices that multiply transposed float16 tensors the rank of these, in place."""
+    """Give matrices that multiply transposed float16 tensors the same rank, in place."""
     editor: Editor | None = None
     for node in calls_of(model, "MatMul"):
         for moved, matrix in ((0, 1), (1, 0)):
@@ -30,7 +30,7 @@ def keep_products_apart(model: ir.Model) -> ir.Model:
 
 
 def _moved_rank(x: ir.Value | None) -> int | None:
-    """The rank of a float16 tensor that a Transpose gives, whose first axis is another's; None for others."""
+    """The rank of the float16 output of a Transpose that moves axis 0; None for other values."""
     while x is not None and (maker := x.producer()) is not None and maker.op_type == "Identity":
         x = maker.inputs[0]
     maker = None if x is None else x.producer()

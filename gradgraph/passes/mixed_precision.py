@@ -1,18 +1,19 @@
-"""Pass: a float32 model is computed in float16 or bfloat16 where ``autocast``'s table of operators says so.
+"""Pass: compute a float32 model in float16 or bfloat16 where the operator table in ``autocast`` says so.
 
-Every tensor of the model stays float32 by its name: weights, inputs, outputs, inner values, which losses and metrics
-may read. Beside it there may be its low copy, which low operators read:
+Every named tensor of the model stays float32: weights, inputs, outputs, and inner values, which losses and metrics may
+read. Low operators read a low-precision copy of it:
 
-1. float16: ``w → Cast → w.float16``, once for all that read it; an operator that computes in float16 gives
-   ``y.float16 → Cast → y``, and the next low operator reads ``y.float16``;
+1. float16: ``w → Cast → w.float16``, once for all readers; an operator in float16 writes ``y.float16 → Cast → y``, and
+   the next low operator reads ``y.float16``;
 2. bfloat16, for which runtimes have few kernels, is a rounding: ``w → Cast to bfloat16 → Cast to float32``. Operators
-   read such numbers, add them up in float32, and what they give is rounded likewise.
+   read rounded numbers and accumulate in float32, and their results are rounded likewise.
 
-Gradients pass through the Casts: they are computed as the operators are, and those of weights come out in float32.
+Gradients pass through the Casts: they are computed in the precision of their operators, and weights get float32
+gradients.
 
-A product is low. An operator that follows its inputs is low if all of them are: low results, single numbers of formulas
-that the type can hold, and a bias behind a product. Bodies of If, Loop and Scan are computed in float32, and so are
-operators that the table does not list. The Casts are marked, so that an exported model can do without them.
+Products are low. An operator that follows its inputs is low if all of them are: low results, scalar constants that the
+type can hold, and the bias of a product. Bodies of If, Loop and Scan, and operators outside the table, are computed in
+float32. The Casts are marked, so that an exported model can do without them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ WIDE = ir.DataType.FLOAT
 
 
 def compute_low(model: ir.Model, precision: Precision) -> int:
-    """Apply the pass to a model in normal form, in place; return the number of operators that are low now.
+    """Apply the pass to a model in normal form, in place; return the number of low operators.
 
     Raises:
         UnknownNameError: a glob matches neither a node nor an operator.
-        BuildError: an operator that is asked for cannot be computed in the precision.
+        BuildError: a requested operator cannot be computed in the precision.
     """
     if precision.dtype is None:
         return 0
@@ -53,8 +54,8 @@ class _Pass:
         self.graph, self.dtype, self.suffix = model.graph, precision.dtype, precision.name
         self.op = Builder(names_of(model))
         self.emulates = self.dtype == ir.DataType.BFLOAT16
-        self.results: set[ir.Value] = set()  # float32 values that hold what a low operator gives
-        self.copies: dict[ir.Value, ir.Value] = {}  # float32 value -> what low operators read in its place
+        self.results: set[ir.Value] = set()  # float32 copies of low results
+        self.copies: dict[ir.Value, ir.Value] = {}  # float32 value -> the value that low operators read instead
         self.products: set[ir.Value] = set()
         every = list(model.graph)
         self.wide = _chosen(every, precision.float32)
@@ -71,7 +72,7 @@ class _Pass:
                 count += 1
         return count
 
-    # --- what is low ------------------------------------------------------------------------------------------
+    # --- selection --------------------------------------------------------------------------------------------
 
     def _is_low(self, node: ir.Node) -> bool:
         if node in self.wide or not _can_be_low(node):
@@ -87,7 +88,7 @@ class _Pass:
         )
 
     def _fits(self, value: ir.Value | None) -> bool:
-        """Is it a single number that the type can hold?"""
+        """Whether it is a scalar that the type can hold."""
         array = constant_of(value) if value is not None and is_marked_constant(value) else None
         if array is None or array.size != 1:
             return False
@@ -97,12 +98,12 @@ class _Pass:
         return number == 0 or not np.isfinite(number) or float(info.tiny) <= number <= float(info.max)
 
     def _is_bias(self, node: ir.Node, value: ir.Value | None) -> bool:
-        """Is it a vector of weights that ``node`` adds to a product?"""
+        """Whether it is a vector of weights that ``node`` adds to a product."""
         others = [v for v in node.inputs if v is not value]
         is_vector = value is not None and value.is_initializer() and len(shape_of(value) or (0, 0)) <= 1
         return node.op_type == "Add" and is_vector and all(v in self.products for v in others)
 
-    # --- what becomes of it -----------------------------------------------------------------------------------
+    # --- rewriting --------------------------------------------------------------------------------------------
 
     def _lower(self, node: ir.Node) -> None:
         for i in _places(node):
@@ -114,17 +115,17 @@ class _Pass:
                 self._give(node, output)
 
     def _low_copy(self, value: ir.Value, reader: ir.Node) -> ir.Value:
-        """The value that a low operator reads in place of ``value``."""
+        """Return the value that a low operator reads instead of ``value``."""
         if value not in self.copies:
             if self.emulates and is_marked_constant(value):
-                return value  # a number of a formula is used as it is, as PyTorch does
+                return value  # constants are cast without a round trip, as in PyTorch
             narrow = self._cast(value, self.dtype, is_read=True)
             self.copies[value] = self._cast(narrow, WIDE, is_read=True) if self.emulates else narrow
             graph_of(reader).insert_before(reader, self._taken())
         return self.copies[value]
 
     def _give(self, node: ir.Node, computed: ir.Value) -> None:
-        """Let a float32 tensor stand where ``computed``, an output of a low operator, did."""
+        """Replace ``computed``, an output of a low operator, by its float32 copy."""
         if self.emulates and node.op_type in MOVES and not any(v and is_marked_constant(v) for v in node.inputs):
             wide = computed  # it holds no other numbers than it was given
         else:
@@ -177,7 +178,7 @@ def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]
 
 
 def _can_be_low(node: ir.Node) -> bool:
-    """Does its operator take the low types, and is it given float32 now?"""
+    """Whether the operator supports the low types and now gets float32."""
     places = _places(node)
     known = signature(node.op_type, OPSET) if node.domain == "" else None
     if known is None or not places or any((v := node.inputs[i]) is None or v.dtype != WIDE for i in places):

@@ -58,7 +58,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
 
 
 def drop_in_loss(model: ir.Model, op: Builder, keep_mask: Mask) -> None:
-    """Put the Dropouts in training mode that a loss has written behind a model, in place."""
+    """Put the Dropouts that a loss adds to a model in training mode, in place."""
     editor = Editor(model, op)
     for node in [n for n in model.graph if is_standard(n, "Dropout")]:
         editor.replace(node, *_drop(op, node, keep_mask))
@@ -81,14 +81,14 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
     """Raise BuildError if a body draws masks or updates statistics.
 
-    A mask or statistic of every iteration cannot be state of the step; to ignore them would train something else.
+    A mask or statistic per iteration cannot be state of the step, and ignoring it would train another model.
     """
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
             drops = is_standard(node, "Dropout") and not _never_drops(node)
             if drops or moves_statistics(node, frozen):
                 raise BuildError(
-                    f"{describe(node)} lies in the body of an If, Loop or Scan, where it "
+                    f"{describe(node)} is in the body of an If, Loop or Scan, where it "
                     "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out"
                 )
 
@@ -99,25 +99,19 @@ def _never_drops(node: ir.Node) -> bool:
 
 
 def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
-    """Does training update statistics that ``node`` reads? A norm stores them, and is not wholly frozen."""
+    """Whether training updates running statistics that ``node`` reads: it stores them and is not wholly frozen."""
     if not is_standard(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
         return False
     return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
-    """Write a norm in training form, with momentum 0: it gives the batch's own statistics, which the gradient needs.
+    """Write a norm in training form with momentum 0, so that it returns the batch statistics, which the gradient needs.
 
-    onnxruntime writes those outputs over the buffers of inputs 3 and 4, even where they are graph inputs. So the
-    node gets scratch tensors of its own there, and the running statistics are updated beside it. A layer that is
-    applied several times updates them each time, as in PyTorch; so the scratch tensors of its second node are not equal
-    to those of its first, and onnxruntime does not merge them.
-
-    Args:
-        so_far: the statistics that nodes before this one have updated.
-
-    Returns:
-        The output, and the updated value of each running statistic.
+    onnxruntime writes those outputs into the buffers of inputs 3 and 4, even if they are graph inputs. So the node gets
+    scratch tensors there, and the running statistics are updated by separate nodes. A layer that is applied several
+    times updates them each time, as in PyTorch; the scratch tensors of its nodes differ, so that onnxruntime does not
+    merge them.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)
@@ -144,7 +138,7 @@ def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
 
 
 def _keep_all(op: Builder, node: ir.Node) -> list[Var]:
-    """The input itself, and a mask that is true everywhere if the node has one."""
+    """Return the input itself, and an all-true mask if the node has one."""
     x = op.wrap(inputs_of(node)[0])
     masks = [op.full(op.shape(x), True, ir.DataType.BOOL) for _ in node.outputs[1:]]
     return [x, *masks]

@@ -2,14 +2,14 @@
 
 The operators Dropout and RandomUniform keep their state inside a session, so a run could not be resumed bit for bit,
 and would differ between runtimes. Here number ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
-state ``rng`` and the number of the place in the graph; within loops, also of the number of the iteration. The state is
-three int64: the seed's lower and upper 16 bits, and the number of the step.
+state ``rng`` and the index of the place in the graph; within loops, also of the iteration number. The state is three
+int64: the seed's lower and upper 16 bits, and the step number.
 
-The hash is computed in float32 on whole numbers, and none in between reaches 2²⁴, as few runtimes have integers of 32
-bits that wrap around. It learns with rounding: a round takes a vector of 16 bytes times a fixed matrix of random
-numbers, modulo 2¹¹, and keeps the upper 8 bits of each. Two rounds take in a number of 24 bits and mix it; the last
-product, of 16 numbers of five bits and a table of 256 columns, gives 256 numbers modulo 2¹⁶ at once. So a mask costs a
-narrow product and three passes over its elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
+Few runtimes have 32-bit integers that wrap around, so the hash is computed in float32 on whole numbers below 2²⁴. It
+follows learning with rounding: a round multiplies a vector of 16 bytes by a fixed random matrix, modulo 2¹¹, and keeps
+the upper 8 bits of each entry. Two rounds absorb a 24-bit number; the last product, of 16 five-bit numbers and a table
+of 256 columns, yields 256 numbers modulo 2¹⁶ at once. So a mask costs a narrow product and three passes over its
+elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gradgraph.graph.builder import Builder, Var
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 LANES = 16  # bytes of a key
-COLUMNS = 256  # numbers that a row of lanes gives
-PIECE = 12  # the upper bits of a number that are told apart from those of all others
+COLUMNS = 256  # numbers per row of lanes
+PIECE = 12  # the upper bits of a number, which get a key of their own
 _HALF_WORD = 1 << 16
 _BYTES_OF_WORD = np.array([2.0**-8, 2.0**-16], np.float32)
 _BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
@@ -36,7 +36,7 @@ _BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
 @functools.cache
 def tables() -> dict[str, np.ndarray]:
     """The fixed matrices, as multiples of a power of two, so that products are taken modulo 1."""
-    raw = np.random.PCG64(0x9E3779B97F4A7C15)  # its stream is part of the file format: masks are to stay what they are
+    raw = np.random.PCG64(0x9E3779B97F4A7C15)  # the stream is part of the file format: masks must not change
 
     def numbers(rows: int, columns: int, bits: int) -> np.ndarray:
         return (raw.random_raw((rows, columns)) >> np.uint64(64 - bits)).astype(np.float32)
@@ -54,10 +54,10 @@ def tables() -> dict[str, np.ndarray]:
 
 
 class RandomSource:
-    """Hands out random numbers; each call is another place in the graph, so its stream is its own.
+    """A source of random numbers; each call is a new place in the graph with its own stream.
 
     Args:
-        state: the int64 vector ``rng``, as ``initial_state`` has it.
+        state: the int64 vector ``rng``, as ``initial_state`` returns it.
     """
 
     def __init__(self, state: Var) -> None:
@@ -75,14 +75,14 @@ class RandomSource:
     def uniform(
         self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT, digits: int = 24
     ) -> Var:
-        """Numbers in [0, 1), in float64 multiples of 2⁻⁵³.
+        """Numbers in [0, 1); in float64, multiples of 2⁻⁵³.
 
         Args:
             op: writes the nodes.
             shape: an int64 vector.
-            turns: the iteration number of each Loop around this place, an int64 scalar.
+            turns: the iteration numbers of the Loops around this place, int64 scalars.
             dtype: FLOAT or DOUBLE.
-            digits: of float32 the numbers are multiples of 2^-digits.
+            digits: float32 numbers are multiples of 2^-digits.
         """
         digits = 53 if dtype == DOUBLE else digits
         ends = [*range(PIECE, digits, PIECE), digits]
@@ -95,13 +95,13 @@ class RandomSource:
         return op.Reshape(total, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
-        """Standard normal numbers (Box and Muller): at most 5.8 in float32 and 8.6 in float64, arguments as above."""
-        radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # of (0, 1]: finite
+        """Standard normal numbers (Box-Muller), at most 5.8 in float32 and 8.6 in float64; see ``uniform``."""
+        radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # in (0, 1]
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
         return radius * op.Cos(angle)
 
     def _fractions(self, op: Builder, count: Var, turns: Sequence[Var]) -> Var:
-        """A new place: at least ``count`` multiples of 2⁻¹⁶ in [0, 1), in rows of ``COLUMNS``."""
+        """Draw at least ``count`` multiples of 2⁻¹⁶ in [0, 1) for a new place, in rows of ``COLUMNS``."""
         self.places += 1
         rows = op.Squeeze(op.Div(op.Add(count, COLUMNS - 1), COLUMNS), [0])
         numbers = op.Range(op.const(np.int64(0)), rows, op.const(np.int64(1)))
@@ -120,7 +120,7 @@ class RandomSource:
         return key
 
     def _absorb(self, op: Builder, key: Var, numbers: Var) -> Var:
-        """The keys after ``key`` [1, 16] and each of ``numbers`` [n, 1], int64 below 2²⁴: [n, 16]."""
+        """The keys derived from ``key`` [1, 16] and each of ``numbers`` [n, 1], int64 below 2²⁴: [n, 16]."""
         parts = _round(op, op.cast(numbers, FLOAT) * op.const(_BYTES_OF_NUMBER), 256)
         before = op.MatMul(key, self._table(op, "key"))
         return _round(op, op.MatMul(parts, self._table(op, "number")) + before, 256)
@@ -132,7 +132,7 @@ class RandomSource:
 
 
 def _round(op: Builder, x: Var, kinds: int) -> Var:
-    """Modulo 1, then one of so many ``kinds``."""
+    """Reduce modulo 1, then round down to one of ``kinds`` values."""
     return op.Floor((x - op.Floor(x)) * float(kinds))
 
 

@@ -1,4 +1,4 @@
-"""Passes over a whole model as data: a list of them is an order that a reader sees on one screen."""
+"""Lists of passes over a whole model: the order fits on one screen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Apply = Callable[[ir.Model], object]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A pass over the whole graph, and what it is for.
+    """A pass over the whole graph, with its reason.
 
     Attributes:
-        apply: changes a model in place, or refuses it.
-        reason: why it stands where it stands, in one sentence.
-        then: passes that follow where ``apply`` returns True: it changed something.
+        apply: changes a model in place, or raises.
+        reason: why it runs at this place, in one sentence.
+        then: passes that run next if ``apply`` returns True (it changed something).
     """
 
     apply: Apply
@@ -26,7 +26,7 @@ class Rewrite:
 
 
 def run(rewrites: Iterable[Rewrite], model: ir.Model) -> list[Apply]:
-    """Apply ``rewrites`` to ``model`` in their order; return the passes that said that they changed something."""
+    """Apply ``rewrites`` to ``model`` in order; return the passes that changed something."""
     changed = []
     for rewrite in rewrites:
         if rewrite.apply(model):

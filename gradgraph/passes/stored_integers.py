@@ -1,13 +1,12 @@
-"""Pass for an inference model: weights that are rounded to integers are stored as integers.
+"""Pass for an inference model: store quantized weights as integers.
 
-1. a QuantizeLinear of stored numbers, with a scale that is stored or computed from stored numbers, and the Clip behind
-   it, if there is one → its result as an initializer;
-2. a Cast to whole numbers of 32 bits that a DequantizeLinear reads, a bias → its result as an initializer;
-3. a scale that either reads and that is computed from stored numbers → an initializer.
+1. a QuantizeLinear of stored numbers, whose scale is stored or computed from stored numbers, and the Clip after it, if
+   any → its result as an initializer;
+2. a Cast to int32 that a DequantizeLinear reads (a bias) → its result as an initializer;
+3. a scale of either that is computed from stored numbers → an initializer.
 
-Only where the model says that it was made for that (``marks.QUANTISED``). Integers of large weights that lie in files
-are computed one after the other, once somebody writes them: neither these floats nor their integers stand in memory
-together.
+Applies only to a model that is marked for it (``marks.QUANTISED``). Integers of large external weights are computed one
+tensor at a time, while they are written: neither the floats nor the integers are all in memory at once.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from gradgraph.graph.shapes import all_sizes, shape_of_type
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
-Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: the place of a node in the graph, and it
-Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and what computes the tensor of it
+Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: its node's index in the graph, and the node
+Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and a function that computes its tensor
 
 
 class Inside:
-    """The weights of a protobuf message, which holds their integers, too."""
+    """Weights stored in a protobuf message, together with their integers."""
 
     def numbers(self, tensor: onnx.TensorProto) -> Array:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
 
     def kept(self, tensor: ir.LazyTensor) -> onnx.TensorProto:
-        """The tensor of integers as the message has it."""
+        """Return the tensor of integers as it is stored in the message."""
         return ir.to_proto(tensor)
 
 
 class Beside(Inside):
-    """The large weights of a message whose data lie elsewhere, as those of their integers will.
+    """Large external weights of a message; their integers become external, too.
 
     Args:
-        tensors: those weights, by name; large integers come to them.
+        tensors: those weights, by name; large integers are added to them.
     """
 
     def __init__(self, tensors: dict[str, ir.TensorProtocol]) -> None:
@@ -67,7 +66,7 @@ class Beside(Inside):
 
 
 def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Apply the pass to a copy of ``model``, whose large weights may lie in files and are read one at a time."""
+    """Apply the pass to a copy of ``model``, whose large weights may be external and are read one at a time."""
     slim = model.clone()
     large = {v.name or "": t for v in slim.graph.initializers.values()
              if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip
@@ -87,19 +86,19 @@ def with_stored_integers(model: ir.Model) -> ir.Model:
 
 
 def _elsewhere(tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """``tensor`` as a message that holds its type and shape alone."""
+    """A message with only the type and shape of ``tensor``."""
     empty = onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
     point_at(empty, "elsewhere", 0, tensor.nbytes)
     return empty
 
 
 def stores_integers(model: onnx.ModelProto) -> bool:
-    """Does the model say that its weights are to be stored as integers?"""
+    """Whether the model is marked to store its weights as integers."""
     return any(p.key == QUANTISED for p in model.metadata_props)
 
 
 def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> None:
-    """Apply the pass to ``model``, in place, with the numbers of its ``weights``."""
+    """Apply the pass to ``model`` in place, with the values of its ``weights``."""
     if not stores_integers(model):
         return
     graph = model.graph
@@ -122,7 +121,7 @@ def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> Non
 def _stored_for(
     node: onnx.NodeProto, values: _Values, known: set[str], clip: onnx.NodeProto | None
 ) -> Iterator[Stored]:
-    """Yield the tensors that are stored for ``node``, which ``clip`` may read, instead of being computed, by name."""
+    """Yield, by name, the tensors that are stored instead of computed for ``node``, and for ``clip`` that reads it."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
     maker = _maker(values.made_by, node.input[1])
@@ -140,7 +139,7 @@ def _stored_for(
 def _integers(
     node: onnx.NodeProto, kind: ir.DataType, values: _Values, clip: onnx.NodeProto | None
 ) -> onnx.TensorProto:
-    """The result of a QuantizeLinear of stored numbers, or of the Clip behind it."""
+    """The result of a QuantizeLinear of stored numbers, or of the Clip after it."""
     source, scale, *point = node.input
     axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
     limits, name = INTEGER_RANGES[kind], (clip or node).output[0]
@@ -181,7 +180,7 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Values:
-    """The numbers of computable values of a graph."""
+    """The computable values of a graph."""
 
     model: onnx.ModelProto
     stored: Tensors
@@ -189,12 +188,13 @@ class _Values:
     weights: Inside
 
     def __call__(self, names: list[str]) -> list[Array]:
-        """The numbers of ``names``; an empty array for one that is left out."""
+        """The values of ``names``; an empty array for an omitted one."""
         computed = [n for n in names if n and n not in self.stored]
         found = {n: self.weights.numbers(self.stored[n]) for n in names if n in self.stored}
         if computed:
             nodes, read = _makers(self.made_by, computed, self.stored)
-            # inputs, not initializers: an evaluator refers to itself, and would keep these until Python looks for that
+            # inputs, not initializers: an evaluator has a reference cycle, and would keep these until garbage
+            # collection
             given = {n: self.weights.numbers(self.stored[n]) for n in read if n in self.stored}
             inputs, outputs = (
                 [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in ends]
@@ -207,7 +207,7 @@ class _Values:
         return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
 
     def sizes(self, name: str) -> list[int] | None:
-        """The sizes of a value that is stored, or of which the model says them."""
+        """The shape of a value that is stored, or declared by the model."""
         if name in self.stored:
             return list(self.stored[name].dims)
         said = (shape_of_type(v.type) for v in self.model.graph.value_info if v.name == name)
@@ -219,7 +219,7 @@ class _Values:
 
 
 def _makers(made_by: Makers, names: list[str], stored: Tensors) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that compute these values of what is stored, in the order of the graph, and all that they read."""
+    """The nodes that compute these values from stored ones, in graph order, and every name that they read."""
     found, read, waiting = dict[int, onnx.NodeProto](), set(names), list(names)
     while waiting:
         name = waiting.pop()
@@ -240,7 +240,7 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
 
 
 def _integer_type(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
-    """The element type of the integers that a QuantizeLinear gives."""
+    """The integer element type of a QuantizeLinear."""
     point = node.input[2] if len(node.input) > 2 else ""
     made = _maker(made_by, point)
     if point in stored:

@@ -1,14 +1,14 @@
 """The normal form: every model is brought to it before it is differentiated.
 
-One opset, no functions, all attributes written, explicit pads, one kind of constant, shapes inferred: whoever writes a
-rule or a pass needs to think of one form of each operator only. ``order.py`` lists the passes; they live in folders:
+One opset, no functions, all attributes written, explicit pads, one kind of constant, shapes inferred: a rule or a pass
+handles one form of each operator only. ``order.py`` lists the passes, which are grouped in folders:
 
-- ``functions``, ``opsets``, ``dialects``: operators of other kinds are written with operators of opset 21;
-- ``spelling``: one way to write what a file may write in several;
-- ``sizes``: types and shapes;
-- ``validating``: refusals; nothing is changed;
-- ``weights``: which tensors are weights, and why;
-- ``simplifying``: nothing wasteful stays; its ``clean.py`` lists the passes that run after gradients are written.
+- ``functions``, ``opsets``, ``dialects``: rewrite other operators with those of opset 21;
+- ``spelling``: choose one of several equivalent spellings;
+- ``sizes``: infer types and shapes;
+- ``validating``: reject invalid models, without changes;
+- ``weights``: decide which tensors are weights, and why;
+- ``simplifying``: remove waste; its ``clean.py`` lists the passes that run after differentiation.
 """
 
 from __future__ import annotations

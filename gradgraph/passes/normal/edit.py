@@ -1,4 +1,4 @@
-"""Replacing nodes of a model in place, with new ones written by the builder."""
+"""In-place replacement of a model's nodes by new ones from the builder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradgraph.graph.prune import is_wanted as is_wanted
 
 
 class Editor:
-    """Writes nodes with ``op`` and puts them where an old node stood.
+    """An editor that writes nodes with ``op`` in place of old ones.
 
-    New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique
-    in the whole model, but the outputs of a replaced node keep theirs.
+    New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique in
+    the whole model, except that outputs of a replaced node keep theirs.
     """
 
     def __init__(self, model: ir.Model, op: Builder | None = None) -> None:
@@ -29,7 +29,7 @@ class Editor:
         self._gone: dict[ir.Graph, list[ir.Node]] | None = None
 
     def place(self, node: ir.Node) -> list[ir.Node]:
-        """Put everything written so far before ``node``."""
+        """Insert everything written so far before ``node``."""
         for value in self.op.constants:
             self.root.register_initializer(value)
         placed, self.op.nodes, self.op.constants = self.op.nodes, [], []
@@ -38,7 +38,7 @@ class Editor:
 
     @contextlib.contextmanager
     def replacing_many(self) -> Iterator[None]:
-        """Remove all replaced nodes at the end, as each removal looks at all outputs; till then they read nothing."""
+        """Remove replaced nodes at the end, as each removal scans all outputs; until then they read nothing."""
         gone = self._gone = {}
         yield
         self._gone = None
@@ -46,10 +46,10 @@ class Editor:
             graph.remove(nodes, safe=True)
 
     def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
-        """Let ``outputs`` take the place of the outputs of ``node``; return the new nodes.
+        """Replace the outputs of ``node`` by ``outputs``; return the new nodes.
 
-        Name, type and shape of the old values and the node's metadata pass to the new ones. An old output may be left
-        out (``None``, or at the end) only where nobody reads it.
+        New values take over name, type and shape of the old ones, and new nodes the node's metadata. An old output may
+        be omitted (``None``, or at the end) only if nobody reads it.
         """
         placed = self.place(node)
         named: set[ir.Value] = set()
@@ -72,12 +72,12 @@ class Editor:
         return placed
 
     def write_form(self, node: ir.Node, form: Callable[..., Any], misfit: str) -> list[ir.Node]:
-        """Let ``form(op, node, *inputs, **attributes)`` take the place of ``node``; return the new nodes.
+        """Replace ``node`` by ``form(op, node, *inputs, **attributes)``; return the new nodes.
 
-        A form gives a Var or a tuple of them; None where the node may stay.
+        A form returns a Var or a tuple of them, or None to keep the node.
 
         Raises:
-            ModelError: the node has inputs or attributes that the form does not take; ``misfit`` says so.
+            ModelError: the form does not accept the node's inputs or attributes; ``misfit`` is the message.
         """
         try:
             outputs = form(self.op, node, *map(self.op.wrap, node.inputs), **attributes(node))
@@ -86,7 +86,7 @@ class Editor:
         return [] if outputs is None else self.replace(node, *all_of(outputs))
 
     def hand_over(self, old: ir.Value, new: Var) -> None:
-        """Let ``new``, whose node has just been placed, stand where ``old`` did, whose node stays."""
+        """Replace ``old`` by ``new``, whose node has just been placed; the node of ``old`` stays."""
         node, producer = old.producer(), new.value.producer()
         assert node is not None and producer is not None
         self._take_over(node, old, new.value, {producer}, set())
@@ -97,9 +97,9 @@ class Editor:
         extra: Sequence[ir.Node] = ()
         if new.producer() in placed and new not in named:
             pass
-        elif old.is_graph_output():  # the name of an output must stay, and this value has a name of its own
+        elif old.is_graph_output():  # an output must keep its name, and this value has a name of its own
             source, new = new, self.op.Identity(Var(self.op, new)).value
-            new.type = source.type  # of a sequence the builder knows the elements' type only
+            new.type = source.type  # of a sequence, the builder knows only the element type
             extra = self.place(node)
         else:
             old.replace_all_uses_with(new)
@@ -120,7 +120,7 @@ def graph_of(node: ir.Node) -> ir.Graph:
 
 
 def emptied(body: ir.Graph) -> list[ir.Node]:
-    """The nodes of ``body``, taken out of it so that they can be put elsewhere."""
+    """Take the nodes out of ``body``, so that they can be placed elsewhere."""
     nodes = list(body)
     body.outputs.clear()
     body.remove(nodes)
@@ -128,13 +128,13 @@ def emptied(body: ir.Graph) -> list[ir.Node]:
 
 
 def discard(node: ir.Node) -> None:
-    """Remove a node that nobody reads; the values that its bodies read have one reader less."""
+    """Remove an unread node; outer values that its bodies read lose that reader."""
     detach(node)
     graph_of(node).remove(node, safe=True)
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand where ``old`` did, among the outputs of its graph, too (found faster than onnx-ir does)."""
+    """Replace ``old`` by ``new``, also among the outputs of its graph (faster than onnx-ir's own)."""
     if old.is_graph_output():
         assert old.graph is not None
         outputs = old.graph.outputs
@@ -147,7 +147,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph and the bodies of If, Loop, Scan and SequenceMap.
 
-    Graphs in attributes of other domains' nodes are left out: only those nodes know what they mean.
+    Graphs in attributes of custom operators are excluded, as their meaning is unknown.
     """
     stack = [model.graph]
     while stack:
@@ -158,7 +158,7 @@ def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def calls_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
-    """The calls of these operators of ONNX's own domain among ``nodes_of(model)``."""
+    """The nodes in ``nodes_of(model)`` whose operator is one of these, in ONNX's own domain."""
     return [node for node in nodes_of(model) if is_standard(node, *op_types)]
 
 
@@ -196,7 +196,7 @@ def names_of(model: ir.Model) -> Iterator[str]:
 
 
 def next_free(wanted: str, taken: Collection[str]) -> str:
-    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not taken."""
+    """``wanted``, or the first free name of ``wanted_1``, ``wanted_2``, …."""
     name, count = wanted, 0
     while name in taken:
         count += 1
@@ -205,13 +205,13 @@ def next_free(wanted: str, taken: Collection[str]) -> str:
 
 
 def value_named(model: ir.Model, name: str, weight: bool = False) -> ir.Value:
-    """An input, initializer or computed value of the main graph.
+    """Return an input, initializer or computed value of the main graph by name.
 
     Args:
-        weight: the caller asks for an initializer, so an error lists these, and not outputs and inner values first.
+        weight: an initializer is wanted, so an error suggests initializers first, not outputs and inner values.
 
     Raises:
-        UnknownNameError: there is none of this name.
+        UnknownNameError: no value has this name.
     """
     graph = model.graph
     stored = [*graph.initializers.values()]

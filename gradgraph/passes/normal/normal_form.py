@@ -1,4 +1,4 @@
-"""Models in normal form, and operators expanded within it; ``order.py`` lists the passes."""
+"""Bring models to normal form, and expand operators within it; ``order.py`` lists the passes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def normalise(
     keep_quantization: bool = False,
     look: Callable[[ir.Model], object] = lambda read: None,
 ) -> ir.Model:
-    """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
+    """Return a copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
-        keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
-        parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
-        keep_quantization: leave it to the caller to ``pass_quantization``.
-        look: called with the model as it was read, before anything of it changes.
+        keep_inputs: keep initializers that are also graph inputs (defaults that a caller may override) as inputs.
+        parameters: names that the caller selected; these are parameters, even if they look like constants.
+        keep_quantization: leave ``pass_quantization`` to the caller.
+        look: called with the model as read, before any change.
 
     Raises:
-        ModelError: the model is not well formed, a node gets what its operator does not take, or has no equivalent at
-            opset 21.
+        ModelError: the model is malformed, a node has inputs that its operator does not accept, or an operator has no
+            equivalent at opset 21.
     """
     read = load_model(model)
     look(read)
@@ -56,9 +56,9 @@ def normalise(
 
 
 def load_plain(source: Source) -> ir.Model:
-    """Read a model as ``load_model`` does; one that onnxruntime saved in blocks of channels comes in normal form.
+    """Read a model as ``load_model`` does, but return a model in blocked layout (NCHWc) in normal form.
 
-    Its weights then have ONNX's own layout, as those of every other file.
+    Its weights then have ONNX's own layout, as in every other file.
     """
     model = load_model(source)
     return normalise(model, keep_quantization=True) if has_blocks(model) else model
@@ -66,10 +66,10 @@ def load_plain(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Report the fault that ONNX finds in ``model`` instead of an error of our code that no check has foreseen.
+    """Report a fault that ONNX finds in ``model`` in place of an unforeseen error of our code.
 
     Raises:
-        ModelError: in place of an error that is none of ours.
+        ModelError: in place of any error that is not one of ours.
     """
     try:
         yield
@@ -82,15 +82,15 @@ def blaming(model: Source) -> Iterator[None]:
 
 
 def pass_quantization(model: ir.Model) -> None:
-    """Write QuantizeLinear and DequantizeLinear as arithmetic, in place, where straight_through asks for it."""
+    """Write QuantizeLinear and DequantizeLinear as arithmetic, in place, where straight_through is requested."""
     run(QUANTIZATION, model)
 
 
 def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
-    """Replace ``nodes`` of a normal-form ``model`` in place by their operators' function bodies, in normal form again.
+    """Replace ``nodes`` of a normal-form ``model`` in place by their operators' function bodies, in normal form.
 
     Returns:
-        True if every one of them had a body; those without stay as they are.
+        True if all of them had a body; nodes without one stay.
     """
     editor = Editor(model)
     done = []

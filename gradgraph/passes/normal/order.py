@@ -13,10 +13,10 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.normal.simplifying.fold import fold_constants, remove_unused
-from gradgraph.passes.normal.sizes.false_entries import forget_false_entries
-from gradgraph.passes.normal.sizes.false_names import forget_false_names
-from gradgraph.passes.normal.sizes.infer import forget_lies, infer_shapes
+from gradgraph.passes.normal.sizes.infer import correct_shapes, infer_shapes
 from gradgraph.passes.normal.sizes.loop_states import settle_states
+from gradgraph.passes.normal.sizes.wrong_body_shapes import drop_wrong_body_shapes
+from gradgraph.passes.normal.sizes.wrong_dim_names import rename_wrong_dims
 from gradgraph.passes.normal.spelling.branches import take_known_branches
 from gradgraph.passes.normal.spelling.constants import gather_constants
 from gradgraph.passes.normal.spelling.defaults import write_defaults
@@ -35,40 +35,42 @@ from gradgraph.passes.rewrites import Rewrite, run
 
 
 def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ...]:
-    """The passes that read any model, up to one opset; for the arguments see ``normalise``."""
+    """The passes that read a model of any opset and bring it to one; for the arguments see ``normalise``."""
     gather = partial(gather_constants, keep_inputs=keep_inputs)
     judge = partial(judge_weights, asked_for=parameters)
     return (
-        Rewrite(write_one_domain, "all that follows knows the domain of ONNX by one of its two names"),
+        Rewrite(write_one_domain, "later passes know ONNX's domain by one of its two names"),
         Rewrite(make_names_unique, "findings name nodes, and inference goes by names of values"),
-        Rewrite(inline_functions, "nodes of functions are read like all others", then=(make_names_unique,)),
-        Rewrite(check_forms, "the next passes read inputs and attributes without asking whether they are there"),
+        Rewrite(inline_functions, "nodes of functions are handled like all others", then=(make_names_unique,)),
+        Rewrite(check_forms, "later passes rely on inputs and attributes being present"),
         Rewrite(gather, "conditions and weights are found in one place"),
-        Rewrite(
-            take_known_branches, "tensors of a branch that is never taken are no weights, and its sizes cannot be wrong"
-        ),
-        Rewrite(judge, "names and readers of weights are still those that the exporter wrote"),
+        Rewrite(take_known_branches, "tensors of a dead branch are not weights, and its sizes do not matter"),
+        Rewrite(judge, "weights still have the names and readers that the exporter wrote"),
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),
-        Rewrite(infer_shapes, "the checks compare sizes, and forms of operators ask for them"),
-        Rewrite(forget_lies, "a size that the file declares wrongly would be reported as the fault of a node"),
-        Rewrite(forget_false_entries, "what enters bodies is known without lies", then=(infer_shapes, forget_lies)),
-        Rewrite(check_consistent, "a finding names what the author of the file wrote, not what we write for it"),
-        Rewrite(undo_machine_blocks, "operators on blocks of channels mean standard ones on plain channels"),
-        Rewrite(_write_standard_operators, "all that follows knows one opset only", then=(infer_shapes,)),
+        Rewrite(infer_shapes, "checks compare sizes, and forms of operators depend on them"),
+        Rewrite(correct_shapes, "a wrongly declared size would be blamed on a node"),
+        Rewrite(
+            drop_wrong_body_shapes,
+            "shapes that enter bodies are known, without wrong declarations",
+            then=(infer_shapes, correct_shapes),
+        ),
+        Rewrite(check_consistent, "findings name the author's nodes, not our rewrites"),
+        Rewrite(undo_machine_blocks, "operators on blocked channels become standard ones on plain channels"),
+        Rewrite(_write_standard_operators, "later passes know one opset only", then=(infer_shapes,)),
     )
 
 
 def _settle(model: ir.Model) -> bool:
-    """Repeat ``ROUND`` while it changes anything; True if sequences or loops told what nobody could know before."""
-    told = False
+    """Repeat ``ROUND`` while it changes anything; return True if sequences or loops made new facts known."""
+    learned = False
     while changed := run(ROUND, model):
-        told |= resolve_sequences in changed or settle_states in changed
+        learned |= resolve_sequences in changed or settle_states in changed
         run(AFTER_A_ROUND, model)
-    return told
+    return learned
 
 
 def _write_standard_operators(model: ir.Model) -> bool:
-    """Other domains first: their operators are written with those of any opset. True if either changed anything."""
+    """Rewrite other domains first: their forms use operators of any opset. Return True if anything changed."""
     return any([decompose(model), convert_to_opset(model)])
 
 
@@ -76,40 +78,42 @@ def _write_all_defaults(model: ir.Model) -> None:
     write_defaults(nodes_of(model))
 
 
-_gather_kept = partial(gather_constants, keep_inputs=True)  # inputs that may go have gone
+_gather_kept = partial(gather_constants, keep_inputs=True)  # optional inputs have been removed
 
 AT_ONE_OPSET = (
-    Rewrite(_gather_kept, "forms of operators and function bodies bring Constant nodes"),
+    Rewrite(_gather_kept, "forms of operators and function bodies add Constant nodes"),
     Rewrite(write_maps, "a SequenceMap is a Loop, whose states are settled next", then=(infer_shapes,)),
     Rewrite(
         _settle,
-        "attributes depend on ranks, and pads on sizes; sizes that are news are checked now, also in bodies of loops",
-        then=(forget_lies, check_sizes),
+        "attributes depend on ranks, and pads on sizes; newly known sizes are checked, also in bodies of loops",
+        then=(correct_shapes, check_sizes),
     ),
-    Rewrite(write_recurrent, "the sizes of weights, which tell those of layers, are settled", then=(infer_shapes,)),
+    Rewrite(
+        write_recurrent, "the sizes of weights, which determine those of layers, are settled", then=(infer_shapes,)
+    ),
     Rewrite(_write_all_defaults, "explicit pads need strides and dilations"),
-    Rewrite(write_pads, "sizes are as known as they get", then=(_write_all_defaults, infer_shapes, forget_lies)),
-    Rewrite(forget_false_names, "sizes are as known as they get, and losses take those of their targets from outputs"),
-    Rewrite(write_conditions, "no Loop is written after it; some runtimes take a condition that is absent for false"),
-    Rewrite(remove_unused, "every pass above leaves nodes behind that nobody reads"),
+    Rewrite(write_pads, "sizes are as known as they get", then=(_write_all_defaults, infer_shapes, correct_shapes)),
+    Rewrite(rename_wrong_dims, "all sizes that can be are known, and losses derive target sizes from outputs"),
+    Rewrite(write_conditions, "no Loop is written later; some runtimes read a missing condition as false"),
+    Rewrite(remove_unused, "every pass above leaves unread nodes behind"),
     Rewrite(make_names_unique, "the passes above have written new nodes"),
 )
 ROUND = (
     Rewrite(repair, "proper axes and sizes can be folded"),
-    Rewrite(fold_constants, "known numbers tell shapes, places in sequences and conditions"),
-    Rewrite(resolve_sequences, "a number of elements and their places are known once they are folded"),
-    Rewrite(settle_states, "a loop keeps shapes that it is given"),
+    Rewrite(fold_constants, "constants determine shapes, indices of sequences and conditions"),
+    Rewrite(resolve_sequences, "lengths and indices of sequences are known once folded"),
+    Rewrite(settle_states, "a loop preserves the shapes of its states"),
 )
 AFTER_A_ROUND = (
-    Rewrite(forget_false_entries, "it may be known now what enters a body"),
-    Rewrite(take_known_branches, "a condition may have become known"),
-    Rewrite(_gather_kept, "so that branches bring no Constant nodes and the next round finds all numbers"),
-    Rewrite(infer_shapes, "what is known of some sizes tells others"),
+    Rewrite(drop_wrong_body_shapes, "the shapes that enter a body may be known now"),
+    Rewrite(take_known_branches, "a condition may have become constant"),
+    Rewrite(_gather_kept, "branches must not bring Constant nodes, and the next round must find all constants"),
+    Rewrite(infer_shapes, "known sizes determine others"),
 )
 QUANTIZATION = (
     Rewrite(
         write_fake_quantization,
-        "on request only; checks and verdicts have seen the pair of operators as the file has it",
+        "on request only; checks and verdicts must see the operators as in the file",
         then=(_write_all_defaults, infer_shapes, remove_unused),
     ),
 )

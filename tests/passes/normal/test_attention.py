@@ -140,7 +140,7 @@ def test_plain_attention_is_no_more_than_its_formula():
 
 def test_heads_must_be_told():
     model, _ = attention_model(23, qkv(packed=True), {})
-    with pytest.raises(ModelError, match=r"'attention'.*no numbers of heads"):
+    with pytest.raises(ModelError, match=r"'attention'.*no number of heads"):
         normal_form(model)
 
 

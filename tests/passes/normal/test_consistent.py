@@ -239,19 +239,19 @@ ILL_SIZED = {
     ),
     "Transpose": (
         model([node("Transpose", "x", perm=[0, 2, 1])], [x(2, 3)]),
-        r"orders axes as \[0, 2, 1\], and reads 'x'",
+        r"permutes axes by \[0, 2, 1\], but reads 'x'",
     ),
-    "Flatten": (model([node("Flatten", "x", axis=3)], [x(2, 3)]), "is to work on axis 2, and reads"),
+    "Flatten": (model([node("Flatten", "x", axis=3)], [x(2, 3)]), "has axis 2, but reads"),
     "Squeeze": (
         model([node("Squeeze", "x a")], [x(2, 3)], weights={"a": np.array([1])}),
         r"drops axis 1 of 'x' of shape \[2, 3\], which has 3 elements",
     ),
-    "Unsqueeze": (model([node("Unsqueeze", "x", axes=[4])], [x(2, 3)], opset=11), "is to work on axis 4"),
+    "Unsqueeze": (model([node("Unsqueeze", "x", axes=[4])], [x(2, 3)], opset=11), "has axis 4"),
     "Softmax": (
         model([node("Softmax", "x", axis=2)], [x("n", 3)]),
-        r"is to work on axis 2, and reads 'x' of shape \[n, 3\]",
+        r"has axis 2, but reads 'x' of shape \[n, 3\]",
     ),
-    "ReduceSum": (model([node("ReduceSum", "x a")], [x(2, 3)], weights={"a": np.array([-3])}), "is to work on axis -3"),
+    "ReduceSum": (model([node("ReduceSum", "x a")], [x(2, 3)], weights={"a": np.array([-3])}), "has axis -3"),
     "Gather": (
         model([node("Gather", "x i", axis=1)], [x(2, 3)], weights={"i": np.array([0, 3])}),
         "takes element 3 along axis 1 of 'x'",
@@ -307,7 +307,7 @@ ILL_SIZED = {
             [x(2, 3)],
             [helper.make_tensor_sequence_value_info("y", FLOAT, None)],
         ),
-        "is to work on axis 2",
+        "has axis 2",
     ),
     "GRU's bias": (
         model(
@@ -319,19 +319,19 @@ ILL_SIZED = {
     ),
     "ConstantOfShape": (
         model([node("ConstantOfShape", "s")], [x(2)], weights={"s": np.array([2, -5])}),
-        r"\(ConstantOfShape\) reads 's' of shape \[2\], which holds -5 and must hold numbers from 0 on",
+        r"\(ConstantOfShape\) reads 's' of shape \[2\], which contains -5; its numbers must be at least 0",
     ),
     "Reshape to less than nothing": (
         model([node("Reshape", "x s")], [x("n", 3)], weights={"s": np.array([-2, 3])}),
-        "holds -2 and must hold numbers from -1 on",
+        "contains -2; its numbers must be at least -1",
     ),
     "Expand to less than nothing": (
         model([node("Expand", "x s")], [x(1, 3)], weights={"s": np.array([-5, 3])}),
-        "holds -5 and must hold numbers from 0 on",
+        "contains -5; its numbers must be at least 0",
     ),
     "Tile fewer than no times": (
         model([node("Tile", "x s")], [x(1, 3)], weights={"s": np.array([-1, 1])}),
-        "holds -1 and must hold numbers from 0 on",
+        "contains -1; its numbers must be at least 0",
     ),
     "Conv's strides": (
         model([node("Conv", "x w", strides=[2])], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 3, 3)}),
@@ -348,7 +348,7 @@ ILL_SIZED = {
     },
     "Col2Im's blocks": (
         model([node("Col2Im", "x i b")], [x(1, 3, 4)], weights={"i": np.array([2, 2]), "b": np.array([1, 2, 2])}),
-        "reads the sizes of an image 'i' .* and those of a block 'b' .*, which must be as many",
+        "reads the sizes of an image 'i' .* and of a block 'b' .*, which must have equal length",
     ),
     "MaxPool's pads": (
         model([node("MaxPool", "x", kernel_shape=[2, 2], pads=[1, 1])], [x(1, 3, 8, 8)]),
@@ -368,7 +368,7 @@ ILL_SIZED = {
             [x(2), x(2, 3, name="q", kind=TensorProto.INT8)],
             weights={"s": zeros()},
         ),
-        "in blocks and the scale 's' of shape .*, which must have as many axes",
+        "in blocks and the scale 's' of shape .*, which must have the same rank",
     ),
     "Einsum": (
         model([node("Einsum", "x", equation="ijk->i")], [x(2, 3)]),
@@ -434,7 +434,7 @@ def test_a_stage_that_attention_does_not_have():
     attention = node("Attention", "x x x", "y y1 y2 y3", qk_matmul_output_mode=99)
     proto = model([attention], [x(2, 2, 4, 8)], [FLOAT] * 4, opset=23)
     assert refused_by_onnxruntime(proto)
-    with pytest.raises(ModelError, match="qk_matmul_output_mode of an Attention is 99, and goes from 0 to 3"):
+    with pytest.raises(ModelError, match="qk_matmul_output_mode of an Attention is 99; expected 0 to 3"):
         normalise(proto)
 
 

@@ -323,7 +323,7 @@ def test_a_query_behind_the_end_that_sees_nothing_gives_zero():
 
 
 def held(total, capacity, window):
-    """The rows that a cache that slides holds after so many tokens, as the operator's documentation has it."""
+    """The rows that a sliding cache holds after so many tokens, as the operator's documentation has it."""
     leaving = capacity - window + 1
     return total if total <= capacity else total - leaving * -(-(total - capacity) // leaving)
 
@@ -404,11 +404,11 @@ def test_a_cache_that_slides_and_is_left_out_is_a_window():
 
 QUANTIZED = {"cos": None, "sin": None, "i": None, "a": None, "sink": None, "ks": real(1), "vs": real(1)}
 OPTIONS = {
-    "'fused'.*scores of a cache that slides": ({}, {"sliding_window_cache": 1, "local_window_size": 3}),
-    "'fused'.*a cache that slides, and no cache or no window": ({}, {"sliding_window_cache": 1}),
+    "'fused'.*scores of a sliding cache": ({}, {"sliding_window_cache": 1, "local_window_size": 3}),
+    "'fused'.*a sliding cache, but no cache or no window": ({}, {"sliding_window_cache": 1}),
     "'fused'.*a quantized cache": (QUANTIZED, {"k_quant_type": "PER_TENSOR"}),
     "'fused'.*queries of several lengths": (NO_ANGLES | NORMED | {"new": np.array([1, 1], np.int32)}, {}),
-    "'fused'.*shows its scores without saying which": ({}, {}),
+    "'fused'.*outputs its scores without saying which": ({}, {}),
 }
 
 

@@ -207,7 +207,7 @@ MISFITS = {
         model([node("RNN", "x w r", hidden_size=2)], {"w": ones(1, 2, 4), "r": ones(2, 2)}, [("x", FLOAT, [5, 1, 4])]),
         "has weights 'w' of shape .* and 'r' of shape .*, which must have three axes",
     ),
-    "LpNormalization": (model([node("LpNormalization", "x")], {}, [("x", FLOAT, [])]), "is to work on axis -1"),
+    "LpNormalization": (model([node("LpNormalization", "x")], {}, [("x", FLOAT, [])]), "has axis -1"),
     "PRelu": (model([node("PRelu", "x s")], {"s": ones(1, 3)}, [VECTOR]), "the slope 's' .*, which has more axes"),
     "GridSample of no mode": (
         model([node("GridSample", "x g", mode="near")], {"g": ones(1, 2, 2, 2)}, [IMAGE]),

@@ -247,16 +247,19 @@ def test_axes_in_the_other_order_are_turned():
 IN, OUT = ("ReorderInput", "x", "h", {}), ("ReorderOutput", "g", "y", {"channels": 2 * B})
 SQUARE = {"w": real(2 * B, 2 * B, 1, 1), "v": real(B, B, 1, 1), "odd": real(B + 1, 2 * B, 1, 1), "b": real(2 * B)}
 REFUSED = {
-    "not known": ([IN, ("Mystery", "h", "g", {}), OUT], "'g'.*operator on channels in blocks"),
-    "not blocked": ([("MaxPool", "x", "g", {"kernel_shape": [1, 1]}), OUT], "'g'.*reads what is not in blocks"),
-    "sum not blocked": ([IN, ("Conv", "h w b x", "g", {}), OUT], "'g'.*adds what is not in blocks"),
-    "open weight": ([IN, ("Conv", "h h", "g", {}), OUT], "'g'.*weights that are no constant"),
+    "not known": ([IN, ("Mystery", "h", "g", {}), OUT], "'g'.*operator on blocked channels"),
+    "not blocked": (
+        [("MaxPool", "x", "g", {"kernel_shape": [1, 1]}), OUT],
+        "'g'.*reads a tensor that is not in blocks",
+    ),
+    "sum not blocked": ([IN, ("Conv", "h w b x", "g", {}), OUT], "'g'.*adds a tensor that is not in blocks"),
+    "open weight": ([IN, ("Conv", "h h", "g", {}), OUT], "'g'.*weights that are not constant"),
     "rest of a block": ([IN, ("Conv", "h odd", "g", {}), OUT], "'g'.*not made for the blocks of"),
     "plain input": ([("Conv", "x w", "g", {}), OUT], "'g'.*not made for the blocks of"),
-    "other channels": ([IN, ("Conv", "h v", "g", {}), OUT], "do not fit those around"),
+    "other channels": ([IN, ("Conv", "h v", "g", {}), OUT], "do not match its neighbours"),
     "two layouts": (
         [IN, ("Conv", "h w", "k", {}), ("Conv", "k w w", "g", {}), OUT],
-        "'g'.*weights that are no constant of one layout",
+        "'g'.*weights that are not constant of one layout",
     ),
 }
 

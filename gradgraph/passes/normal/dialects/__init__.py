@@ -1,4 +1,4 @@
-"""Operators that are not ONNX's own, written with those that are: fused, blocked, learned by other libraries."""
+"""Operators outside ONNX's own domain, written with standard ones: fused, blocked, and classical machine learning."""
 
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,

@@ -1,8 +1,8 @@
-"""Pass: fused operators, with which onnxruntime replaces parts of a model that it optimises, in standard ones.
+"""Pass: write onnxruntime's fused operators, which its optimizer puts into a saved model, with standard operators.
 
-``@fused("BiasGelu")`` marks the form of an operator of domain com.microsoft: a function of the builder, the node, its
-inputs and its attributes by keyword, which returns the outputs, or ``None`` where the node may stay. An operator
-without a form stays as it is. Forms of other domains (``ml``) stand in the same table.
+``@fused("BiasGelu")`` registers the form of an operator of domain com.microsoft: a function of the builder, the node,
+its inputs and its attributes by keyword, which returns the outputs, or ``None`` to keep the node. An operator without a
+form stays as it is. Forms of other domains (``ml``) are in the same table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fused(*op_types: str, domain: str = DOMAIN) -> Callable[[Form], Form]:
 
 
 def forms() -> frozenset[tuple[str, str]]:
-    """Domain and name of every fused operator that is written with standard ones."""
+    """Domain and name of every fused operator that has a form."""
     return frozenset(_FORMS)
 
 
@@ -47,7 +47,7 @@ def decompose(model: ir.Model) -> bool:
 
     1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization stands in ai.onnx);
     2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
-    3. domains that are imported (onnxruntime lists all it knows) and not used are forgotten.
+    3. imports of unused domains are dropped (onnxruntime imports every domain that it knows).
 
     Raises:
         ModelError: a node uses an option that has no form.
@@ -63,7 +63,7 @@ def decompose(model: ir.Model) -> bool:
             for new in editor.write_form(node, form, "cannot be written with standard operators"):
                 new.version = new.version or OPSET
                 for value in new.outputs:
-                    shape_of(value)  # recorded now: who asked before was told that nobody knows
+                    shape_of(value)  # cleared now: an earlier query recorded it as unknown
         elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
@@ -109,7 +109,7 @@ def fused_mat_mul(
 
 
 def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
-    """Put axis 0 behind the batch axes if ``batch``, and swap the last two axes if ``last``. Vectors stay."""
+    """Move axis 0 behind the batch axes if ``batch``; swap the last two axes if ``last``. Vectors stay as they are."""
     if x.rank < 2 or not (last or batch):
         return x
     perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))
@@ -156,7 +156,7 @@ def fused_conv(
 
 
 def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
-    """Apply an activation; its own defaults hold where no parameter is given."""
+    """Apply an activation, with its own defaults for missing parameters."""
     if not activation:
         return x
     if activation == "Clip":
@@ -183,7 +183,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 @fused("NhwcMaxPool")
 def nhwc_max_pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
-    """The operator takes 8-bit integers, so no gradient passes."""
+    """Convert to NCHW and back; the inputs are 8-bit integers, so no gradient passes."""
     to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
     to_back = [0, *range(2, x.rank), 1]
     return op.Transpose(op.MaxPool(op.Transpose(x, perm=to_front), **attrs), perm=to_back)
@@ -247,7 +247,7 @@ def bias_dropout(
 
 @fused("BiasSoftmax")
 def bias_softmax(op: Builder, node: ir.Node, x: Var, bias: Var, *, axis: int = 1, is_inner_broadcast: int) -> Any:
-    """It normalises all axes from ``axis`` on; the bias is repeated along those just before them, or the first ones."""
+    """Normalise all axes from ``axis`` on; the bias is repeated along the axes just before them, or the first ones."""
     axis = axis % x.rank
     if is_inner_broadcast and bias.rank < x.rank:
         missing = x.rank - bias.rank
@@ -322,7 +322,7 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int = 0,
 ) -> Any:
-    """The embeddings of word, position and, if given, segment; ``mask_index`` counts the words of each sample."""
+    """Add embeddings of word, position and, if given, segment; ``mask_index`` is the length of each sample."""
     if positions is None:
         place = op.Slice(places, [0], op.dim(ids, 1), [0])
     else:
@@ -362,7 +362,7 @@ def group_norm(
 def skip_group_norm(
     op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var, skip: Var, bias: Var | None = None, **attrs: Any
 ) -> Any:
-    """A skip of rank 2 holds samples and channels, the bias channels: their other axes are those of the image."""
+    """Broadcast a skip [samples, channels] and a bias [channels] over the image axes."""
     image = [1, 2] if attrs.get("channels_last", 1) else [2, 3]
     if skip.rank == 2:
         skip = op.Unsqueeze(skip, image)
@@ -402,7 +402,7 @@ def mat_mul_n_bits(
 ) -> Any:
     """A · Wᵀ + bias.
 
-    ``accuracy_level`` says how far a runtime may round A; the exact product is computed here.
+    ``accuracy_level`` allows a runtime to round A; here the product is exact.
     """
     if weight_prepacked or group_index is not None:
         raise refuse(node, "has weights packed for one kind of processor" if weight_prepacked else "reorders groups")
@@ -419,7 +419,7 @@ def mat_mul_n_bits(
 def _by_sums_of_blocks(
     op: Builder, a: Var, packed: Var, scales: Var, points: Var, sizes: tuple[int, int], bits: int, block_size: int
 ) -> Var | None:
-    """A · Wᵀ of float zero points z, by the weight as it is stored; None where that cannot be read so.
+    """A · Wᵀ for float zero points z, reading the weight as stored; None if its layout does not allow it.
 
     ``Σ (q − z)·s·a = Σ (q − m)·s·a + Σ over blocks of (m − z)·s·(the sum of a in the block)``, with m = 2^(bits−1).
     """
@@ -465,7 +465,7 @@ def dequantized(
 
 
 def unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
-    """Unpack numbers of 2, 4 or 8 bits, lowest bits first, and now if known; rows may end in unused bits."""
+    """Unpack numbers of 2, 4 or 8 bits, lowest bits first; constants at once. Rows may end in unused bits."""
     if bits not in (2, 4, 8):
         raise refuse(node, f"has weights of {bits} bits")
     rows, count = shape[0], shape[1] * shape[2]

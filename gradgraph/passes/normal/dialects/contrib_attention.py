@@ -48,7 +48,7 @@ def attention(
     past_present_share_buffer: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Any:
-    """One product gives queries, keys and values; ``past`` and ``present`` stack keys and values along axis 0."""
+    """Project queries, keys and values in one product; ``past`` and ``present`` stack keys and values along axis 0."""
     if do_rotary or past_present_share_buffer:
         raise refuse(
             node, "has rotary embeddings of its own" if do_rotary else "shares the buffers of past and present"
@@ -92,7 +92,7 @@ def multi_head_attention(
     scale: float = 0.0,
     mask_filter_value: float = -10000.0,
 ) -> Any:
-    """Keys and values come packed with the query, or as [batch, length, hidden], or in heads (cross attention).
+    """Read keys and values packed with the query, as [batch, length, hidden], or split into heads (cross attention).
 
     With ``past_length``, past and present are buffers of one length, which may have more places than tokens.
     """
@@ -141,7 +141,7 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     output_qk: int = 0,
 ) -> Any:
-    """One token, with the inputs of MultiHeadAttention in another order; the width of the beam is that of ``beams``."""
+    """Decode one token: inputs as in MultiHeadAttention in another order; the beam width is taken from ``beams``."""
     if past_key is not None and not past_present_share_buffer:
         raise refuse(node, "has a past without a buffer to share, for which onnxruntime has no kernel")
     inputs = (query, key, value, bias, mask, attention_bias, past_key, past_value, past_length, beams)
@@ -155,9 +155,9 @@ def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
 
 
 def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
-    """Allow keys up to the query's own place; if there are more ``new`` ones than queries, the last query sees all.
+    """Mask keys behind the query's own place; with more ``new`` keys than queries, the last query sees all.
 
-    (That is what onnxruntime's kernel does; its authors thought of as many keys as queries.)
+    (So does onnxruntime's kernel; the specification assumes as many keys as queries.)
     """
     allowed = visible(op, q, k, offset, right=0)
     if q.dim(2) is not None and q.dim(2) == new.dim(2):
@@ -171,10 +171,9 @@ def _numbers_below(op: Builder, length: Var) -> Var:
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
-    """Take keys and values of the past from the beams [batch, width, maximum] that they once were in.
+    """Gather past keys and values by the beams [batch, width, maximum] that they came from.
 
-    The axis of the samples holds the beams of every sample. onnxruntime asks only for one new token which beams its
-    past comes from.
+    The batch axis holds the beams of every sample. onnxruntime supports this for a single new token only.
     """
     new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
@@ -194,7 +193,7 @@ def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, bea
 def _heads_of(
     op: Builder, query: Var, key: Var | None, value: Var | None, bias: Var | None, heads: int
 ) -> tuple[Var, Var, Var]:
-    """Queries, keys and values as [batch, heads, length, size], each with its part of the bias."""
+    """Queries, keys and values as [batch, heads, length, size], each with its slice of the bias."""
     if query.rank == 5:  # [batch, length, heads, 3, size]
         parts = [op.Squeeze(p, [3]) for p in op.Split(query, axis=3, num_outputs=3, outputs=3)]
     elif key is not None and key.rank == 5:
@@ -212,7 +211,7 @@ def _heads_of(
 
 
 def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
-    """Add to each part its share of ``bias``, which holds one after the other; one in heads has its share already."""
+    """Add to each part its slice of ``bias``, which concatenates them; a part in heads already has its bias."""
     size = op.dim(parts[0], -1) * heads
     lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
     biases = op.Split(bias, lengths, axis=0, outputs=3)
@@ -237,7 +236,7 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    """The keys that a mask of one axis lets each sample see; where its length is not known, it is looked at in time."""
+    """The keys that a mask of one axis lets each sample see; a mask of unknown length is decided at run time."""
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
     ends = op.cast(ends, _INT64)
@@ -253,7 +252,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Hidden keys keep a finite score (``mask_filter_value``), so every query sees some."""
+    """Masked keys keep a finite score (``mask_filter_value``), so every query sees some key."""
     total = None
     for term in bias_terms:
         total = term if total is None else total + term
@@ -275,7 +274,7 @@ def rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """One position: that of the first token of every sample. Without a number of heads, the tables tell it."""
+    """Rotate by positions; a single one is that of every sample's first token. The tables imply ``num_heads``."""
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
         positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
@@ -301,9 +300,9 @@ def multimodal_rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """Rotary positions [3, batch, length] of time, height and width: each column of the tables belongs to one of them.
+    """Rotate by positions [3, batch, length] of time, height and width; each column of the tables uses one of them.
 
-    What is turned is multiplied by ``scale``, which onnxruntime's RotaryEmbedding ignores.
+    The result is multiplied by ``scale``, which onnxruntime's RotaryEmbedding ignores.
     """
     owner = _owners(mrope_section, interleaved=bool(mrope_layout))
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
@@ -313,9 +312,9 @@ def multimodal_rotary_embedding(
 
 
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """Return, for each column of the tables, which of the three positions turns it.
+    """Return, for each column of the tables, which of the three positions it uses.
 
-    Sections follow one another, or height and width take every third column from 1 and from 2 on.
+    Sections follow one another, or height and width take every third column, starting at 1 and 2.
     """
     if not interleaved:
         return [which for which, count in enumerate(sections) for _ in range(count)]
@@ -335,7 +334,7 @@ def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
 
 
 def _turned(op: Builder, x: Var, split: Var, angles: Sequence[Var], size: int, interleaved: int) -> Var:
-    """Turn the heads of x, which are ``split`` off, by angles (cosine, sine) [batch, length, columns]."""
+    """Rotate the heads of x, split off by ``split``, by angles (cosine, sine) [batch, length, columns]."""
     cos, sin = (op.Unsqueeze(angle, [2 if x.rank == 3 else 1]) for angle in angles)
     y = rotate(op, split, cos, sin, size, bool(interleaved))
     return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
@@ -346,7 +345,7 @@ def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, s
         return in_heads(op, x, heads)
     half = cos.dim(-1)
     if size or not isinstance(half, int):
-        raise refuse(node, "does not tell its number of heads")
+        raise refuse(node, "has no number of heads")
     return op.Reshape(x, [0, 0, -1, 2 * half])
 
 
@@ -387,19 +386,19 @@ def group_query_attention(
     k_norm_epsilon: float | None = None,
     **quantization: Any,
 ) -> Any:
-    """Sample b holds ``last_places[b] + 1`` tokens: those of the past, then the new ones.
+    """Sample b holds ``last_places[b] + 1`` tokens: the past, then the new ones.
 
-    A first prompt (as many new tokens as there are at all) has no past, whatever ``past_key`` holds.
+    A first prompt (all tokens are new) has no past, whatever ``past_key`` contains.
     """
     if any(x is not None for x in (k_scale, v_scale, *unsupported)):
         raise refuse(node, "has a quantized cache or queries of several lengths")
     heads = (num_heads, kv_num_heads, kv_num_heads)
     parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
     q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
-    if q_norm_weight is not None and k_norm_weight is not None:  # over the numbers of each head
+    if q_norm_weight is not None and k_norm_weight is not None:  # over the head dimension
         q = rms_normalization(op, node, q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
         k = rms_normalization(op, node, k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
-    first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # is this a first prompt?
+    first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # whether this is a first prompt
     lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
     earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
     steps = op.Unsqueeze(_numbers_below(op, op.dim(q, 1)), [0])
@@ -412,7 +411,7 @@ def group_query_attention(
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
     if sliding_window_cache and (local_window_size <= 0 or (past_key is None and reads_output(node, 1))):
-        raise refuse(node, "has a cache that slides, and no cache or no window")
+        raise refuse(node, "has a sliding cache, but no cache or no window")
     if sliding_window_cache and past_key is not None and past_value is not None:
         cache = SlidingCache(op, op.dim(past_key, 2), local_window_size, earlier, lengths)
         (k, v), present, masks = cache.slide((past_key, past_value), (k, v), places, attention_bias)
@@ -424,12 +423,12 @@ def group_query_attention(
     before, behind = _sink_changes(op, q, head_sink, smooth_softmax == 1)
     result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
     if sliding_window_cache and reads_output(node, 3):
-        raise refuse(node, "shows the scores of a cache that slides")
+        raise refuse(node, "outputs the scores of a sliding cache")
     return merge_heads(op, result.y), *present, _grouped_scores(op, node, result, masks, qk_output)
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """The places to which queries and keys are turned; a first prompt counts on from the first of ``positions``."""
+    """The rotary positions of queries and keys; a first prompt counts on from the first of ``positions``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -445,7 +444,7 @@ def _grouped_masks(
     causal: bool,
     window: int,
 ) -> Masks:
-    """A sample of a first prompt may end before its tokens do: then a query may see nothing in its window."""
+    """Masks of a batch whose samples may differ in length: a query of padding may see nothing in its window."""
     if not causal:
         return Masks(bias, shorter_than(op, k, lengths))
     offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
@@ -456,7 +455,7 @@ def _grouped_masks(
 
 
 def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
-    """Two changes that give every query one more key, with a score of its head (or 0) and no value, in the softmax."""
+    """Two changes that add a key with the score of its head (or 0) and no value to the softmax of every query."""
     if head_sink is None and not smooth:
         return None, None
     score = op.const(0.0, q.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
@@ -472,11 +471,11 @@ def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> t
 
 
 def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
-    """The optional output: 1, what the softmax gets, or 2, what it gives; 0 where a key is hidden."""
+    """The optional output: 1, the input of the softmax, or 2, its output; 0 where a key is masked."""
     if not reads_output(node, 3):
         return None
     if mode not in (1, 2):
-        raise refuse(node, "shows its scores without saying which (`qk_output`)")
+        raise refuse(node, "outputs its scores without saying which (`qk_output`)")
     return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
 
 
@@ -487,18 +486,18 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """Put ``new`` [batch, heads, tokens, size] at its places in a cache that is made to hold all tokens."""
+    """Write ``new`` [batch, heads, tokens, size] at its places into a cache, extended to hold all tokens."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _put_at(op, cache, new, places)
 
 
 def _put_from(op: Builder, cache: Var, new: Var, start: Var) -> Var:
-    """Put ``new`` into ``cache`` from place ``start`` [1] on."""
+    """Write ``new`` into ``cache`` from place ``start`` [1] on."""
     return _put_at(op, cache, new, op.Unsqueeze(_numbers_below(op, op.dim(new, 2)) + start, [0]))
 
 
 def _put_at(op: Builder, cache: Var, new: Var, places: Var) -> Var:
-    """Put ``new`` into ``cache`` [batch, heads, length, size] at its places [batch or 1, tokens]."""
+    """Write ``new`` into ``cache`` [batch, heads, length, size] at its places [batch or 1, tokens]."""
     where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
     return op.ScatterElements(cache, where, new, axis=2)

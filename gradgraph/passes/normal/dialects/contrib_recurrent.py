@@ -1,6 +1,6 @@
 """Recurrent layers of hybrid language models in com.microsoft; see ``contrib`` for what a form is.
 
-Linear attention and the convolution with a state have the formulas of ai.onnx's operators of the same names.
+Linear attention and the causal convolution use the formulas of the ai.onnx operators of the same names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def causal_conv_with_state(
     ndim: int = 1,
     state_window: int = 0,
 ) -> Any:
-    """With ``channels_last``, x is [batch, length, *channels], and so is the state."""
+    """Convolve x; with ``channels_last``, x and the state are [batch, length, *channels]."""
     if ndim != 1:
         raise refuse(node, f"convolves {ndim} axes")
     past = _newest_state(op, node, past, state_window)
@@ -46,12 +46,12 @@ def causal_conv_with_state(
 
 
 def _channels_first(op: Builder, x: Var) -> Var:
-    """Turn [batch, length, *channels] into [batch, channels, length]."""
+    """Transpose [batch, length, *channels] to [batch, channels, length]."""
     return op.Transpose(x if x.rank == 3 else op.Reshape(x, [0, 0, -1]), perm=[0, 2, 1])
 
 
 def _channels_last(op: Builder, y: Var, own_axes: Any) -> Var:
-    """Turn [batch, channels, length] into [batch, length, *own_axes]."""
+    """Transpose [batch, channels, length] to [batch, length, *own_axes]."""
     last = op.Transpose(y, perm=[0, 2, 1])
     return last if isinstance(own_axes, list) else op.Reshape(last, op.Concat([0, 0], own_axes, axis=0))
 
@@ -72,7 +72,7 @@ def linear_attention(
 
 
 def _newest_state(op: Builder, node: ir.Node, past: Var | None, window: int) -> Var | None:
-    """Return the last of ``window`` states along axis 0; the operator reads no other."""
+    """Return the last of ``window`` states along axis 0; the operator reads only that one."""
     if window and reads_output(node, 1):
         raise refuse(node, "returns a window of states")
     return past if past is None or not window else op.Squeeze(op.Slice(past, [-1], [2**62], [0]), [0])

@@ -1,4 +1,4 @@
-"""FlexAttention of ai.onnx.preview: attention whose scores and probabilities pass through graphs of the model's own."""
+"""FlexAttention of ai.onnx.preview: attention whose scores and probabilities pass through user-defined subgraphs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flex_attention(
 
 
 def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[Var], Var] | None:
-    """Return the graph as a function: its nodes are copied to where it is called, and keep the opset of the model."""
+    """Return the graph as a function, which inlines its nodes where it is called, at the opset of the model."""
     if graph is None:
         return None
     body, opset = graph, node.version or graph_of(node).opset_imports.get("", OPSET)

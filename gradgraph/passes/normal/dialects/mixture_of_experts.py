@@ -1,12 +1,11 @@
-"""MoE and QMoE of com.microsoft: each token goes through the k experts that its router likes best.
+"""MoE and QMoE of com.microsoft: each token goes through the top k experts of a router.
 
-Here every expert sees every token, in one product for all of them, and gates of 0 leave out what was not chosen:
+Here every expert processes every token in one batched product, and gates of 0 mask the experts that were not chosen:
 
-    y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
+y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
 
-That costs as many times more than the kernel as there are experts for each one chosen, and needs no sizes that depend
-on the data. A gate is the softmax of the router's scores, 0 but for the k largest ones; with a sparse mixer see
-:func:`_sparsely_mixed`.
+This costs (experts / k) times the work of the kernel, but needs no data-dependent sizes. A gate is the softmax of the
+router's scores, 0 except for the k largest; for a sparse mixer see :func:`_sparsely_mixed`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from gradgraph.graph.checks import describe
 from gradgraph.passes.normal.dialects.contrib import dequantized, fused, refuse, unpacked
 
 _MIXED = 2  # the experts that a sparse mixer chooses
-_JITTER = 0.01  # of a sparse mixer, as onnxruntime's kernel and the configuration of PhiMoE have it
+_JITTER = 0.01  # of a sparse mixer, as in onnxruntime's kernel and PhiMoE's configuration
 
 _SIMPLE: dict[str, Callable[[Builder, Var], Var]] = {
     "relu": lambda op, x: op.Relu(x),
-    "gelu": lambda op, x: op.Gelu(x, approximate="tanh"),  # as the kernel has it
+    "gelu": lambda op, x: op.Gelu(x, approximate="tanh"),  # as in the kernel
     "silu": lambda op, x: x * op.Sigmoid(x),
     "identity": lambda op, x: x,
 }
@@ -92,7 +91,7 @@ def quantized_mixture_of_experts(
     accuracy_level: int = 0,
     **options: Any,
 ) -> Any:
-    """Weights are dequantized as those of MatMulNBits; those that are packed for one kind of processor are refused."""
+    """Dequantize weights as in MatMulNBits; weights prepacked for one kind of processor are rejected."""
     if quant_type != "int" or weights_prepacked > 0 or any(v is not None for v in unsupported):
         raise _packed(node)
 
@@ -104,13 +103,13 @@ def quantized_mixture_of_experts(
     w3 = None if q3 is None else weight(q3, s3, z3, fc3_expert_weight_bits)
     hidden = x.dim(-1)
     if isinstance(hidden, int) and (w1.dim(2), w2.dim(1)) != (hidden, hidden):
-        raise _packed(node)  # without an attribute, too, where a file is for CUDA
+        raise _packed(node)  # the default of a file for CUDA, too
     return mixture_of_experts(op, node, x, router, w1, b1, w2, b2, w3, b3, **options)
 
 
 def _packed(node: ir.Node) -> ModelError:
     return ModelError(
-        f"{describe(node)} has experts that are packed for one kind of processor, or a router of two outputs",
+        f"{describe(node)} has experts that are prepacked for one kind of processor, or a router with two outputs",
         remedy="let onnxruntime-genai's builder write the file with qmoe_weights_prepacked=0",
     )
 
@@ -125,7 +124,7 @@ def _dequantized_experts(
     block_size: int,
     dtype: ir.DataType,
 ) -> Var:
-    """[experts, outputs, inputs] of packed numbers; without a size of blocks a row is one block."""
+    """Dequantize to [experts, outputs, inputs]; without a block size a row is one block."""
     experts, outputs, width = (packed.dim(axis) for axis in range(3))
     if scales is None or not (isinstance(experts, int) and isinstance(outputs, int) and isinstance(width, int)):
         raise refuse(node, "has quantized experts without scales, or of unknown sizes")
@@ -147,7 +146,7 @@ def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
 
 
 def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
-    """[tokens, experts]: the probability of each chosen expert; the others have 0."""
+    """[tokens, experts]: the probability of each chosen expert, 0 for the others."""
     chosen, places = op.TopK(op.Softmax(router, axis=-1), [k], axis=-1, outputs=2)
     if normalized:
         chosen = chosen / op.ReduceSum(chosen, [-1], keepdims=1)
@@ -157,10 +156,9 @@ def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
 def _sparsely_mixed(op: Builder, router: Var) -> Var:
     """[tokens, experts]: the gates of the sparse mixer of PhiMoE (GRIN, Liu et al. 2024, arXiv:2409.12136).
 
-    The best expert e of scores s has the gate 1/Σ exp(sⱼ − sₑ) over the scores that are near: sₑ − sⱼ ≤
-    2ε·max(|sⱼ|, sₑ). The second is the best of the others, and its gate is that among these. Nothing is drawn, as in
-    inference, and the gradient is that of this formula; PhiMoE's own training draws experts, and estimates gradients
-    otherwise.
+    The best expert e of scores s has the gate 1/Σ exp(sⱼ − sₑ) over the near scores: sₑ − sⱼ ≤ 2ε·max(|sⱼ|, sₑ). The
+    second expert is chosen likewise among the others. As in inference, nothing is sampled, and the gradient is that of
+    this formula; PhiMoE's own training samples experts and uses another gradient estimator.
     """
     gates, left = op.zeros_like(router), router
     none = op.const(-math.inf, router.dtype)
@@ -186,15 +184,15 @@ def _activated(
     swiglu_limit: float | None = None,
     swiglu_limit_after_activation: int = 0,
 ) -> Var:
-    """SwiGLU is G · σ(α · G) · (L + β), G = min(g, limit), L = clip(l, ±limit); others are act(x), gated by a third."""
+    """SwiGLU: G · σ(α · G) · (L + β), G = min(g, limit), L = clip(l, ±limit). Others: act(x), gated by ``third``."""
     if activation_type in _SIMPLE:
         y = _SIMPLE[activation_type](op, x)
         return y if third is None else y * third
     if activation_type != "swiglu" or swiglu_limit_after_activation:
-        raise refuse(node, f"has the activation '{activation_type}' of other processors")
+        raise refuse(node, f"has the activation '{activation_type}', which the CPU kernel does not have")
     if third is not None:
         gate, linear = x, third
-    elif swiglu_fusion == 1:  # they lie in turns
+    elif swiglu_fusion == 1:  # interleaved
         halves = op.Reshape(x, op.Concat(op.Slice(op.shape(x), [0], [2], [0]), [-1, 2], axis=0))
         gate, linear = (op.Squeeze(h, [3]) for h in op.Split(halves, axis=3, num_outputs=2, outputs=2))
     elif swiglu_fusion == 2:

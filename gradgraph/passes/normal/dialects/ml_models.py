@@ -1,9 +1,9 @@
 """Operators of ai.onnx.ml between floating tensors, written with standard ones.
 
-Linear models, support vector machines and what prepares their inputs. A model's learned numbers stand in attributes:
-coefficients and intercepts of linear models become weights, ``<node>.coefficients`` and ``<node>.intercepts``, that can
-be trained; all else becomes constants. Labels are chosen, not computed: their node stays for them, and only the scores
-are replaced. (That of a linear model reads the scores then, so that it chooses by the weights as trained.)
+Linear models, support vector machines and their preprocessing. Coefficients and intercepts of linear models, stored as
+attributes, become trainable weights, ``<node>.coefficients`` and ``<node>.intercepts``; other attributes become
+constants. The node stays to choose the labels, and only its scores are replaced. (The node of a linear model then reads
+the scores, so that labels follow the trained weights.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def scaler(op: Builder, node: ir.Node, x: Var, *, offset: Floats = (0.0,), scale
 
 @fused("Normalizer", domain=DOMAIN)
 def normalizer(op: Builder, node: ir.Node, x: Var, *, norm: str = "MAX") -> Any:
-    """Divide rows by their largest entry (whatever its sign), L1 or L2 norm; a row whose norm is 0 stays."""
+    """Divide rows by their largest entry (whatever its sign), or L1 or L2 norm; rows of norm 0 stay unchanged."""
     x = op.cast(x, _FLOAT)
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[norm]
     size = reduce(x, [-1], keepdims=1)
@@ -65,9 +65,9 @@ def imputer(
 
 @fused("FeatureVectorizer", domain=DOMAIN)
 def feature_vectorizer(op: Builder, node: ir.Node, *features: Var, inputdimensions: Sequence[int]) -> Any:
-    """Put the first columns of the matrices side by side, with zeros where one has too few."""
+    """Concatenate the first columns of each matrix, padded with zeros."""
     if any(x.rank != 2 for x in features):
-        raise refuse(node, "has features that are no matrices")
+        raise refuse(node, "has features that are not matrices")
     columns = [_columns(op, x, size) for x, size in zip(features, inputdimensions, strict=True)]
     return columns[0] if len(columns) == 1 else op.Concat(*columns, axis=1)
 
@@ -76,7 +76,7 @@ def _columns(op: Builder, x: Var, size: int) -> Var:
     x = op.cast(x, _FLOAT)
     if x.dim(1) == size:
         return x
-    return op.Pad(x, op.Concat([0, 0, 0], op.Sub([size], op.dim(x, 1)), axis=0))  # less than none: fewer columns
+    return op.Pad(x, op.Concat([0, 0, 0], op.Sub([size], op.dim(x, 1)), axis=0))  # negative padding: drop columns
 
 
 @fused("ArrayFeatureExtractor", domain=DOMAIN)
@@ -116,7 +116,7 @@ def linear_classifier(
     classlabels_ints: Sequence[int] = (),
     classlabels_strings: Sequence[str] = (),
 ) -> Any:
-    """One row of coefficients for two labels gives s; the scores are 1 − s and s, or their logistic functions."""
+    """Compute the scores; one row of coefficients for two labels gives s, so scores 1 − s and s, or their logistics."""
     if not reads_output(node, 1):
         return None
     count = max(len(intercepts), 1)
@@ -137,14 +137,14 @@ def _affine(op: Builder, node: ir.Node, x: Var, rows: np.ndarray, intercepts: Fl
 
 
 def _identity(size: int) -> dict[str, ir.Attr]:
-    """Attributes of a linear model that leaves its input as it is."""
+    """Attributes of a linear model that computes the identity."""
     rows = np.eye(size).ravel().tolist()
     values = {"coefficients": rows, "intercepts": [0.0] * size}
     return {name: ir.AttrFloat32s(name, numbers) for name, numbers in values.items()}
 
 
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
-    """Let a copy of the node, whose scores nobody reads, give the labels."""
+    """Compute the labels by a copy of the node whose scores nobody reads."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
     labels = all_of(op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs))[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
@@ -154,7 +154,7 @@ def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = Map
 
 
 def _transformed(op: Builder, node: ir.Node, scores: Var, how: str) -> Any:
-    """Apply ``post_transform``; the softmax of SOFTMAX_ZERO leaves scores of zero out."""
+    """Apply ``post_transform``; the softmax of SOFTMAX_ZERO skips scores of zero."""
     if how == "LOGISTIC":
         return op.Sigmoid(scores)
     if how == "SOFTMAX":
@@ -218,7 +218,7 @@ def svm_classifier(
 ) -> Any:
     """The decision value of every pair of classes.
 
-    For two classes its negative stands in front of it; with SOFTMAX onnxruntime gives 1 − s and s, and no softmax.
+    For two classes its negative comes first; for SOFTMAX onnxruntime returns 1 − s and s instead of a softmax.
     """
     if not reads_output(node, 1):
         return None
@@ -252,7 +252,7 @@ def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, 
 
 
 def _pair_weights(coefficients: Floats, counts: Sequence[int]) -> np.ndarray:
-    """[vectors, pairs]: the pair (i, j) weighs class i's vectors by row j − 1 and class j's by row i."""
+    """[vectors, pairs]: pair (i, j) weights class i's vectors by row j − 1 and class j's by row i."""
     rows = _array(coefficients, len(counts) - 1, sum(counts))
     ends = np.cumsum([0, *counts])
     pairs = list(itertools.combinations(range(len(counts)), 2))

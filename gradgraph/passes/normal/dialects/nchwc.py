@@ -1,13 +1,14 @@
-"""Pass: convolutions in blocked layout (NCHWc), which onnxruntime writes at its level "all", in ONNX's own layout.
+"""Pass: convert convolutions in blocked layout (NCHWc), as onnxruntime saves them at level "all", to ONNX's layout.
 
-A blocked tensor [N, C, H, W] lies in memory as [N, C/B, H, W, B]: B channels, as many as a register of the processor
-holds, stand side by side, and the last block is filled up with zeros. Weights lie as
+A blocked tensor [N, C, H, W] is stored as [N, C/B, H, W, B]: B channels, the width of a processor register, are
+adjacent, and the last block is zero-padded. Weights are stored as
 
 - OIHWBiBo, [O/B, I/B, kH, kW, B, B], where inputs are blocked;
-- OIHWBo, [O/B, I, kH, kW, B], in a depthwise convolution, and where the input has fewer than B channels and is not.
+- OIHWBo, [O/B, I, kH, kW, B], in depthwise convolutions, and where the input has fewer than B channels and is not
+  blocked.
 
-All of them are declared with their plain shape. B is not in the file: it is that of the machine, so a model means what
-the onnxruntime of this machine takes it for; ``nchwc_machine.py`` asks it, and compares the results.
+All are declared with their plain shape. B is not in the file but depends on the machine, so the file is read as this
+machine's onnxruntime reads it: ``nchwc_machine.py`` determines B and compares the results.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def has_blocks(model: ir.Model) -> bool:
 
 
 def undo_blocks(model: ir.Model, block: int) -> list[str]:
-    """Give tensors in blocks of ``block`` channels their plain layout, in place; the names of the stored ones.
+    """Convert tensors in blocks of ``block`` channels to plain layout, in place; return the names of the stored ones.
 
-    1. weights are reordered; they, biases and ``group`` lose the channels that only fill up a block;
-    2. an addition that onnxruntime wrote between Reshape nodes, as its inputs might broadcast, loses these;
-    3. the other nodes of the domain mean the same as standard operators, which the forms below write.
+    1. weights are reordered; padding channels are dropped from them, biases and ``group``;
+    2. Reshape nodes that onnxruntime wrote around an addition, as its inputs might broadcast, are dropped;
+    3. other nodes of the domain become standard operators by the forms below.
 
     Raises:
-        ModelError: a node uses blocks in a way that is not known here, or they are not of this size.
+        ModelError: a node uses blocks in an unknown way, or blocks of another size.
     """
     layout = _Layout(block)
     for node in nodes_of(model):
@@ -68,7 +69,7 @@ def undo_blocks(model: ir.Model, block: int) -> list[str]:
 
 
 def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> bool:
-    """Write the plain numbers of a weight or bias, without the channels that only fill up a block; False if it is."""
+    """Write a weight or bias in plain layout, without padding channels; return False if it already is."""
     assert weight.value.const_value is not None
     data = weight.value.const_value.numpy()
     plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
@@ -88,7 +89,7 @@ def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> boo
 
 
 def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray:
-    """Put numbers that lie as OIHWBiBo (if ``inputs_blocked``) or as OIHWBo into the order [O, I, kH, kW]."""
+    """Reorder OIHWBiBo (if ``inputs_blocked``) or OIHWBo to [O, I, kH, kW]."""
     o, i, *kernel = data.shape
     if inputs_blocked:
         split = data.reshape(o // block, i // block, *kernel, block, block).transpose(0, 5, 1, 4, 2, 3)
@@ -98,7 +99,7 @@ def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray
 
 
 def _keep_names(model: ir.Model) -> None:
-    """Give each value that leaves the blocks the name under which it leaves them: that of the original model."""
+    """Give each value that leaves the blocks its name in the original model."""
     for node in nodes_of(model):
         last = node.attributes.get_int("channels_last", 0)
         if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not last:
@@ -110,7 +111,7 @@ def _keep_names(model: ir.Model) -> None:
 
 @dataclass
 class _Weight:
-    """A weight or bias in blocks: the node that reads it, and which of its axes are channels of blocked values."""
+    """A weight or bias in blocks: the node that reads it, and its axes that are channels of blocked values."""
 
     value: ir.Value
     reader: ir.Node
@@ -119,46 +120,46 @@ class _Weight:
 
 
 class _Channels:
-    """The number of channels of every axis that has channels.
+    """The number of channels of every channel axis.
 
-    Axes with equally many are one group (a union-find): those of what a pool or sum reads and writes, and of the
-    weights between them.
+    Axes of equal size form a group (a union-find): those that a pool or sum reads and writes, and those of the weights
+    between them.
     """
 
     def __init__(self) -> None:
         self._parent: dict[Axis, Axis] = {}
-        self._told: list[tuple[ir.Node, Axis, int]] = []
+        self._declared: list[tuple[ir.Node, Axis, int]] = []
         self._sums: list[tuple[ir.Node, list[Axis], Axis]] = []
         self._weights: list[tuple[_Weight, int]] = []
 
     def root(self, axis: Axis) -> Axis:
         while (parent := self._parent.setdefault(axis, axis)) != axis:
-            self._parent[axis] = self._parent[parent]  # halves the way for the next who asks
+            self._parent[axis] = self._parent[parent]  # path halving
             axis = parent
         return axis
 
     def join(self, a: Axis, b: Axis) -> None:
         self._parent[self.root(a)] = self.root(b)
 
-    def tell(self, node: ir.Node, axis: Axis, count: int) -> None:
-        self._told.append((node, axis, count))
+    def record(self, node: ir.Node, axis: Axis, count: int) -> None:
+        self._declared.append((node, axis, count))
 
-    def tell_sum(self, node: ir.Node, parts: list[Axis], whole: Axis) -> None:
-        """The parts, made of whole blocks, are concatenated."""
+    def record_sum(self, node: ir.Node, parts: list[Axis], whole: Axis) -> None:
+        """Record that ``whole`` concatenates the parts, which are made of whole blocks."""
         self._sums.append((node, parts, whole))
 
-    def tell_weight(self, weight: _Weight, axis: int) -> None:
-        """Axis ``axis`` of ``weight`` has the channels of its group, and those that fill up the last block."""
+    def record_weight(self, weight: _Weight, axis: int) -> None:
+        """Record that axis ``axis`` of ``weight`` has the channels of its group, and padding in the last block."""
         self._weights.append((weight, axis))
 
     def count(self, block: int) -> dict[Axis, int]:
         """The number of channels of each group, by its root.
 
-        The nodes at the ends of the blocked part tell it. Between convolutions no node does: there, the last channels
-        count as filling if all weights that write and read them are zeros.
+        Nodes at the borders of the blocked region determine it. Inside, the last channels are padding if all weights
+        that write and read them are zeros.
         """
         counts: dict[Axis, int] = {}
-        for node, end, count in self._told:
+        for node, end, count in self._declared:
             self._agree(counts, node, end, count)
         held: dict[Axis, list[tuple[_Weight, int]]] = {}
         for weight, axis in self._weights:
@@ -174,22 +175,22 @@ class _Channels:
         return counts
 
     def _add_up(self, counts: dict[Axis, int], wide: dict[Axis, int]) -> None:
-        """Add up channels of concatenated parts, in the order of execution; a part has none but those in ``wide``."""
+        """Add up channels of concatenated parts, in execution order; only parts in ``wide`` have channels."""
         for node, parts, whole in self._sums:
             sizes = [wide.get(self.root(part), 0) for part in parts]
             if not all(sizes):
-                raise ModelError(f"{describe(node)} joins channels in blocks of unknown numbers; {REMEDY}")
+                raise ModelError(f"{describe(node)} concatenates blocked channels of unknown number; {REMEDY}")
             for part, size in [*zip(parts, sizes, strict=True), (whole, sum(sizes))]:
                 self._agree(wide, node, part, size)
                 self._agree(counts, node, part, size)
 
     def _agree(self, counts: dict[Axis, int], node: ir.Node, axis: Axis, count: int) -> None:
         if counts.setdefault(self.root(axis), count) != count:
-            raise ModelError(f"{describe(node)} has channels in blocks that do not fit those around it; {REMEDY}")
+            raise ModelError(f"{describe(node)} has blocked channels that do not match its neighbours; {REMEDY}")
 
 
 def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
-    """The number of channels up to the last one with a number other than 0."""
+    """The number of channels up to the last nonzero one."""
     last = 0
     for weight, axis in members:
         assert weight.value.const_value is not None
@@ -201,7 +202,7 @@ def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
 
 
 class _Layout:
-    """Learns which tensors lie in blocks, node by node in the order of execution."""
+    """Finds the blocked tensors, node by node in execution order."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -209,7 +210,7 @@ class _Layout:
         self.weights: dict[ir.Value, _Weight] = {}
         self.convolutions: set[ir.Node] = set()
         self.depthwise: list[ir.Node] = []
-        self.factors: set[ir.Value] = set()  # weights of these; where a block is filled up they may hold anything
+        self.factors: set[ir.Value] = set()  # weights of these; the padding of a block may contain anything
         self.reshapes: list[ir.Node] = []
         self._blocked: set[ir.Value] = set()
 
@@ -229,14 +230,14 @@ class _Layout:
             self._read_reshape(node)
         elif node.op_type == "Concat" and node.attributes.get_int("axis", 0) == 1 and len(blocked) == len(node.inputs):
             self._write(node)
-            self.channels.tell_sum(node, [(v, 1) for v in blocked], (node.outputs[0], 1))
+            self.channels.record_sum(node, [(v, 1) for v in blocked], (node.outputs[0], 1))
         elif node.op_type in _POINTWISE and all(v in self._blocked or v is None or is_single(v) for v in node.inputs):
             self._write(node, *blocked)
         else:
             raise self.refuse(node, "reads channels in blocks in a way that is not known")
 
     def _write(self, node: ir.Node, *like: ir.Value) -> None:
-        """The output of ``node`` is blocked, and has as many channels as the blocked values ``like``."""
+        """Record that the output of ``node`` is blocked, with as many channels as the blocked values ``like``."""
         self._blocked.add(node.outputs[0])
         for value in like:
             self.channels.join((node.outputs[0], 1), (value, 1))
@@ -249,22 +250,22 @@ class _Layout:
             dims = recorded_shape(x) or ()
             count = dims[-1 if node.attributes.get_int("channels_last", 0) else 1] if dims else None
             if isinstance(count, int):
-                self.channels.tell(node, (node.outputs[0], 1), count)
+                self.channels.record(node, (node.outputs[0], 1), count)
         elif node.op_type == "Conv":
             self._read_conv(node, x)
         elif x not in self._blocked:
-            raise self.refuse(node, "reads what is not in blocks")
+            raise self.refuse(node, "reads a tensor that is not in blocks")
         elif node.op_type == "ReorderOutput":
-            self.channels.tell(node, (x, 1), node.attributes.get_int("channels", 0))
+            self.channels.record(node, (x, 1), node.attributes.get_int("channels", 0))
         elif node.op_type in _LIKE_INPUT:
             self._write(node, x)
         else:
-            raise self.refuse(node, "is an operator on channels in blocks that is not known")
+            raise self.refuse(node, "is an unknown operator on blocked channels")
 
     def _read_conv(self, node: ir.Node, x: ir.Value) -> None:
         w, bias, added = (*node.inputs[1:], None, None)[:3]
         if w is None or w.const_value is None or len(stored_sizes(w)) != 4:
-            raise self.refuse(node, "has channels in blocks and weights that are no constant")
+            raise self.refuse(node, "has blocked channels and weights that are not constant")
         group, o, i = node.attributes.get_int("group", 1), *stored_sizes(w)[:2]
         depthwise = i == 1 and 1 < group == o
         inputs_blocked = not depthwise and i >= self.block
@@ -272,7 +273,7 @@ class _Layout:
         if not whole or (x in self._blocked) != (depthwise or inputs_blocked):
             raise self.misfit(node)
         if added is not None and added not in self._blocked:
-            raise self.refuse(node, "adds what is not in blocks")
+            raise self.refuse(node, "adds a tensor that is not in blocks")
         self._write(node, *([x] if depthwise else []), *([] if added is None else [added]))
         if depthwise:
             self.depthwise.append(node)
@@ -283,25 +284,25 @@ class _Layout:
         if inputs_blocked and group == 1:
             self.weights[w].channel_axes = (0, 1)
             self.channels.join((x, 1), (w, 1))
-            self.channels.tell_weight(self.weights[w], 1)
+            self.channels.record_weight(self.weights[w], 1)
         elif inputs_blocked:  # each group has whole blocks
-            self.channels.tell(node, (x, 1), i * group)
-            self.channels.tell(node, (w, 0), o)
+            self.channels.record(node, (x, 1), i * group)
+            self.channels.record(node, (w, 0), o)
         self.convolutions.add(node)
 
     def _hold(self, node: ir.Node, value: ir.Value, inputs_blocked: bool = False) -> None:
-        """``value`` is a weight or bias that writes the channels of the output."""
+        """Record that ``value`` is a weight or bias that writes the channels of the output."""
         weight = self.weights.setdefault(value, _Weight(value, node, inputs_blocked))
         if value.const_value is None or value.is_graph_input() or weight.inputs_blocked != inputs_blocked:
             raise self.refuse(node, "has channels in blocks and weights that are no constant of one layout")
         self.channels.join((node.outputs[0], 1), (value, 0))
         if value not in self.factors:
-            self.channels.tell_weight(weight, 0)
+            self.channels.record_weight(weight, 0)
 
     def _read_reshape(self, node: ir.Node) -> None:
-        """Read a Reshape from the declared [N, C, H, W] to [N, C/B, H, W, B], as which the numbers lie, or back.
+        """Read a Reshape from the declared [N, C, H, W] to the stored [N, C/B, H, W, B], or back.
 
-        The addition in between broadcasts over all axes but those of the channels, and so it does without blocks.
+        The addition in between broadcasts over all axes except channels, so it works without blocks as well.
         """
         source, target = node.inputs
         assert source is not None
@@ -314,7 +315,7 @@ class _Layout:
         self.reshapes.append(node)
 
 
-# --- what is left, as standard operators -----------------------------------------------------------------
+# --- other operators of the domain -----------------------------------------------------------------
 
 fused("Conv", domain=BLOCKED)(fused_conv)
 

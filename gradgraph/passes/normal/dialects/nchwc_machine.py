@@ -1,4 +1,4 @@
-"""Pass: the blocked layout of this machine's onnxruntime is undone; its results are compared."""
+"""Pass: convert the blocked layout of this machine's onnxruntime to plain layout, and compare the results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from gradgraph.passes.normal.dialects.nchwc import BLOCKED, REMEDY, has_blocks, 
 log = logging.getLogger("gradgraph")
 
 _NAMED = 3  # weights
-_SIZES = (32, 64, 224)  # of image axes without a fixed size, until the model runs
-_TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; wrong blocks are wrong by far more
+_SIZES = (32, 64, 224)  # for image axes without a fixed size, in turn until the model runs
+_TOLERANCE = 1e-3  # relative to the largest number: sums in another order; wrong blocks differ by far more
 
 
 def undo_machine_blocks(model: ir.Model) -> bool:
-    """Give tensors in blocks of this machine's size their plain layout, in place; True if there were any.
+    """Convert tensors in blocks of this machine's size to plain layout, in place; return True if there were any.
 
-    Who reads the numbers of a weight in the file, and its gradient here, must know that they lie differently: it is
-    logged as a warning.
+    Weights and gradients then differ in layout from the file, so a warning is logged.
 
     Raises:
         ModelError: see ``block_size`` and ``undo_blocks``.
@@ -62,9 +61,9 @@ def block_size() -> int:
 
 
 def check_same(saved: ir.Model, plain: ir.Model) -> None:
-    """See that ``plain`` computes the same as ``saved``, with blocks: its outputs, and all values that leave blocks.
+    """Check that ``plain`` computes the same as the blocked ``saved``: outputs, and all values that leave blocks.
 
-    A model that does not run on made-up data (of all the sizes tried) is not compared.
+    A model that does not run on synthetic inputs (of all the sizes tried) is not compared.
 
     Raises:
         ModelError: they differ, or only ``saved`` runs.
@@ -82,7 +81,9 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
             expected = _run(before, outputs, feeds)
             break
     else:
-        log.info("the model has channels in blocks and does not run on made-up data; its plain form is not compared")
+        log.info(
+            "the model has channels in blocks and does not run on synthetic inputs; its plain form was not compared"
+        )
         return
     for name, a, b in zip(outputs, expected, _run(after, outputs, feeds), strict=True):
         if a.dtype.kind == "f" and not np.allclose(a, b, rtol=0, atol=_TOLERANCE * np.abs(a).max(initial=0)):
@@ -90,7 +91,7 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
 
 
 def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
-    """Make up inputs, zeros for integers; two samples, and ``size`` for every other axis without a size."""
+    """Make up inputs: zeros for integers, a batch of two, and ``size`` for every other unknown dimension."""
     given = {t.name for t in graph.initializer}
     rng = np.random.default_rng(0)
     feeds = {}
@@ -105,12 +106,12 @@ def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
 
 
 def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Run the model in onnxruntime as it is written, and return its outputs.
+    """Run the model in onnxruntime without optimization, and return its outputs.
 
     Raises:
         ModelError: it does not run.
     """
-    import onnxruntime as ort  # here, as few models have blocks
+    import onnxruntime as ort  # imported here, as few models have blocks
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -119,6 +120,6 @@ def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, np.
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         known = {v.name for v in session.get_inputs()}
         results = session.run(list(outputs), {name: x for name, x in feeds.items() if name in known})
-    except Exception as error:  # onnxruntime's own have no common base
+    except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(f"onnxruntime does not run the model: {shown(error)}") from error
     return [np.asarray(y) for y in results]

@@ -1,8 +1,7 @@
-"""Weights of 4 or 8 bits as onnxruntime's MatMulNBits packs them, read by DequantizeLinear from the same bytes.
+"""Weights of 4 or 8 bits as packed for onnxruntime's MatMulNBits, read by DequantizeLinear from the same bytes.
 
-A row of MatMulNBits holds its blocks one after the other, low bits first, as a uint4 tensor of ONNX does. So the bytes
-need another type and shape, and are neither unpacked nor copied: a frozen base stays as large as its file, on disk and
-in memory.
+A row of MatMulNBits stores its blocks one after the other, low bits first, like a uint4 tensor of ONNX. So only type
+and shape change, and nothing is unpacked or copied: a frozen base stays as small as its file, on disk and in memory.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def as_stored(
     held = scales.value.const_value if scales.value.is_initializer() else None
     if held is None:
         blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
-    else:  # the same bytes: they stay where they lie
+    else:  # the same bytes, at the same place
         blocks = _under_its_name(op, scales.value, seen_as(held, held.dtype, sizes_of_scales))
     numbers = _under_its_name(op, packed.value, seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
 
 
 def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.ndarray | None:
-    """The zero points as numbers of the weight's type; None if they cannot be written so."""
+    """The zero points in the weight's type; None if it cannot represent them."""
     kind = ml_dtypes.uint4 if bits == 4 else np.dtype(np.uint8)
     if zero_points is None:
         return np.full((rows, blocks), 2 ** (bits - 1), kind)
@@ -55,7 +54,7 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
 
 
 def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
-    """The same bytes, from ``begin`` on, as numbers of another type."""
+    """A view of the bytes from ``begin`` on, as numbers of another type."""
     sizes = shape.numpy()
     length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
     if isinstance(tensor, HeldTensor):
@@ -73,7 +72,7 @@ def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begi
 
 
 def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:
-    """Let the initializer hold ``tensor``, or a new one if somebody else reads it, too."""
+    """Store ``tensor`` under the initializer's name, or under a new one if it has other readers."""
     if len(value.uses()) > 1:
         other = op.weight(f"{value.name}/numbers", np.zeros(0, np.uint8)).value
     else:

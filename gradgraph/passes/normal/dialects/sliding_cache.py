@@ -1,8 +1,8 @@
-"""A cache of keys and values that holds the last positions only, as GroupQueryAttention of com.microsoft keeps it.
+"""A sliding cache of keys and values, as in GroupQueryAttention of com.microsoft: it keeps the last positions only.
 
 It has C rows for a window of W ≤ C positions. After T positions its first L(T) rows hold the last L(T) of them, in
-order, and the other rows anything: L(T) = T up to T = C; then G = C − W + 1 positions leave whenever a row is missing,
-so that L(T) = T − G · ⌈(T − C) / G⌉.
+order, and the other rows are undefined: L(T) = T up to T = C; then G = C − W + 1 positions are evicted whenever the
+cache is full, so that L(T) = T − G · ⌈(T − C) / G⌉.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gradgraph.passes.normal.opsets.attention_formula import Masks
 
 @dataclass(frozen=True)
 class SlidingCache:
-    """Tells what the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and L are [batch].
+    """The contents of a cache [batch, heads, C, size] and of the new rows after it; T and L are [batch].
 
     Attributes:
         capacity: C, as [1].
         window: W.
         earlier: T before the new tokens.
-        lengths: T behind them.
+        lengths: T after them.
     """
 
     op: Builder
@@ -33,7 +33,7 @@ class SlidingCache:
     def slide(
         self, past: tuple[Var, Var], new: tuple[Var, Var], places: Var, bias: Var | None
     ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
-        """Return keys and values with those of the past, what the caches hold next, and what queries see.
+        """Return keys and values with those of the past, the next caches, and the masks.
 
         Args:
             past, new: keys and values of the cache, and of the new tokens at ``places`` [batch, tokens].
@@ -45,7 +45,7 @@ class SlidingCache:
         return (k, v), (self.present(k), self.present(v)), masks
 
     def positions(self, new: Var) -> Var:
-        """The position of every joined row [batch, 1, 1, C + tokens]; −1 where a row holds anything."""
+        """The position of every joined row [batch, 1, 1, C + tokens]; −1 for undefined rows."""
         row = self._rows(self.capacity)
         held = self._column(self._held(self.earlier))
         old = self.op.Where(row < held, row + self._column(self.earlier) - held, -1)
@@ -54,12 +54,12 @@ class SlidingCache:
         return self.op.Unsqueeze(self.op.Concat(old, now, axis=1), [1, 2])
 
     def seen(self, positions: Var, places: Var) -> Var:
-        """Does a query at ``places`` [batch, tokens] see a row? [batch, 1, tokens, C + tokens]"""
+        """Whether a query at ``places`` [batch, tokens] sees a row: [batch, 1, tokens, C + tokens]."""
         place = self.op.Unsqueeze(places, [1, 3])
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 
     def bias(self, bias: Var, positions: Var) -> Var:
-        """Turn ``bias``, which has a column for every position, into one with a column for every row."""
+        """Convert ``bias`` from a column for every position to a column for every row."""
         op = self.op
         batch, columns = op.dim(positions, 0), op.dim(positions, 3)
         rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))
@@ -67,7 +67,7 @@ class SlidingCache:
         return op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
 
     def present(self, joined: Var) -> Var:
-        """The rows that the cache has next. Rows that may hold anything hold the last one."""
+        """The next rows of the cache. Undefined rows repeat the last one."""
         op = self.op
         position = self._rows(self.capacity) + self._column(self.lengths - self._held(self.lengths))
         position = op.Min(position, self._column(self.lengths) - 1)
@@ -78,7 +78,7 @@ class SlidingCache:
         return op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
 
     def _held(self, length: Var) -> Var:
-        """L(T), the rows that hold positions after ``length`` of them."""
+        """L(T), the number of defined rows after ``length`` positions."""
         leaving = self.capacity - self.window + 1
         too_many = self.op.Max(length - self.capacity, 0)
         return length - leaving * self.op.Div(too_many + leaving - 1, leaving)

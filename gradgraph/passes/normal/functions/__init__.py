@@ -1,1 +1,1 @@
-"""Functions are read as the nodes that they consist of: those of a model, and those that ONNX defines operators by."""
+"""Functions expanded into nodes: a model's own functions, and ONNX's function bodies of operators."""

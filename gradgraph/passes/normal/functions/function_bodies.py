@@ -1,4 +1,4 @@
-"""Operators that ONNX itself defines by a function body: replacing a node by it."""
+"""Expansion of operators that ONNX defines by a function body."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def operators(opset: int) -> frozenset[str]:
 
 
 def has_body(node: ir.Node, opset: int = OPSET) -> bool:
-    """Does ONNX define this operator by a function body at that opset?"""
+    """Whether ONNX defines this operator by a function body at that opset."""
     return node.domain == "" and is_function(node.op_type, opset)
 
 
 def is_function(op_type: str, opset: int = OPSET) -> bool:
-    """Does ONNX define this operator of its own domain by a function body at that opset?"""
+    """Whether ONNX defines this operator of its own domain by a function body at that opset."""
     schema = schema_of(op_type, opset)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
@@ -83,7 +83,7 @@ def _function(node: ir.Node, schema: Schema, opset: int) -> ir.Function | None:
         return None
     proto = onnx.FunctionProto.FromString(content)
     produced = {name for n in proto.node for name in n.output}
-    proto.output[:] = [name for name in proto.output if name in produced]  # one that the node omits may not be
+    proto.output[:] = [name for name in proto.output if name in produced]  # a name that the node omits
     function: ir.Function = ir.from_proto(proto)
     return function
 
@@ -96,7 +96,7 @@ def _with_defaults(node: ir.Node, opset: int) -> onnx.NodeProto:
 
 
 def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
-    """Record types and shapes of the outputs of ``nodes``, which stand in topological order."""
+    """Record types and shapes of the outputs of ``nodes``, in topological order."""
     for node in nodes:
         typed = all(v.type is not None for v in inputs_of(node))
         if node.domain or not typed or schema_of(node.op_type, opset) is None:
@@ -109,13 +109,13 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
             if value.name in found:
                 value.type = ir.serde.deserialize_type_proto_for_type(found[value.name])
                 new, old = shape_of_type(found[value.name]), recorded_shape(value)
-                if new is not None and old is not None and len(old) == len(new):  # sizes may be known beyond it
+                if new is not None and old is not None and len(old) == len(new):  # others know more sizes
                     new = tuple(better(a, b) for a, b in zip(old, new, strict=True))
                 record_shape(value, new)
         infer_beyond_onnx(node)
 
 
 def _stored_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
-    """Small initializers among the inputs; those of Constant nodes keep their names, as nobody reads them here."""
+    """Small initializers among the inputs; those of Constant nodes keep their names, which nobody else reads here."""
     stored = [(v.name or "", v.const_value) for v in inputs_of(node)]
     return {name: ir.to_proto(tensor) for name, tensor in stored if tensor is not None and tensor.size <= 64}

@@ -1,4 +1,4 @@
-"""Pass: calls of model-local functions become the functions' nodes."""
+"""Pass: inline calls of model-local functions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gradgraph.passes.normal.edit import Editor, nodes_of
 
 
 def inline_functions(model: ir.Model, only: Collection[FunctionId] | None = None) -> bool:
-    """Replace every call by the function's body, or calls of some only; True if anything changed.
+    """Inline every call, or calls of the functions in ``only``; return True if anything changed.
 
     1. nested calls too, in the main graph and in subgraphs (a stack, not recursion);
-    2. an attribute that refers to the function's takes the caller's value, else the function's default, else it is
-       absent; an input that the caller omits is absent in the body;
-    3. each new node remembers the function's own ai.onnx opset in ``Node.version``, where it differs from the model's;
-    4. functions that nobody calls are dropped.
+    2. a reference to a function attribute takes the caller's value, else the function's default, else it is absent; an
+       input that the caller omits is absent in the body;
+    3. a new node keeps the function's own ai.onnx opset in ``Node.version`` if it differs from the model's;
+    4. functions without a call are dropped.
     """
     chosen = {k: f for k, f in model.functions.items() if only is None or k in only}
     if not chosen:
@@ -96,8 +96,8 @@ def applied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy the nodes of a graph so that they read ``inputs``; return them and the copy of each value.
 
-    What it reads besides them (what a body captures; initializers) is what ``stored`` gives for it, or stays what it is
-    and has no copy.
+    Other values that they read (captured ones, initializers) are replaced by the result of ``stored``, or stay and have
+    no copy.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
@@ -111,7 +111,7 @@ def copied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy ``nodes``, in graph order; return them and the copy of each output.
 
-    What they read besides each other's outputs is what ``stored`` gives for it, or stays what it is.
+    Other values that they read are replaced by the result of ``stored``, or stay.
     """
     copier = _Copier({}, rename)
     copier.values.update(stored)

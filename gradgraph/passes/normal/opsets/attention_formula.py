@@ -1,8 +1,8 @@
-"""Attention, written with matrix products, a softmax and masks.
+"""Attention as matrix products, a softmax and masks.
 
-``attend`` is the one formula, ``softmax(scale · Q Kᵀ + masks) V``; operators of ONNX (below) and fused ones of
-onnxruntime (``contrib_attention``) bring their inputs to its form. Nothing as large as the scores is written but what
-the formula needs: masks stay as small as they come, and grouped queries share keys and values without a copy.
+``attend`` is the one formula, ``softmax(scale · Q Kᵀ + masks) V``; ONNX's operators (below) and onnxruntime's fused
+ones (``contrib_attention``) bring their inputs to its form. Only the formula's own values are as large as the scores:
+masks keep their size, and grouped queries share keys and values without a copy.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _INF = float("inf")
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks say which keys a query sees; all shapes broadcast against [batch, heads, queries, keys]."""
+    """Masks of the keys that a query sees; all shapes broadcast against [batch, heads, queries, keys]."""
 
     bias: Var | None = None  # added to the scores; −∞ hides a key
     allowed: Var | None = None  # boolean
-    empty_rows: bool = False  # may there be a query that sees no key? its output is zero
+    empty_rows: bool = False  # whether a query may see no key; its output is then zero
 
     def apply(self, op: Builder, scores: Var, hidden: float) -> Var:
-        """Keep ``scores`` where a key is seen; put ``hidden`` (or less) elsewhere."""
+        """Keep ``scores`` where a key is seen, and use ``hidden`` (or less) elsewhere."""
         if self.bias is not None:
             bias = op.cast(self.bias, scores.dtype)
             scores = scores + (bias if math.isinf(hidden) else op.Max(bias, hidden))
         return scores if self.allowed is None else op.Where(self.allowed, scores, hidden)
 
     def rows(self, op: Builder) -> Var:
-        """Does a query see any key? [..., queries, 1]"""
+        """Whether a query sees any key: [..., queries, 1]."""
         if self.bias is not None:
             bias = self.bias if self.allowed is None else op.Where(self.allowed, self.bias, -_INF)
             return op.ReduceMax(bias, [-1], keepdims=1) > -_INF
-        assert self.allowed is not None  # nothing is hidden, so nobody asks
+        assert self.allowed is not None  # no mask, so never read
         return op.ReduceMax(op.cast(self.allowed, ir.DataType.INT32), [-1], keepdims=1) > 0
 
 
 @dataclass(frozen=True)
 class Attended:
-    """The output [batch, heads, queries, head size], and the stages of the scores on the way to it."""
+    """The output [batch, heads, queries, head size], and the intermediate stages of the scores."""
 
     y: Var
     raw: Var
@@ -77,17 +77,17 @@ def attend(
 
     Args:
         q, k, v: k and v may have fewer heads: each serves as many consecutive heads of q.
-        masks: they say which keys a query sees.
+        masks: the keys that a query sees.
         scale: 1/√(head size) by default.
         softcap: if not 0, scores pass through ``softcap · tanh(scores / softcap)``.
-        precision: element type of the softmax, that of q by default.
+        precision: element type of the softmax; by default that of q.
         score_mod, prob_mod: applied to the input and the output of the softmax, in that type.
     """
     groups = _Groups.of(op, q, k)
     q, k = _scaled_factors(op, q, k, scale)
     raw = groups.join(groups.split(q) @ op.Transpose(k, perm=[0, 1, 3, 2]))
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
-    # far below any score, yet finite: a softmax over nothing but hidden keys is then no 0/0
+    # far below any score, yet finite: a softmax over masked keys only is then not 0/0
     hidden = float(q.dtype.min) / 2 if masks.empty_rows else -_INF
     masked = masks.apply(op, capped, hidden)
     biased = op.cast(masked, precision or q.dtype)
@@ -100,7 +100,7 @@ def attend(
 
 
 def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """Scale q alone; in narrow types both, by the root, as the specification has it: products could overflow."""
+    """Scale q only; in narrow types q and k by the root, as in the specification, so that products do not overflow."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)
@@ -115,9 +115,9 @@ def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[V
 
 @dataclass(frozen=True)
 class _Groups:
-    """Puts heads of q that share one head of k and v into one matrix: [b, h, s, d] as [b, h/g, g·s, d], and back.
+    """Folds the heads of q that share one head of k and v into one matrix: [b, h, s, d] as [b, h/g, g·s, d], and back.
 
-    ``heads`` and ``kv_heads`` are None where there are as many of one as of the other.
+    ``heads`` and ``kv_heads`` are None if they are equal.
     """
 
     op: Builder
@@ -146,7 +146,7 @@ class _Groups:
 
 
 def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, right: int = -1) -> Var:
-    """Query i at position p = i + offset sees keys p − left … p + right; −1 leaves a side open."""
+    """Let query i at position p = i + offset see keys p − left … p + right; −1 means no limit."""
     position = op.Unsqueeze(_positions(op, q), [1]) + offset
     key = op.Unsqueeze(_positions(op, k), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
@@ -155,7 +155,7 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
 
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
-    """Is a key among the first ``lengths[batch]``? [batch, 1, 1, keys]"""
+    """Whether a key is among the first ``lengths[batch]``: [batch, 1, 1, keys]."""
     key = _positions(op, k)
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
 
@@ -172,7 +172,7 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """Let ``mask``, which may end before the keys do, hide those behind it. One entry for all keys stays so."""
+    """Pad ``mask`` to the number of keys, hiding the added ones. A single entry for all keys stays."""
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask
@@ -184,7 +184,7 @@ def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
 
 
 def _has_empty_row(mask: Var) -> bool:
-    """May a query see no key? No, if the numbers of the mask are known and say no."""
+    """Whether a query may see no key; False only for constant masks."""
     known = mask.const if not mask.is_float or is_marked_constant(mask.value) else None
     if known is None:
         return True
@@ -195,18 +195,18 @@ def _has_empty_row(mask: Var) -> bool:
 
 
 def split_heads(op: Builder, x: Var, heads: int) -> Var:
-    """Turn [batch, length, heads · size] into [batch, heads, length, size]."""
+    """Reshape [batch, length, heads · size] to [batch, heads, length, size]."""
     return op.Transpose(in_heads(op, x, heads), perm=[0, 2, 1, 3])
 
 
 def in_heads(op: Builder, x: Var, heads: int) -> Var:
-    """Turn [batch, length, heads · size] into [batch, length, heads, size]."""
+    """Reshape [batch, length, heads · size] to [batch, length, heads, size]."""
     hidden = x.dim(-1)
     return op.Reshape(x, [0, 0, heads, hidden // heads if isinstance(hidden, int) else -1])
 
 
 def merge_heads(op: Builder, x: Var) -> Var:
-    """Turn [batch, heads, length, size] into [batch, length, heads · size]."""
+    """Reshape [batch, heads, length, size] to [batch, length, heads · size]."""
     heads, size = x.dim(1), x.dim(3)
     hidden = heads * size if isinstance(heads, int) and isinstance(size, int) else -1
     return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
@@ -237,11 +237,11 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int = 0,
 ) -> Any:
-    """Versions 23 to 25 say the same, each with more of the inputs and attributes."""
+    """Versions 23 to 25, which differ only in optional inputs and attributes."""
     packed = q.rank == 3
     if packed:
         if not q_num_heads or not kv_num_heads:
-            raise ModelError(f"{describe(node)} has inputs of rank 3 and no numbers of heads; export the model again")
+            raise ModelError(f"{describe(node)} has inputs of rank 3 and no number of heads; export the model again")
         q, k, v = split_heads(op, q, q_num_heads), split_heads(op, k, kv_num_heads), split_heads(op, v, kv_num_heads)
     incoming = k
     if past_key is not None and past_value is not None:
@@ -274,7 +274,7 @@ def _masks(
     conditions = [visible(op, q, k, offset, left=left, right=right)] if left >= 0 or right >= 0 else []
     conditions += [shorter_than(op, k, kv_length)] if kv_length is not None else []
     queries, keys = q.dim(2), incoming.dim(2)
-    # without cached lengths a query sees at least key 0, or itself if there are as many keys
+    # without cached lengths a query sees key 0 at least, or itself with as many keys as queries
     empty = kv_length is not None or (left >= 0 and (queries != keys or queries is None))
     bias = None
     if mask is not None:
@@ -287,16 +287,14 @@ def _masks(
 
 
 def _asked_scores(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
-    """The optional output: 0 raw scores, 1 behind the soft cap, 2 masked, 3 probabilities."""
+    """The optional output: 0 raw scores, 1 after the soft cap, 2 masked, 3 probabilities."""
     if mode == 2:
         return masks.apply(op, result.capped, -_INF)
     if mode == 3 and masks.empty_rows:
         return op.Where(masks.rows(op), result.probabilities, 0.0)
     stages = {0: result.raw, 1: result.capped, 3: result.probabilities}
     if mode not in stages:
-        raise ModelError(
-            f"qk_matmul_output_mode of an Attention is {mode}, and goes from 0 to 3; export the model again"
-        )
+        raise ModelError(f"qk_matmul_output_mode of an Attention is {mode}; expected 0 to 3; export the model again")
     return stages[mode]
 
 
@@ -323,7 +321,7 @@ def rotary_embedding(
 
 
 def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool) -> Var:
-    """Turn pairs of the first ``size`` (0: all) entries of the last axis by their angles.
+    """Rotate pairs of the first ``size`` (0: all) entries of the last axis by their angles.
 
     A pair is two neighbours if ``interleaved``, else an entry of the first half and one of the second.
     """
@@ -345,6 +343,6 @@ def _in_pairs(op: Builder, x: Var) -> Var:
 
 
 def _rotated(op: Builder, x: Var, cos: Var, sin: Var) -> Var:
-    """Turn x = (a, b), halves along its last axis, into (a cos − b sin, a sin + b cos)."""
+    """Rotate x = (a, b), halves along its last axis, to (a cos − b sin, a sin + b cos)."""
     a, b = op.Split(x, axis=-1, num_outputs=2, outputs=2)
     return op.Concat(a * cos - b * sin, a * sin + b * cos, axis=-1)

@@ -1,8 +1,8 @@
-"""BitCast, which opset 26 brought: a float's bits are its sign, its exponent and its fraction, by exact arithmetic.
+"""BitCast (opset 26) between floats and integers, in exact arithmetic on sign, exponent and fraction.
 
-A float of f fraction bits and bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, and its bits are sign, E and M; where E is 0
-it is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. NaN has many bit
-patterns, and arithmetic keeps none of them: a NaN's bits are those of the positive quiet one.
+A float of f fraction bits and bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, and its bits are sign, E and M; where E is 0 it
+is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. Arithmetic does not
+preserve the bit pattern of a NaN: every NaN becomes the positive quiet one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class Format:
-    """A floating type; arithmetic is done in ``wide``, which holds all its numbers."""
+    """A floating type; ``wide`` represents all its numbers and is used for the arithmetic."""
 
     bits: int
     fraction: int
@@ -37,11 +37,11 @@ class Format:
 
     @property
     def sign(self) -> int:
-        """The lowest signed integer: the sign bit alone."""
+        """The lowest signed integer: only the sign bit is set."""
         return -(1 << (self.bits - 1))
 
     def powers(self) -> np.ndarray:
-        """2^(E - b) for every exponent field E, 2^(1 - b) for the subnormal one."""
+        """2^(E − b) for every exponent field E, and 2^(1 − b) for the subnormal one."""
         exponents = np.maximum(np.arange(self.top + 1), 1) - self.bias
         with np.errstate(over="ignore"):
             return np.asarray(np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents))
@@ -55,9 +55,9 @@ FORMATS = {
 
 
 def reinterpreted(op: Builder, x: Var, to: ir.DataType) -> Var | None:
-    """Compute what BitCast gives; ``None`` for types without a form: of 8 bits and less, bfloat16, complex.
+    """Compute BitCast; ``None`` for types without a form: 8 bits and less, bfloat16, complex.
 
-    Between signed and unsigned integers Cast keeps the bits, and a boolean is 0 or 1.
+    Between signed and unsigned integers Cast preserves the bits, and a boolean is 0 or 1.
     """
     if x.dtype == to:
         return op.Identity(x)
@@ -81,13 +81,13 @@ def _bits(op: Builder, x: Var, f: Format) -> Var:
     finite = a < math.inf
     size = op.Where(finite, a, 1.0)
     field = _exponent_field(op, size, f)
-    # size / power is 1 + M / 2ᶠ, or below 1 where subnormal: so E counts from 1, and M takes it to 2 and more
+    # size / power is 1 + M / 2ᶠ, or below 1 where subnormal: so E counts from 1, and M carries into it
     scaled = size / op.Gather(f.powers(), field) * 2.0**f.fraction
     positive = (field - 1) * 2**f.fraction + op.cast(scaled, INT64)
     infinity = f.top * 2**f.fraction
     special = op.Where(op.IsNaN(x), op.const(infinity + 2 ** (f.fraction - 1)), op.const(infinity))
     positive = op.Where(finite, positive, special)
-    negative = (x < 0.0) | (op.Reciprocal(x) < 0.0)  # minus zero, too
+    negative = (x < 0.0) | (op.Reciprocal(x) < 0.0)  # also for minus zero
     return op.Where(negative, positive + f.sign, positive)
 
 
@@ -102,7 +102,7 @@ def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
 
 
 def _as_integer(op: Builder, bits: Var, to: ir.DataType) -> Var:
-    if to.is_signed() or to.bitwidth == 64:  # where Cast keeps the bits
+    if to.is_signed() or to.bitwidth == 64:  # where Cast preserves the bits
         return op.cast(bits, to)
     return op.cast(op.Where(bits < 0, bits + 2**to.bitwidth, bits), to)
 
@@ -111,7 +111,7 @@ def _as_integer(op: Builder, bits: Var, to: ir.DataType) -> Var:
 
 
 def _signed(op: Builder, whole: Var) -> Var:
-    """``whole`` as int64, negative where its highest bit is set."""
+    """Convert ``whole`` to int64, negative where its highest bit is set."""
     width, wide = whole.dtype.bitwidth, op.cast(whole, INT64)
     if whole.dtype.is_signed() or width == 64:
         return wide
@@ -127,5 +127,5 @@ def _number(op: Builder, bits: Var, f: Format) -> Var:
     finite = (normal + rest) * op.Gather(f.powers(), field)
     special = op.Where(rest > 0.0, op.const(math.nan, f.wide), math.inf)
     size = op.Where(op.Equal(field, f.top), special, finite)
-    # a product, as onnxruntime's Where forgets the sign of zero
+    # a product, as onnxruntime's Where loses the sign of zero
     return size * op.Where(negative, op.const(-1.0, f.wide), 1.0)

@@ -1,6 +1,6 @@
-"""CumProd, which opset 26 brought, by doubling: after step k every entry is the product of up to 2^k before it.
+"""CumProd (opset 26) by doubling: after step k every entry is the product of up to 2^k entries before it.
 
-It takes log2(n) products of whole tensors, and their derivative divides by nothing: it is exact where entries are zero.
+It takes log2(n) elementwise products, whose derivative needs no division and is exact where entries are zero.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Shift = Callable[[Var, Var], Var]
 def running_product(op: Builder, x: Var, axis: Var, exclusive: bool, reverse: bool) -> Var:
     """Entry i is the product over all j ≤ i (exclusive: <, reverse: ≥) of entry j along ``axis``, an int64 [1].
 
-    Where the size of the axis is known, the steps are written out; otherwise a Loop makes them.
+    The steps are unrolled if the size of the axis is known, and run in a Loop otherwise.
     """
 
     def shift(v: Var, by: Var) -> Var:
-        """Move entries on along the axis, with ones behind them."""
+        """Shift entries along the axis, filling with ones."""
         pads = (-by, by) if reverse else (by, -by)
         shifted = op.Pad(v, op.Concat(*pads, axis=0), op.const(1, v.dtype), axis)
         return op.like(shifted, v)

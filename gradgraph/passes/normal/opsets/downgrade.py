@@ -1,4 +1,4 @@
-"""Operators and attributes that opsets 22 to 28 brought, written at opset 21.
+"""Operators and attributes of opsets 22 to 28, written at opset 21.
 
 ``@since(24, "Swish")`` marks the converter for nodes of opset >= 24; see ``upgrade`` for what a converter is. A new
 operator without a converter here is replaced by its schema's function body (``function_bodies``).
@@ -33,7 +33,7 @@ def since(opset: int, *op_types: str) -> Callable[[F], F]:
 
 
 def form_for(op_type: str, opset: int) -> Form | None:
-    """The converter for such a node, or ``None`` if it may stay."""
+    """The converter for such a node, or ``None`` if it stays."""
     if opset <= OPSET:
         return None
     first, form = _FORMS.get(op_type, (NEWEST_OPSET + 1, None))
@@ -47,12 +47,12 @@ def _new_operators() -> frozenset[str]:
 
 
 def is_new(op_type: str) -> bool:
-    """Did the operator come after opset 21?"""
+    """Whether the operator was added after opset 21."""
     return op_type in _new_operators()
 
 
 def has_form(op_type: str) -> bool:
-    """Is there a converter or a function body for an operator that opset 21 does not have?"""
+    """Whether an operator that opset 21 lacks has a converter or a function body."""
     return op_type in _FORMS or is_function(op_type, NEWEST_OPSET)
 
 
@@ -61,7 +61,7 @@ def _by_body(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> t
     if outputs is None:
         first = onnx.defs.get_schema(node.op_type, NEWEST_OPSET).since_version
         raise ModelError(
-            f"{describe(node)} cannot be expressed at opset {OPSET} with the shapes that are known; export the model "
+            f"{describe(node)} cannot be expressed at opset {OPSET} with the known shapes; export the model "
             f"with fixed shapes, or with an opset before {first}"
         )
     return outputs
@@ -97,7 +97,7 @@ def rms_normalization(
 
 @since(24, "Cast", "CastLike")
 def cast(op: Builder, node: ir.Node, *inputs: Var, round_mode: str = "up", **attrs: Any) -> Any:
-    """``round_mode`` matters for float8e8m0 only, a type that 21 does not have."""
+    """Drop ``round_mode``, which matters only for float8e8m0, a type that opset 21 lacks."""
     return op.emit(node.op_type, *inputs, **attrs)
 
 
@@ -120,14 +120,14 @@ def quantize_linear(
 ) -> Any:
     if precision not in (0, int(scale.dtype)):
         raise ModelError(
-            f"{describe(node)} asks for precision {ir.DataType(precision).name}, which opset {OPSET} cannot express"
+            f"{describe(node)} requires precision {ir.DataType(precision).name}, which opset {OPSET} cannot express"
         )
     return op.QuantizeLinear(x, scale, *rest, **attrs)
 
 
 @since(28, "Mod")
 def mod(op: Builder, node: ir.Node, a: Var, b: Var, *, fmod: int = 0) -> Any:
-    """Floats could only have fmod=1, whose result has the sign of a; the other one has the sign of b."""
+    """Emulate fmod=0 of floats, whose result has the sign of b; opset 21 has only fmod=1, with the sign of a."""
     if fmod or not a.is_float:
         return op.Mod(a, b, fmod=fmod)
     rest = op.Mod(a, b, fmod=1)
@@ -161,7 +161,7 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Any:
-    """Sample b's update goes to positions start[b], start[b] + 1, … of ``axis``, modulo its size if circular."""
+    """Write sample b's update at positions start[b], start[b] + 1, … of ``axis``, modulo its size if circular."""
     axis = axis % past.rank
     steps = op.Range(0, op.Squeeze(op.dim(update, axis)), 1)
     trailing = list(range(1, past.rank - axis))

@@ -1,4 +1,4 @@
-"""Attention with a recurrent state, and the convolution with a state that goes before it."""
+"""Linear attention with a recurrent state, and the causal convolution with a state that precedes it."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def linear_attention(
 ) -> Any:
     """S ← exp(g) S; S ← S + k ⊗ v, or k ⊗ β(v − Sᵀk) with "delta"; o = scale · Sᵀq. A Scan over time, in float32.
 
-    Axes: batch b, time, heads h (each serving g heads of the query), keys d, values m; the state is [b, h, d, m].
-    With more heads of keys than of queries, as com.microsoft's operator of this name allows, a query serves several.
+    Axes: batch b, time, heads h (each shared by g query heads), keys d, values m; the state is [b, h, d, m].
+    com.microsoft's operator of this name also allows more key heads than query heads, which then share queries.
     """
     wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
     q = _queries(op, wide[0], q_num_heads, kv_num_heads)
@@ -98,7 +98,7 @@ def linear_attention(
 
 
 def _queries(op: Builder, query: Var, heads: int, kv_heads: int) -> Var:
-    """Turn [b, t, heads · d] into [b, t, h, g, d], one group of g queries for each of h heads of keys."""
+    """Reshape [b, t, heads · d] to [b, t, h, g, d], one group of g queries for each of h key heads."""
     width = query.dim(2)
     size = width // heads if isinstance(width, int) else -1
     if kv_heads <= heads:
@@ -113,7 +113,7 @@ def _default_scale(op: Builder, q: Var) -> Any:
 
 
 def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
-    """Write one position: from the state and slices of the inputs to the next state and the output [b, h, g, m]."""
+    """Write one position: map the state and slices of the inputs to the next state and the output [b, h, g, m]."""
 
     def write(state: Var, *slices: Var) -> list[Var]:
         now = dict(zip(names, slices, strict=True))

@@ -1,9 +1,9 @@
-"""A model of opset 21 written at an older one, for runtimes that end there.
+"""Write a model of opset 21 at an older opset, for runtimes that support no newer one.
 
-An operator that is the same at both opsets stays. ``@until(18, "ReduceMean", ...)`` marks what brings a node to the
-form that the operator had before opset 18, in place. Of other operators, attributes that the older one does not have go
-where they say what it does anyway; those that came later are replaced by their function body. A function whose body
-cannot be written without sizes is written where it is called. What is left is refused, each node by name.
+An operator that is the same at both opsets stays. ``@until(18, "ReduceMean", ...)`` registers the in-place change to
+the operator's form before opset 18. Attributes that the older operator lacks are dropped if they say what it does
+anyway; newer operators are replaced by their function body, or inlined if the body needs sizes. Every other node is
+reported by name.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
-OLDEST_WRITTEN = 17  # LayerNormalization came with it
-IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, OPSET: IR_VERSION}  # those of onnx's releases that brought these opsets
+OLDEST_WRITTEN = 17  # LayerNormalization was added in 17
+IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, OPSET: IR_VERSION}  # IR versions of the onnx releases of these opsets
 
-_NOT_BY_BODY = {"AffineGrid"}  # whose body onnxruntime loads only where it expands it itself
+_NOT_BY_BODY = {"AffineGrid"}  # onnxruntime loads their function bodies only if it expands them itself
 
-Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or says why it cannot
+Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or returns why it cannot
 _CHANGES: dict[str, list[tuple[int, Change]]] = {}
 
 
 def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
-    """Mark what writes nodes of these operators for opsets before ``opset``."""
+    """Register a change that writes nodes of these operators for opsets before ``opset``."""
 
     def register(change: Change) -> Change:
         for op_type in op_types:
@@ -46,13 +46,13 @@ def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
 
 
 def check_opset(opset: int) -> None:
-    """Raise BuildError if nothing is written at this opset."""
+    """Raise BuildError for an opset that cannot be written."""
     if opset not in IR_VERSIONS:
-        raise BuildError(f"the opset should be one from {OLDEST_WRITTEN} to {OPSET}, and not {opset}")
+        raise BuildError(f"the opset must be from {OLDEST_WRITTEN} to {OPSET}, not {opset}")
 
 
 def write_at(model: ir.Model, opset: int) -> ir.Model:
-    """Write ``model``, which is at opset 21, at ``opset``, in place; its IR version becomes that of the opset's time.
+    """Write ``model``, which is at opset 21, at ``opset``, in place, with the IR version of the opset's release.
 
     Raises:
         BuildError: an operator needs a newer opset; there is a finding for each such node.
@@ -74,7 +74,7 @@ def write_at(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
-    """Copy ``function`` at ``opset``; None if that takes sizes, which only calls know."""
+    """Copy ``function`` at ``opset``; None if that needs sizes, which are known only at calls."""
     copy: ir.Function = ir.from_proto(ir.to_proto(function))
     inner = ir.Model(copy.graph, ir_version=IR_VERSION)
     if any(_write(inner, Editor(inner), opset)):
@@ -85,7 +85,7 @@ def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
 
 
 def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
-    """Write the nodes of ``model`` at ``opset``, in place; yield a finding for each that cannot be."""
+    """Write the nodes of ``model`` at ``opset``, in place; yield a finding for each that cannot be written."""
     while _expanded(editor, [n for n in nodes_of(model) if _is_newer(n, opset)]):
         pass
     for node in [n for n in nodes_of(model) if n.domain == ""]:
@@ -94,12 +94,12 @@ def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
 
 
 def _is_newer(node: ir.Node, opset: int) -> bool:
-    """Is there no such operator, or another one of that name?"""
+    """Whether the operator did not exist at ``opset``, or meant something else."""
     return node.domain == "" and (signature(node.op_type, opset) is None or node.op_type == "GroupNormalization")
 
 
 def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
-    """Replace nodes by their function bodies, in place; False if none has one."""
+    """Replace nodes by their function bodies, in place; return False if none has one."""
     done = False
     for node in nodes:
         outputs = None if node.op_type in _NOT_BY_BODY else instantiate_body(editor.op, node)
@@ -112,10 +112,10 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
 
 
 def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
-    """Bring ``node`` to its older form, in place; return the reason if that cannot be done."""
+    """Bring ``node`` to its older form, in place; return the reason if that is impossible."""
     old = signature(node.op_type, opset)
     if old is None:
-        return f"needs opset {known_since()[node.op_type]}, and the file is to be at {opset}"
+        return f"needs opset {known_since()[node.op_type]}, but the file is written at {opset}"
     for first, change in _CHANGES.get(node.op_type, ()):
         if opset < first and (why := change(node)) is not None:
             return why
@@ -123,20 +123,20 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Drop attributes that only say what the older operator does; return the reason if ``node`` does not fit it."""
+    """Drop attributes that only state what the older operator does; return the reason if ``node`` does not fit it."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
-            return f"has {name}, which {node.op_type} has not at opset {opset}"
+            return f"has {name}, which {node.op_type} does not have at opset {opset}"
         del node.attributes[name]
     if len(node.inputs) > old.most:
-        return f"has {len(node.inputs)} inputs, and {node.op_type} takes {old.most} at opset {opset}"
+        return f"has {len(node.inputs)} inputs, but {node.op_type} takes {old.most} at opset {opset}"
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
             if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType):
                 continue
             name = value.dtype.name.lower()
             if f"tensor({name})" not in old.formal(i, outputs).allowed:
-                return f"is of {name}, which {node.op_type} does not take at opset {opset}"
+                return f"has type {name}, which {node.op_type} does not support at opset {opset}"
     return None
 
 
@@ -145,7 +145,7 @@ _DEFAULTS = {"saturate": 1, "keep_aspect_ratio_policy": "stretch", "antialias": 
 
 
 def _constants_inside(graph: ir.Graph) -> None:
-    """Write the initializers of a function's graph as Constant nodes in front, as a function has none."""
+    """Write the initializers of a function's graph as Constant nodes, as functions have no initializers."""
     for name, value in list(graph.initializers.items()):
         assert value.const_value is not None
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
@@ -161,10 +161,10 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
-    """Axes were an attribute; none of them meant all."""
+    """Make axes an attribute; none means all."""
     axes = constant_of(input_at(node, 1))
     if input_at(node, 1) is not None and axes is None:
-        return "takes axes that are computed, which only opset 18 can express"
+        return "has computed axes, which only opset 18 can express"
     stays = bool(attributes(node).get("noop_with_empty_axes"))
     node.attributes.pop("noop_with_empty_axes", None)
     node.resize_inputs(1)
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """There was no number of parts: sizes are written, where they are known."""
+    """Write sizes, where known, instead of the number of parts."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:
@@ -194,7 +194,7 @@ def split(node: ir.Node) -> str | None:
 
 
 def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
-    """Let input ``i`` of ``node`` be a Constant of ``value``."""
+    """Set input ``i`` of ``node`` to a Constant of ``value``."""
     constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(value))])
     constant.outputs[0].name = f"{node.outputs[0].name}.input{i}"
     graph_of(node).insert_before(node, constant)
@@ -203,12 +203,12 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
-    """There were no axes: pads of all of them are written."""
+    """Write pads of all axes, as there was no axes input."""
     if (given := input_at(node, 3)) is None:
         return None
     pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
     if pads is None or axes is None or x is None or x.shape is None:
-        return "pads some axes, not known which, and only opset 18 can express that"
+        return "pads axes that are not known, which only opset 18 can express"
     whole = np.zeros((2, len(x.shape)), np.int64)
     whole[:, axes] = pads.reshape(2, -1)
     node.resize_inputs(3)
@@ -218,30 +218,30 @@ def pad(node: ir.Node) -> str | None:
 
 @until(19, "Pad")
 def pad_around(node: ir.Node) -> str | None:
-    """Pads did not wrap around."""
+    """Reject wrap-around, which did not exist."""
     return "wraps around, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
 
 
 @until(19, "Resize")
 def resize(node: ir.Node) -> str | None:
-    """One way to place pixels is newer."""
+    """Reject half_pixel_symmetric, which is newer."""
     mode = attributes(node).get("coordinate_transformation_mode")
     return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
 
 
 @until(18, "ScatterElements", "ScatterND")
 def scatter(node: ir.Node) -> str | None:
-    """Sums and products only."""
+    """Allow only sums and products."""
     how = attributes(node).get("reduction")
     return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
 
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Modes had other names, and images two axes."""
+    """Translate the names of modes, and allow only two image axes."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
-        return "is not known to sample images, and only opset 20 samples anything else"
+        return "does not have known image inputs, and only opset 20 supports others"
     names = {"linear": "bilinear", "cubic": "bicubic"}
     mode = str(attributes(node).get("mode", "linear"))
     node.attributes["mode"] = ir.AttrString("mode", names.get(mode, mode))
@@ -250,15 +250,15 @@ def grid_sample(node: ir.Node) -> str | None:
 
 @until(20, "DFT")
 def dft(node: ir.Node) -> str | None:
-    """The axis was an attribute."""
+    """Make the axis an attribute."""
     axis = constant_of(input_at(node, 2))
     if input_at(node, 2) is not None and axis is None:
-        return "takes an axis that is computed, which only opset 20 can express"
+        return "has a computed axis, which only opset 20 can express"
     value = -2 if axis is None else int(axis)
     x = node.inputs[0]
     if value < 0:
         if x is None or x.shape is None:
-            return "takes an axis counted from the end of an unknown number of axes, which only opset 20 can express"
+            return "has a negative axis and unknown rank, which only opset 20 can express"
         value += len(x.shape)
     node.resize_inputs(2)
     node.attributes["axis"] = ir.AttrInt64("axis", value)

@@ -1,4 +1,4 @@
-"""Pass: every ai.onnx node at opset 21, IR version 10."""
+"""Pass: convert every ai.onnx node to opset 21, IR version 10."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gradgraph.passes.normal.opsets import downgrade, upgrade
 
 
 def convert_to_opset(model: ir.Model) -> bool:
-    """Rewrite nodes whose meaning or form differs at opset 21; True if the model was at another opset.
+    """Rewrite nodes whose meaning or form differs at opset 21; return True if the model was at another opset.
 
     1. nodes of opset 7-20: those whose form changed (``upgrade``); all others mean the same at 21;
-    2. nodes of opset 22-28: operators and attributes that 21 does not have (``downgrade``); for all others only more
-       element types are allowed there;
-    3. nodes of bodies of If, Loop and Scan, too; a node that came from a function has that function's opset.
+    2. nodes of opset 22-28: operators and attributes that 21 lacks (``downgrade``); all others only support more
+       element types;
+    3. nodes in bodies of If, Loop and Scan, too; a node inlined from a function has that function's opset.
 
     Raises:
         ModelError: an operator has no form at opset 21.
@@ -33,7 +33,7 @@ def convert_to_opset(model: ir.Model) -> bool:
 
 
 def convert(editor: Editor, node: ir.Node, opset: int) -> None:
-    """Bring one node from ``opset`` to 21, in place; then the nodes of its body, if it was replaced by one."""
+    """Bring one node from ``opset`` to 21, in place, and then the nodes of its function body, if that replaced it."""
     node.version = None
     form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
     if form is None:

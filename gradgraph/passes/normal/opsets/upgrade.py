@@ -1,9 +1,9 @@
-"""Forms that operators had before opset 21, and what they are at 21.
+"""Forms of operators before opset 21, and their equivalents at 21.
 
 ``@before(13, "Softmax")`` marks the converter for nodes of opset < 13. A converter gets the builder, the old node, its
-inputs and its attributes by keyword, and returns the new outputs; ``None`` leaves the node as it is. If an
-operator has several converters, the one with the lowest fitting version is taken, and it goes all the way to 21.
-Operators that are not here mean the same at every opset from 7 to 21.
+inputs and its attributes by keyword, and returns the new outputs; ``None`` keeps the node. Of several converters, the
+one with the lowest fitting version is used, and it goes all the way to 21. Operators without a converter mean the same
+at every opset from 7 to 21.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import is_wanted
 
-ALWAYS = 10**6  # converters for operators that 21 does not have at all
+ALWAYS = 10**6  # converters for operators that 21 lacks
 
 F = TypeVar("F", bound="Form")
 Form = Callable[..., "Var | tuple[Var | None, ...] | None"]
@@ -39,7 +39,7 @@ def before(opset: int, *op_types: str) -> Callable[[F], F]:
 
 
 def form_for(op_type: str, opset: int) -> Form | None:
-    """The converter for such a node, or ``None`` if it may stay."""
+    """The converter for such a node, or ``None`` if it stays."""
     return next((form for limit, form in _FORMS.get(op_type, ()) if opset < limit), None)
 
 
@@ -101,7 +101,7 @@ def dft(op: Builder, node: ir.Node, x: Var, length: Var | None = None, *, axis: 
 
 @before(13, "Softmax", "LogSoftmax", "Hardmax")
 def softmax(op: Builder, node: ir.Node, x: Var, *, axis: int = 1) -> Any:
-    """Up to opset 12 these work on the matrix that x is when flattened at ``axis``, not along one axis."""
+    """Up to opset 12, flatten x to a matrix at ``axis``, instead of working along one axis."""
     rank = None if x.shape is None else len(x.shape)
     if rank is not None and axis % rank == rank - 1:
         return op.emit(node.op_type, x, axis=-1)
@@ -128,7 +128,7 @@ def scatter(op: Builder, node: ir.Node, x: Var, indices: Var, updates: Var, *, a
 
 @before(10, "Dropout")
 def dropout_float_mask(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5) -> Any:
-    """Before opset 10 the mask had the type of x."""
+    """Cast the mask to the type of x, which it had before opset 10."""
     if len(node.outputs) == 1:
         return dropout(op, node, x, ratio=ratio)
     y, mask = dropout(op, node, x, ratio=ratio)
@@ -149,7 +149,7 @@ def batch_normalization(
     momentum: float = 0.9,
     spatial: int = 1,
 ) -> Any:
-    """Several outputs meant training mode."""
+    """Reject spatial=0 and saved statistics; several outputs meant training mode."""
     if not spatial:
         raise ModelError(
             f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"
@@ -167,7 +167,7 @@ def batch_normalization(
 def group_normalization(
     op: Builder, node: ir.Node, x: Var, scale: Var, bias: Var, *, num_groups: int, epsilon: float = 1e-5
 ) -> Any:
-    """Scale and bias were one number per group and are one per channel."""
+    """Expand scale and bias from one number per group to one per channel."""
     repeats = op.Concat([1], op.Div(op.dim(x, 1), [num_groups]), axis=0)
 
     def per_channel(v: Var) -> Any:
@@ -187,7 +187,7 @@ def upsample_attribute(op: Builder, node: ir.Node, x: Var, *, scales: list[float
 @before(ALWAYS, "Upsample")
 @before(11, "Resize")
 def resize_10(op: Builder, node: ir.Node, x: Var, scales: Var, *, mode: str = "nearest") -> Any:
-    """Pixels sat at ``i / scale``; the nearest one was the lower when enlarging, and the upper when shrinking."""
+    """Resize with pixels at ``i / scale``; nearest rounds down when enlarging, and up when shrinking."""
 
     def resized(x: Var, scales: Any, nearest: str) -> Any:
         rounding = nearest if mode == "nearest" else None
@@ -216,7 +216,7 @@ def resize_11(
     nearest_mode: str = "round_prefer_floor",
     **attrs: Any,
 ) -> Any:
-    """``tf_half_pixel_for_nn`` ended: its (i + 0.5) / scale, rounded down, is half_pixel's rounded half up."""
+    """Replace ``tf_half_pixel_for_nn``: its (i + 0.5) / scale, rounded down, is half_pixel's rounded half up."""
     if coordinate_transformation_mode != "tf_half_pixel_for_nn":
         return None
     if attrs.get("mode", "nearest") != "nearest" or nearest_mode != "floor":

@@ -1,4 +1,4 @@
-"""Nothing wasteful stays: what nobody reads, what is computed twice, what a peephole writes shorter."""
+"""The clean-up after differentiation: prune, merge common subexpressions, apply peepholes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
 from gradgraph.passes.rewrites import Rewrite, run
 
 BEFORE = (
-    Rewrite(prune, "whatever nobody reads needs no better form"),
-    Rewrite(write_groups, "gradients, which have a rule for it, are written by now; equal parts of two can merge"),
+    Rewrite(prune, "unread nodes need no better form"),
+    Rewrite(write_groups, "its gradients, which have a rule of their own, are written; equal parts of two can merge"),
 )
 
 
 AFTER = (
-    Rewrite(write_unsigned, "the nodes around a QuantizeLinear, which it looks at, are final"),
-    Rewrite(name_outputs, "nothing more merges, so an Identity before an output is only its name"),
+    Rewrite(write_unsigned, "it inspects the nodes around a QuantizeLinear, which are now final"),
+    Rewrite(name_outputs, "nothing more merges, so an Identity before an output only names it"),
 )
-_ROUNDS = 8  # two or three do; each is linear in the model
+_ROUNDS = 8  # two or three suffice; each is linear in the model
 
 
 def clean_up(model: ir.Model) -> ir.Model:
@@ -32,9 +32,9 @@ def clean_up(model: ir.Model) -> ir.Model:
     run(BEFORE, model)
     keys: Keys = {}
     rewrites = (
-        Rewrite(partial(merge_equal, keys=keys), "a peephole takes apart only what has one reader"),
-        Rewrite(simplify, "equal nodes are one now; two that a peephole makes equal are merged in the next round"),
-        Rewrite(prune, "a node that a peephole has gone round counts as a reader until it goes"),
+        Rewrite(partial(merge_equal, keys=keys), "a peephole takes apart only values with one reader"),
+        Rewrite(simplify, "equal nodes are merged; nodes that a peephole makes equal merge in the next round"),
+        Rewrite(prune, "a bypassed node counts as a reader until it is removed"),
     )
     for _ in range(_ROUNDS):
         before = list(nodes_of(model))

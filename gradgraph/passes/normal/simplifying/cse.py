@@ -1,16 +1,15 @@
-"""Common subexpressions: of several nodes that compute the same, one stays.
+"""Common subexpressions: merge nodes that compute the same.
 
-1. Two nodes of one graph are the same if operator, attributes, number of outputs and inputs are; the inputs of
-   Add, Mul, Equal and the logical operators in either order. Constants are the same if their numbers are.
-2. Shape reads a tensor's sizes only: of tensors whose sizes are numbers or named symbols, the same shape is the same.
-   Generated names (``unk__0``) prove nothing, nor does a name inside a body, where iterations may change the size.
-3. A value that is a graph output keeps its name; where both are, both nodes stay.
-4. Bodies of If, Loop and Scan are swept on their own: what an outer node computes stays in the body as well.
+1. Two nodes of one graph are equal if operator, attributes, number of outputs and inputs are; the inputs of Add, Mul,
+   Equal and the logical operators in either order. Constants are equal if their values are.
+2. Shape depends only on a tensor's shape: equal numbers or named symbols give equal results. Generated names
+   (``unk__0``) prove nothing, nor do names inside a body, where iterations may change the size.
+3. A graph output keeps its name; if both values are graph outputs, both nodes stay.
+4. Bodies of If, Loop and Scan are separate scopes: a node in a body does not merge with an outer one.
 
-Never merged: operators that draw random numbers, or may once in training mode; BatchNormalization, each of which
-updates its statistics, and what computes its scratch tensors in training form, which onnxruntime overwrites; operators
-with bodies; operators of foreign domains, about which nothing is known. A value read ``FAN_OUT`` times takes no more
-readers, as sessions are created in time quadratic in them.
+Never merged: operators that draw random numbers, or may in training mode; BatchNormalization, which updates its own
+statistics, and the nodes of its scratch tensors in training form, which onnxruntime overwrites; operators with bodies;
+operators of unknown domains. A value with ``FAN_OUT`` readers gets no more, as session creation is quadratic in them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
 _OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
 _COMMUTE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})
 _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
-_MOST_ELEMENTS = 64  # elements of a constant that is compared by its numbers
+_MOST_ELEMENTS = 64  # elements of a constant that is compared by value
 
 
 Keys: TypeAlias = dict[ir.Node, tuple[Sequence[ir.Value | None], Hashable]]
@@ -42,13 +41,13 @@ def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
     """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``.
 
     Args:
-        keys: of nodes in earlier sweeps, with the inputs that they had then; attributes have not changed since.
+        keys: keys of nodes from earlier sweeps, with their inputs at that time; attributes have not changed since.
     """
     keys = {} if keys is None else keys
     scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
     for graph in graphs_of(model):
         known: dict[Hashable, ir.Node] = {}
-        gone: list[ir.Node] = []  # removed at once: each removal looks at all outputs of the graph
+        gone: list[ir.Node] = []  # removed together: each removal scans all outputs of the graph
         for node in list(graph):
             if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
                 continue
@@ -65,12 +64,12 @@ def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
 
 
 def _is_pure(node: ir.Node) -> bool:
-    """Does it give the same whenever it is given the same?"""
+    """Whether equal inputs always give equal outputs."""
     return node.domain in _DOMAINS and node.op_type not in _OWN_EFFECT and not has_bodies(node)
 
 
 def _merge(node: ir.Node, first: ir.Node) -> bool:
-    """Let the readers of ``node`` read ``first`` instead, so that it may go; False if it must stay."""
+    """Redirect the readers of ``node`` to ``first``, so that it can be removed; return False if it must stay."""
     pairs = list(zip(node.outputs, first.outputs, strict=True))
     if any((a.is_graph_output() and b.is_graph_output()) or len(b.uses()) >= FAN_OUT for a, b in pairs):
         return False
@@ -81,7 +80,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand where ``old`` did, under its name if that is a graph output's."""
+    """Replace ``old`` by ``new``, which takes its name if ``old`` is a graph output."""
     takes_name, name = old.is_graph_output() or not new.name, old.name
     replace_value(old, new)
     if takes_name:
@@ -90,7 +89,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_outputs(model: ir.Model) -> ir.Model:
-    """Let the node before an Identity that only names a graph output give that name, in place."""
+    """Replace an Identity that only names a graph output by naming the node before it, in place."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [made_by(v, "Identity") for v in graph.outputs]:
@@ -105,11 +104,11 @@ def name_outputs(model: ir.Model) -> ir.Model:
     return model
 
 
-# --- what makes two nodes the same ----------------------------------------------------------------------
+# --- equality of nodes ----------------------------------------------------------------------------------
 
 
 def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
-    """The key of ``node``, found anew if its inputs are others; that of a Shape depends on sizes, too."""
+    """The key of ``node``, recomputed if its inputs changed; the key of a Shape depends on sizes, too."""
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
         key = _node_key(node, sizes_are_fixed)
@@ -125,7 +124,7 @@ def _node_key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     attributes = frozenset(map(_attribute_key, node.attributes.values())) if node.attributes else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
     if role := precision_role(node.op_type, node.metadata_props):
-        kind = kind, role  # a Cast that the model has itself is none of these
+        kind = kind, role  # a Cast of the model's own is not marked
     return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 
@@ -134,11 +133,11 @@ def _attribute_key(attribute: ir.Attr) -> Hashable:
         return attribute.name, _tensor_key(attribute.as_tensor())
     if attribute.type not in _PLAIN or attribute.is_ref():
         return attribute.name, id(attribute)
-    return attribute.name, repr(attribute.value)  # 0.0 equals -0.0, but does not read the same
+    return attribute.name, repr(attribute.value)  # 0.0 == -0.0, but their results differ
 
 
 def _operand_key(value: ir.Value | None) -> Hashable:
-    """The numbers of a small constant; any other value itself."""
+    """The values of a small constant; any other value itself."""
     tensor = None if value is None else value.const_value
     return value if value is None or tensor is None or not is_marked_constant(value) else _tensor_key(tensor)
 
@@ -150,7 +149,7 @@ def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
-    """The sizes that a Shape node gives, if all are known by number or by name."""
+    """The sizes that a Shape node returns, if all are known by number or by name."""
     dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None

@@ -1,4 +1,4 @@
-"""Passes: arithmetic on known numbers and shapes is done now, and what nobody reads is dropped."""
+"""Passes: constant folding, and removal of unread nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_lost, settle_reshape, settle_resize
 from gradgraph.passes.normal.spelling.constants import become_constant
 
-# moving numbers about works with symbolic dimensions among them, too
+# operators that move numbers also work on symbolic dimensions
 _MOVES = frozenset(["Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity"])
 
 _FLOATS: dict[str, Callable[..., Any]] = {
@@ -34,12 +34,12 @@ _FLOATS: dict[str, Callable[..., Any]] = {
 
 
 def fold_constants(model: ir.Model) -> bool:
-    """Compute small nodes whose inputs are known; True if any was.
+    """Compute small nodes with constant inputs; return True if there were any.
 
     1. integers and booleans, from initializers (``gradgraph.graph.shapes.fold``);
-    2. Shape and Size as far as dimensions are known, and nodes that only move these about (Gather, Slice, Concat, …),
+    2. Shape and Size as far as dimensions are known, and operators that move their entries (Gather, Slice, Concat, …),
        so that the known part of a partly symbolic shape is found;
-    3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
+    3. floats that depend only on marked constants; never a parameter (an initializer without the mark);
     4. CastLike becomes Cast where its type is known;
     5. sizes that ONNX's inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
     """
@@ -90,7 +90,7 @@ def _cast_like(node: ir.Node) -> bool:
 
 
 def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray | None:
-    """The value of ``node``: a proper array if all is known, one of objects if some entries are symbols or unknown."""
+    """The value of ``node``: a numeric array if all is known, an object array if entries are symbols or unknown."""
     if node.op_type in ("Shape", "Size"):
         return _known_sizes(node)
     attrs = attributes(node)
@@ -139,7 +139,7 @@ def _moved(
     node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any], partly: dict[ir.Value, np.ndarray]
 ) -> np.ndarray | None:
     operands = [a if v is None else partly.get(v, a) for v, a in zip(node.inputs, inputs, strict=True)]
-    if node.op_type == "Concat":  # what is not known at all counts by its length
+    if node.op_type == "Concat":  # an unknown input counts by its length
         operands = [_unknown(v) if a is None else a for v, a in zip(node.inputs, operands, strict=True)]
     if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
         return None
@@ -160,7 +160,7 @@ def _tidy(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64) if all(isinstance(d, int | np.integer) for d in array.flat) else array
 
 
-# --- what nobody reads --------------------------------------------------------------------------------
+# --- unread nodes --------------------------------------------------------------------------------
 
 
 def remove_unused(model: ir.Model) -> None:
@@ -168,7 +168,7 @@ def remove_unused(model: ir.Model) -> None:
 
     1. nodes none of whose outputs is read;
     2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,
-       as the caller may ask for it by name.
+       as the caller may select it by name.
     """
     prune_graph(model.graph, shorten=False)
     for name, value in list(model.graph.initializers.items()):

@@ -1,10 +1,10 @@
-"""GroupNormalization as runtimes should compute it: InstanceNormalization of groups.
+"""Rewrite GroupNormalization as InstanceNormalization of groups, which runtimes compute better.
 
-onnxruntime has no kernel for it on the CPU and computes the body that ONNX gives, which takes E[x²] − E[x]² for the
-variance: where means are 100 times the deviations, four digits are lost, and what is left may be negative. The kernel
-of InstanceNormalization centres first, and is three times as fast.
+onnxruntime's CPU provider has no kernel for it and runs ONNX's function body, which computes the variance as E[x²] −
+E[x]²: if means are 100 times the deviations, four digits are lost, and the result may be negative. The kernel of
+InstanceNormalization centres first and is three times as fast.
 
-Gradients have a rule of their own, so this is written when they are.
+Gradients have a rule of their own, so this runs after differentiation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_groups(model: ir.Model) -> None:
 def _by_groups(
     op: Builder, x: Var, scale: Var, bias: Var, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Var:
-    """Write the formula in float32 or wider, which is all that ``stash_type`` can ask for."""
+    """Write the formula in float32 or wider, which covers every ``stash_type``."""
     wide = DOUBLE if x.dtype == DOUBLE else FLOAT
     rows = op.Reshape(op.cast(x, wide), [0, num_groups, -1])
     normal = op.Reshape(_standardized(op, rows, num_groups, epsilon), op.shape(x))
@@ -41,7 +41,7 @@ def _by_groups(
 
 
 def _standardized(op: Builder, rows: Var, num_groups: int, epsilon: float) -> Var:
-    if rows.dtype == DOUBLE:  # which the kernel has not
+    if rows.dtype == DOUBLE:  # which the kernel does not support
         centred = rows - op.ReduceMean(rows, [-1], keepdims=1)
         return centred / op.Sqrt(op.ReduceMean(centred * centred, [-1], keepdims=1) + epsilon)
     ones, zeros = (op.const(np.full(num_groups, v, np.float32)) for v in (1, 0))

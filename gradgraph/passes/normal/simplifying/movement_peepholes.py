@@ -1,18 +1,18 @@
-"""Peepholes for nodes that compute nothing, but move numbers about (rows of the table in ``peepholes.py``).
+"""Peepholes for nodes that only move data (rows of the table in ``peepholes.py``).
 
-1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input; so a chain of
-   reshapings that ends with the shape that it began with, as all of them keep the numbers in their order; a chain
-   that nobody else reads, to a shape of which at most one size is not known → one Reshape;
-2. Transpose that moves axes of size 1 only → Reshape;
-3. Reshape to a shape found at run time, of which at most one size is not known → Reshape to numbers, one of them −1;
-4. the sum of Pads that lie side by side on one axis → Concat (slices of one tensor have such gradients), with one Pad
-   around it where they leave room at the ends;
-5. Concat of one tensor → that tensor; Concat of Concats that nobody else reads, on the same axis → one;
-6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these that
-   nobody else reads → the reduction over the squeezed axes, too;
-7. Pad on some axes → Pad on all: onnxruntime, where it moves a Transpose past a Pad, takes the pads for those of all;
-   Pad with zeros in front of a pool → Pad that names all axes: onnxruntime makes the other one part of the pool, whose
-   padding is no zeros to a maximum, and may not be as wide as the kernel.
+1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input, and so is a
+   chain of reshapes that ends with its first shape; a chain without other readers, to a shape with at most one unknown
+   size → one Reshape;
+2. Transpose that moves only axes of size 1 → Reshape;
+3. Reshape to a computed shape with at most one unknown size → Reshape to constants, with −1 for the unknown one;
+4. the sum of adjacent Pads along one axis → Concat (gradients of slices of one tensor), with one Pad around it if there
+   is room at the ends;
+5. Concat of one tensor → that tensor; Concat of Concats without other readers, on the same axis → one;
+6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these without
+   other readers → the reduction over the squeezed axes, too;
+7. Pad on some axes → Pad on all: onnxruntime assumes pads of all axes when it moves a Transpose past a Pad; Pad with
+   zeros before a pool → Pad that names all axes: onnxruntime fuses the other form into the pool, whose padding is not
+   zero to a maximum, and must be smaller than the kernel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gradgraph.graph.nodes import input_at, inputs_of, made_by, read_once, sourc
 from gradgraph.graph.shapes import Shape
 from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
 
-_MOST_PARTS = 64  # a chain of Concats, each written anew with all before it, would take quadratic time
-_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # change nothing on axes of size 1
+_MOST_PARTS = 64  # rewriting a chain of Concats, each with all before it, would take quadratic time
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # no effect on axes of size 1
 _RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -99,7 +99,7 @@ def _takes_all(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _as_target(dims: Shape | None) -> np.ndarray | None:
-    """Write sizes as the target of a Reshape: numbers and one −1 at most; None if that cannot be."""
+    """Write sizes as the target of a Reshape: numbers and at most one −1; None if impossible."""
     if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
         return None
     return np.array(shapes.sizes_or(dims, -1), np.int64)
@@ -125,12 +125,12 @@ def _known_target(op: Builder, node: ir.Node) -> Var | None:
     return op.Reshape(op.wrap(x), target)
 
 
-# --- side by side ----------------------------------------------------------------------------------------
+# --- adjacent pads ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Tells where a Pad with zeros puts ``x`` on the one axis that it pads, and the sizes of the others."""
+    """The position of ``x`` on the only axis that a zero Pad pads, and the sizes of the others."""
 
     x: ir.Value
     axis: int
@@ -191,7 +191,7 @@ def _nested(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
-    """The parts of ``value``, if a Concat on the same axis joins them for ``reader`` alone."""
+    """The parts of ``value``, if a Concat on the same axis joins them and ``reader`` is its only reader."""
     node = made_by(value, "Concat")
     if node is None or not read_once(value, reader):
         return None
@@ -210,7 +210,7 @@ def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
-    """Indices and updates of the ScatterND that computes ``value`` by writing them into zeros."""
+    """Indices and updates of the ScatterND into zeros that computes ``value``."""
     node = made_by(value, "ScatterND")
     if node is None or not is_zeros(node.inputs[0]) or node.attributes.get_string("reduction", "none") != "none":
         return None

@@ -1,25 +1,25 @@
-"""Peepholes: what a reader would write instead, as a table of patterns and replacements.
+"""Peepholes: a table of patterns and shorter replacements.
 
 1. powers with a small constant exponent: ``x**2 → x·x``, ``x**3 → x·x·x``, ``x**1 → x``, ``x**0.5 → √x``,
    ``x**-1 → 1/x``, ``x**0 → 1``;
 2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
 3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
-4. Cast to the type a tensor has already, Identity, and Transpose that changes nothing → their input;
-5. Reshape of a Reshape, Transpose of a Transpose → one (not where a product reads the outer one as its factor
-   transposed, which runtimes do for nothing);
-6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
-7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
-8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand, unless that is a
-   Gemm, too: a summand is copied before the product is added, which takes as long;
-9. a bias of zeros that a formula made (some exporters always write one) → none;
-10. ConstantOfShape of a few known elements, and Expand to no elements at all (of an axis of 1, onnxruntime's optimizer
-    leaves it out) → a constant; Sum of one term → that term;
-11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
-12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that no digit changes, and
-    ``(x + x)·b`` → ``x·(2·b)``; the tangent of ``√(x·x)`` has both;
+4. Cast to a tensor's own type, Identity, and Transpose that changes nothing → their input;
+5. Reshape of a Reshape, Transpose of a Transpose → one (unless a product reads the outer one as its transposed factor,
+   which costs nothing);
+6. Expand of a summand or factor whose partner has the shape of the result → broadcasting;
+7. Transpose of a Gemm without other readers → the Gemm of the transposed factors, in reverse order;
+8. Add to a Gemm without other readers, of equal shape → the Gemm with that summand, unless it is a Gemm, too: the copy
+   of a summand takes as long as the addition;
+9. a constant bias of zeros (some exporters always write one) → none;
+10. ConstantOfShape of a few known elements, and Expand to an empty tensor (which onnxruntime's optimizer drops on an
+    axis of 1) → a constant; Sum of one term → that term;
+11. Cast after a lossless Cast → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
+12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that the result is exact, and ``(x + x)·b``
+    → ``x·(2·b)``; the tangent of ``√(x·x)`` has both;
 
-A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
-Values that are graph inputs or outputs keep their names.
+A replacement keeps shape and element type, so it does not apply if the constant broadcasts its partner. Values that are
+graph inputs or outputs keep their names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REWRITES: dict[str, list[Rewrite]] = {}
 
 
 def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
-    """Add a row to the table: ``rewrite(op, node)`` gives the replacement of the node's first output, or ``None``."""
+    """Add a row to the table: ``rewrite(op, node)`` returns the replacement of the node's first output, or ``None``."""
 
     def register(rewrite: Rewrite) -> Rewrite:
         for op_type in op_types:
@@ -66,34 +66,34 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def _keeps_outputs(node: ir.Node, new: Var) -> bool:
-    """Does a graph output keep a node of its own? If it would equal another value, its node may as well stay."""
+    """Whether graph outputs keep nodes of their own. If one would equal another value, its node stays."""
     producer = new.value.producer()
     return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
 
 
-# --- what patterns look at -----------------------------------------------------------------------------
+# --- predicates of patterns -----------------------------------------------------------------------------
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """The number behind a one-element constant."""
+    """The value of a one-element constant."""
     data = shapes.small_constant(value)
     return None if data is None or data.size != 1 or data.dtype.kind not in "fiu" else float(data.reshape(())[()])
 
 
 def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
-    """Does broadcasting the one-element ``other`` against ``x`` leave the shape of ``x``?"""
+    """Whether broadcasting the one-element ``other`` against ``x`` keeps the shape of ``x``."""
     known = None if other is None or other.shape is None else len(other.shape)
     return known == 0 or (known is not None and x.shape is not None and known <= len(x.shape))
 
 
 def same_dims(a: ir.Value, b: ir.Value) -> bool:
-    """Are both shapes known to be equal, symbolic names included?"""
+    """Whether both shapes are known to be equal, symbolic names included."""
     dims = shapes.recorded_shape(a)
     return dims is not None and None not in dims and dims == shapes.recorded_shape(b)
 
 
 def operand_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """The two inputs of ``node``; of a sum or a product in either order."""
+    """The two inputs of ``node``; for a sum or product, in both orders."""
     a, b = inputs_of(node)
     return [(a, b), (b, a)] if node.op_type in ("Add", "Mul") else [(a, b)]
 
@@ -143,7 +143,7 @@ def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
-    """A value x and the number k of a formula if ``value`` is k·x; else None and 1."""
+    """Value x and factor k if ``value`` is k·x for a constant k; else None and 1."""
     node = made_by(value, "Mul", "Add")
     if node is None:
         return None, 1.0
@@ -196,7 +196,7 @@ def _idle_cast(op: Builder, node: ir.Node) -> Var | None:
 
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-_WIDER: dict[ir.DataType | None, Collection[ir.DataType]] = {  # types that hold every number of the first one
+_WIDER: dict[ir.DataType | None, Collection[ir.DataType]] = {  # types that represent every number of the first one
     ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT16, *_FLOATS),
     ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
     ir.DataType.FLOAT16: _FLOATS,
@@ -212,7 +212,7 @@ def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
     if first is None or inner is None or value.dtype not in _WIDER.get(first.dtype, ()):
         return None
     if is_for_precision(node) and not is_for_precision(inner):
-        return None  # whoever takes it out again would read another type
+        return None  # removing the other one would change the type
     return op.cast(op.wrap(first), ir.DataType(node.attributes["to"].as_int()))
 
 
@@ -233,14 +233,14 @@ def _perm(node: ir.Node) -> list[int] | None:
 
 
 def is_swap(node: ir.Node) -> bool:
-    """Does it trade the last two axes, and no others?"""
+    """Whether it swaps the last two axes, and no others."""
     perm = _perm(node) if is_standard(node, "Transpose") else None
     rank = 0 if perm is None else len(perm)
     return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _is_factor(value: ir.Value) -> bool:
-    """Do products of matrices read it, and no other nodes?"""
+    """Whether it is read by matrix products only."""
     readers = [node for node, _ in value.uses()]
     return bool(readers) and all(is_standard(n, "MatMul") for n in readers) and not value.is_graph_output()
 
@@ -264,7 +264,7 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
-    """Factors and attributes of the Gemm without a summand that computes ``value`` for ``node`` alone."""
+    """Factors and attributes of the Gemm without a summand that computes ``value``, read by ``node`` only."""
     product = made_by(value, "Gemm")
     if product is None or len(product.inputs) != 2 or not read_once(value, node):
         return None
@@ -305,7 +305,7 @@ def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
 # --- constants -------------------------------------------------------------------------------------------
 
 _MOST_ELEMENTS = 64  # elements
-_NUMPY_ELEMENTS = 2.0**59  # of at most 16 bytes: NumPy refuses larger sizes, also beside a size of 0
+_NUMPY_ELEMENTS = 2.0**59  # at most 16 bytes: NumPy rejects larger sizes, even in an empty array
 
 
 @rewrites("ConstantOfShape")
@@ -337,7 +337,7 @@ def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 
 def is_zeros(value: ir.Value | None) -> bool:
-    """Is it zero wherever it is looked at, and no parameter?"""
+    """Whether it is a constant of zeros, and not a parameter."""
     if (expanded := source_of(value, "Expand")) is not None:
         return is_zeros(expanded)
     if (filled := made_by(value, "ConstantOfShape")) is not None:

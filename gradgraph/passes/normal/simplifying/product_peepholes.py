@@ -1,12 +1,12 @@
 """Peepholes around products of matrices (rows of the table in ``peepholes.py``).
 
-A *swap* is a Transpose that trades the last two axes; next to a product it costs nothing, as runtimes read the factor
-the other way round. So swaps are brought there:
+A *swap* is a Transpose of the last two axes; next to a product it is free, as runtimes read the factor transposed. So
+swaps are moved there:
 
 1. Reshape to a batch of matrices, swap, Reshape back to the axes before → swap (PyTorch exports keys that way);
-2. a swap times a number → the swap of the product;
-3. the swap of a MatMul of which one factor is a swap, and that nobody else reads → the MatMul of the swapped factors,
-   in the other order: ``(Aᵀ B)ᵀ → Bᵀ A``.
+2. a swap times a scalar → the swap of the product;
+3. the swap of a MatMul with a swapped factor and no other readers → the MatMul of the swapped factors, in reverse
+   order: ``(Aᵀ B)ᵀ → Bᵀ A``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs
 
 
 def _swapped(value: ir.Value) -> ir.Value | None:
-    """The value that ``value`` is the swap of, if it is one."""
+    """The value of which ``value`` is the swap, if any."""
     node = made_by(value, "Transpose")
     return node.inputs[0] if node is not None and is_swap(node) else None
 
@@ -73,6 +73,6 @@ def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _unswapped(op: Builder, x: ir.Value) -> Var:
-    """The swap of ``x``, without a node where that is a swap."""
+    """The swap of ``x``; if ``x`` is a swap itself, its input."""
     inner = _swapped(x)
     return _swap(op, x, _rank(x)) if inner is None else op.wrap(inner)

@@ -1,1 +1,1 @@
-"""Types and shapes are inferred by ONNX; we add sizes that it loses and correct those that it gets wrong."""
+"""Types and shapes: ONNX's inference, completed where it loses sizes and corrected where it is wrong."""

@@ -1,12 +1,12 @@
 """Pools whose windows ONNX's shape inference miscounts.
 
-With ``ceil_mode=1`` the inference counts a last window that starts behind the end of the axis. Runtimes drop it, and so
-does the operator's specification since opset 22. Such a pool is written so that there is nothing to drop:
+With ``ceil_mode=1`` the inference counts a last window that starts beyond the end of the axis. Runtimes drop it, as
+does the specification since opset 22. Such a pool is rewritten so that there is nothing to drop:
 
-1. where all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped has, rounded down, the right
-   number of windows already, and any other axis gets as much padding at its end as its last window needs;
-2. where a size is open, or padding counts, which tells the two kinds of padding apart: the axis ends where its last
-   window does. It gets less padding at its end, or loses the elements that no window reads.
+1. if all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped already has the right number of
+   windows when rounded down, and any other axis gets the end padding that its last window needs;
+2. if a size is unknown, or padding counts in an average: the axis ends with its last window. Its end padding shrinks,
+   or elements that no window reads are cut off.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
 def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, bool]:
-    """Rewrite the miscounted pools of ``model`` in place, by the sizes in ``inferred``.
+    """Rewrite the miscounted pools of ``model`` in place, using the sizes in ``inferred``.
 
     Returns:
-        For each of them, whether the wrong count is recorded.
+        For each pool, whether the wrong count is recorded.
     """
     ceiled = [node for node in calls_of(model, *POOLS) if node.attributes.get_int("ceil_mode", 0)]
     if not ceiled:
@@ -48,12 +48,12 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The padding at the end with which the last window ends there; if negative, so many elements are not read."""
+        """The end padding with which the last window ends the axis; if negative, the number of unread elements."""
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property
     def drops(self) -> bool:
-        """Does a window start behind the end?"""
+        """Whether a window starts beyond the end."""
         return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
 
 
@@ -61,7 +61,7 @@ def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> 
     x = node.inputs[0]
     sizes = sizes_or((shape_of_type(kinds.get((x and x.name) or "")) or ())[2:], None)
     rank, (reaches, strides, pads) = len(sizes), windows_of(node)
-    fits = len(reaches) == len(strides) == rank and len(pads) == 2 * rank  # whoever checks sizes names what does not
+    fits = len(reaches) == len(strides) == rank and len(pads) == 2 * rank  # size checks report pools that do not
     if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or not fits:
         return None
     each = zip(sizes, reaches, strides, pads[:rank], pads[rank:], strict=True)
@@ -75,7 +75,7 @@ def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> 
 
 
 def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Write form 1; False if it cannot be."""
+    """Write form 1; return False if impossible."""
     ends = [None if a is None else a.end if a.drops else max(a.end, a.exact_end) for a in axes]
     counts_padding = node.attributes.get_int("count_include_pad", 0)
     if None in ends or (counts_padding and ends != pads[len(axes) :]):
@@ -86,7 +86,7 @@ def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) ->
 
 
 def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Write form 2; False if not: nothing is cut where places of maxima, which count all elements, are read."""
+    """Write form 2; return False if indices of maxima are read, as they count all elements."""
     dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
     cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
     if cut and any(map(is_wanted, node.outputs[1:])):

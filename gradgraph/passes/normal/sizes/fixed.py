@@ -1,4 +1,4 @@
-"""Fixed sizes for what a model leaves open: numbers in place of symbolic dimensions of its inputs."""
+"""Fix symbolic dimensions of a model's inputs to numbers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GIVEN = SIZES.or_none()
 
 
 def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
-    """Write ``sizes`` in place of the names of dimensions, in place, wherever these stand.
+    """Replace symbolic dimensions by ``sizes`` everywhere, in place.
 
     Args:
-        sizes: a number for the name of a dimension; or all dimensions of an input, by its name, where some have none.
+        sizes: a number by the name of a dimension, or all dimensions by the name of an input (for unnamed dimensions).
 
     Returns:
         The number of each name.
 
     Raises:
         UnknownNameError: no input has a dimension of this name, or there is no such input.
-        BuildError: an input has other dimensions, or two numbers stand for one.
+        BuildError: an input has other dimensions, or one gets two numbers.
     """
     fed = {
         v.name or "": v for v in model.graph.inputs if v.shape is not None and v.name not in model.graph.initializers
@@ -53,7 +53,9 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
                 )
             _set(dims, name, int(size))
         elif name not in fed:
-            raise UnknownNameError(f"there is no input '{shown(name)}' to give sizes{suggestion(name, fed)}")
+            raise UnknownNameError(
+                f"there is no input '{shown(name)}' whose sizes could be fixed{suggestion(name, fed)}"
+            )
         else:
             _fix_input(fed[name], [*map(int, size)], dims)
     for value in (*model.graph.inputs, *model.graph.outputs, *(v for node in nodes_of(model) for v in node.outputs)):
@@ -65,12 +67,12 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
 
 
 def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> None:
-    """Give an input the shape ``sizes``; the names of its dimensions get their numbers in ``dims``."""
+    """Set the shape of an input to ``sizes``, and record the numbers of its named dimensions in ``dims``."""
     assert value.shape is not None
     known = list(value.shape)
     if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):
         written = ", ".join("?" if str(d) == "None" else shown(str(d)) for d in known)
-        raise BuildError(f"the input '{shown(value.name)}' is [{written}], which cannot be {list(sizes)}")
+        raise BuildError(f"the input '{shown(value.name)}' has shape [{written}], which does not match {list(sizes)}")
     for d, size in zip(known, sizes, strict=True):
         _set(dims, d.value or "" if isinstance(d, ir.SymbolicDim) else "", size)
     value.shape = ir.Shape(sizes)
@@ -78,6 +80,6 @@ def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> N
 
 def _set(dims: dict[str, int], name: str, size: int) -> None:
     if size < 1:
-        raise BuildError(f"a size is 1 or more, not {size}")
+        raise BuildError(f"a size must be at least 1, not {size}")
     if name and dims.setdefault(name, size) != size:
         raise BuildError(f"the dimension '{shown(name)}' cannot be both {dims[name]} and {size}")

@@ -1,7 +1,7 @@
-"""Sizes of a graph whose inputs have known ones, node by node: ONNX's inference of a whole graph takes longer.
+"""Shape inference node by node, for a graph with known input sizes; it is faster than ONNX's of a whole graph.
 
-It writes the graph as a protobuf message and reads what it finds. In a step whose batch has become a number, nearly all
-sizes are recorded, and the others follow from those of what their node reads.
+ONNX's needs the graph as a protobuf message. In a step with a fixed batch size nearly all sizes are recorded, and the
+others follow from the inputs of their node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gradgraph.passes.normal.edit import nodes_of
 
 
 def infer_each(model: ir.Model) -> bool:
-    """Record types and sizes, in place; False where the graph must be looked at as a whole (``infer_shapes``).
+    """Record types and sizes, in place; return False if the whole graph needs ``infer_shapes``.
 
-    It must where a size follows from no node alone (a Reshape to computed sizes), where there are bodies, and where
-    nodes are rewritten as soon as their sizes are known.
+    It does if a size does not follow from its node alone (a Reshape to computed sizes), if there are bodies, and if
+    known sizes let nodes be rewritten.
     """
     nodes = list(nodes_of(model))
     if any(has_bodies(node) or _may_be_rewritten(node) for node in nodes):
@@ -27,14 +27,14 @@ def infer_each(model: ir.Model) -> bool:
 
 
 def _may_be_rewritten(node: ir.Node) -> bool:
-    """Whether ``infer_shapes`` may write it anew, or corrects what ONNX's inference says of it."""
+    """Whether ``infer_shapes`` may rewrite the node, or corrects ONNX's result for it."""
     if is_standard(node, *POOLS):
         return bool(node.attributes.get_int("ceil_mode", 0))
     return is_standard(node, "Attention", "Resize", "STFT", "Upsample")
 
 
 def _is_known(value: ir.Value) -> bool:
-    """Whether type and sizes are known, or its node tells them; what is recorded stays where it tells less."""
+    """Whether type and sizes are known or follow from the node; recorded ones stay if they are more specific."""
     if not is_static(recorded_shape(value)):
         recorded, value.shape = value.shape, None
         ask_again([value])

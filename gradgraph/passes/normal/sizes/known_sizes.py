@@ -1,4 +1,4 @@
-"""Pass: sizes that ONNX's inference loses although they are known."""
+"""Pass: recover known sizes that ONNX's inference loses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GENERATED = "unk__"  # onnx names unknown dimensions unk__0, unk__1, …
 
 
 def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
-    """Record the output shape of a Reshape to ``target``, and make that target a constant where it can be one.
+    """Record the output shape of a Reshape to ``target``, and make that target a constant if possible.
 
     1. 0 is the input's size on that axis (without allowzero);
-    2. -1 is the quotient of the input's sizes by those of the other axes, where symbolic ones cancel by name;
+    2. -1 is the quotient of the input's sizes by those of the other axes; symbolic sizes cancel by name;
     3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
     """
     dims, output = shapes.shape_of(node.inputs[0]), node.outputs[0]
@@ -39,7 +39,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """The product of ``dims`` over that of ``others``, if it is a number or one symbol."""
+    """The product of ``dims`` divided by that of ``others``, if it is a number or one symbol."""
     symbols = Counter(d for d in dims if not isinstance(d, int))
     symbols.subtract(d for d in others if not isinstance(d, int))
     left = [d for d, count in symbols.items() for _ in range(count)]
@@ -60,7 +60,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def settle_resize(node: ir.Node) -> bool:
-    """Record that an axis which is scaled by 1 keeps its size, symbolic or not."""
+    """Record that an axis scaled by 1 keeps its size, symbolic or not."""
     dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
@@ -75,11 +75,11 @@ def settle_lost(node: ir.Node) -> bool:
 
 
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
-    """Record numbers of ``dims``, and names that a person gave, where nothing as good is known; True if any were."""
+    """Record numbers and user-given names of ``dims`` where nothing as good is known; return True if there were any."""
     old = shapes.shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False
-    dims = [None if is_generated(d) else d for d in dims]  # which the next inference forgets
+    dims = [None if is_generated(d) else d for d in dims]  # which the next inference drops
     new = tuple(better(a, b) for a, b in zip(old, dims, strict=True))
     if new == old:
         return False
@@ -88,12 +88,12 @@ def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
 
 
 def is_generated(dim: Dim) -> bool:
-    """Did ONNX's inference make this name up?"""
+    """Whether ONNX's inference generated this name."""
     return isinstance(dim, str) and dim.startswith(GENERATED)
 
 
 def better(old: Dim, new: Dim) -> Dim:
-    """Choose a number before a name given by a person, that before a generated one, and else ``old``."""
+    """Prefer a number to a user-given name, that to a generated one, and otherwise ``old``."""
     if old == new:
         return old
 

@@ -1,8 +1,8 @@
-"""Bounds of how long vectors become whose sizes a model computes, before ONNX's inference writes such a vector out.
+"""Upper bounds on the lengths of computed vectors, before ONNX's data propagation writes such a vector out.
 
-ONNX's data propagation notes every element of each vector that it reads, also of one whose elements it does not know:
-a file of six nodes that multiplies two sizes fills all memory, and protobuf frees what it has not yet filled where
-memory ends. What no sizes are known of it does not write out, and counts 0 here.
+It records every element of each vector that it reads, even of unknown ones: a file of six nodes that multiplies two
+sizes exhausts memory, and protobuf then frees uninitialised memory. Vectors of unknown length are not written out, and
+count 0 here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import onnx
 
 from gradgraph.files.external import is_external
 
-LONG = 2**22  # elements that ONNX's inference had better not write out
-_READ = 64  # elements of a constant whose numbers are looked at
+LONG = 2**22  # elements that ONNX's inference must not write out
+_READ = 64  # elements of a constant whose values are inspected
 
 
 class Bound(NamedTuple):
-    """Bounds of one value: of its elements' number where it has one axis, of their magnitude, and of its sizes."""
+    """Bounds of a value: the number of elements if it is a vector, their magnitude, and its sizes."""
 
     length: float = 0.0
     number: float = 0.0
@@ -30,14 +30,14 @@ class Bound(NamedTuple):
 
 _UNKNOWN = Bound()
 _WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-_MOST = 1e30  # whatever is larger counts as that
+_MOST = 1e30  # larger values are clipped to this
 
 
 def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> bool:
-    """Whether a vector of ``graph`` may become longer than LONG as soon as data are propagated.
+    """Whether data propagation may make a vector of ``graph`` longer than LONG.
 
     Args:
-        graph: with what was inferred of it without data.
+        graph: with types inferred without data.
         outside: the values of graphs around it.
     """
     nodes = [node for node in graph.node if node.op_type in _FOLLOWED]
@@ -63,13 +63,13 @@ def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> b
 
 
 def _is_settled(info: onnx.ValueInfoProto) -> bool:
-    """Is it known, without data, to be no vector, or one of known length?"""
+    """Whether it is known, without data, not to be a vector, or to be one of known length."""
     kind = info.type.tensor_type
     return kind.HasField("shape") and (len(kind.shape.dim) != 1 or kind.shape.dim[0].HasField("dim_value"))
 
 
 class _Scope:
-    """The bounds of the values of a graph, of what is asked for alone."""
+    """The bounds of the values of a graph, computed on demand."""
 
     def __init__(self, graph: onnx.GraphProto, outside: _Scope | None) -> None:
         self._infos = {v.name: v for values in (graph.input, graph.value_info, graph.output) for v in values}
@@ -91,7 +91,7 @@ class _Scope:
         return _UNKNOWN if self._outside is None else self._outside[name]
 
     def is_whole(self, name: str) -> bool:
-        """May it hold sizes: whole numbers, in at most one axis?"""
+        """Whether it may hold sizes: integers in at most one axis."""
         info = self._infos.get(name)
         if info is None:
             return True
@@ -106,7 +106,7 @@ def _of_shape(kind: onnx.TypeProto.Tensor) -> Bound:
 
 
 def _of_constant(constant: onnx.TensorProto | onnx.NodeProto) -> Bound:
-    """The bound of a small constant; of floats, which no data propagation follows, numbers count 0."""
+    """The bound of a small constant; 0 for floats, which data propagation ignores."""
     if isinstance(constant, onnx.TensorProto):
         return _of_tensor(constant)
     (a,) = constant.attribute[:1] or [onnx.AttributeProto()]
@@ -128,7 +128,7 @@ def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
-# --- bounds of what an operator gives ---------------------------------------------------------------------------
+# --- bounds by operator ---------------------------------------------------------------------------------------
 
 
 def _at(given: Sequence[Bound], i: int) -> Bound:
@@ -151,11 +151,11 @@ def _power(number: float, times: float) -> float:
 
 
 def _single(at: int) -> _Rule:
-    """A vector of as many elements as an input says, if that is one number."""
+    """A vector whose length is the value of an input, if that is a scalar."""
     return lambda given: _at(given, at).number if _at(given, at).length <= 1 else 0.0
 
 
-# by operator: the elements of a vector whose size is an input; of Concat, of all that it joins
+# by operator: the length of a vector whose size is an input; for Concat, the sum of all
 _LENGTHS: dict[str, _Rule] = {
     **dict.fromkeys(("ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"), _single(0)),
     **dict.fromkeys(("Reshape", "Expand", "OneHot", "TopK"), _single(1)),
@@ -167,13 +167,13 @@ _LENGTHS: dict[str, _Rule] = {
     "Upsample": lambda g: _at(g, 0).length * _at(g, 1).number,
 }
 
-# what gives numbers of its first input alone; the others say which, or how many
+# operators that return values of their first input; the others select or repeat them
 _FIRST = (
     "Cast Expand Flatten Gather GatherElements GatherND Identity Reshape Slice Split Squeeze Tile TopK Transpose "
     "Unsqueeze"
 )
 
-# by operator: the largest number that it gives, where that is not one of its inputs'
+# by operator: the largest value it returns, if that is not one of its inputs'
 _NUMBERS: dict[str, _Rule] = {
     **dict.fromkeys(_FIRST.split(), lambda g: _at(g, 0).number),
     **dict.fromkeys(("Where", "Div", "Mod"), lambda g: max(_at(g, i).number for i in ((1, 2) if len(g) > 2 else (0,)))),

@@ -1,13 +1,13 @@
 """Resizes by scales whose output ONNX's shape inference miscounts.
 
-The inference multiplies in float64, runtimes in float32: seven pixels by 9/7, which float32 stores as 1.2857142686, are
-8.99999988 for the inference and 9 for runtimes. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
+The inference multiplies in float64, runtimes in float32: seven pixels times 9/7, which float32 stores as 1.2857142686,
+are 8.99999988 for the inference and 9 for runtimes. tf2onnx writes such scales wherever the ratio of sizes is not an
+integer.
 
-1. The right size is recorded, instead of what was inferred.
-2. At opset 21, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute the
-   same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
-3. Where only some of the sizes are known, ONNX's rule finds too few of them and tells nothing: type and rank are
-   recorded.
+1. The right size is recorded instead of the inferred one.
+2. At opset 21, if the scales are ratios of whole sizes, these sizes are written instead: runtimes compute the same
+   scales from them, and their own inference, which is ONNX's, becomes consistent.
+3. If only some sizes are known, ONNX's rule rejects them as too few, so type and rank are recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradgraph.passes.normal.edit import Editor, attributes
 
 
 def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
-    """Resize ``dims`` as runtimes do: by scales in float32; ``None`` where that is not known or goes otherwise."""
+    """Resize ``dims`` as runtimes do, by scales in float32; ``None`` where sizes are unknown or computed otherwise."""
     crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
     if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):
@@ -67,7 +67,7 @@ def corrected(
 
 
 def settle_scales(model: ir.Model) -> bool:
-    """Write sizes instead of scales where these are miscounted; True if there were any. Shapes must be known."""
+    """Replace scales by sizes where they are miscounted; return True if there were any. Shapes must be known."""
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if is_standard(n, "Resize")]
@@ -84,11 +84,11 @@ def settle_scales(model: ir.Model) -> bool:
 
 
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
-    """Sizes of all axes: those ``known`` by axis, and x's own on the others.
+    """Sizes of all axes: ``known`` ones by axis, and x's own on the others.
 
-    They are chosen by Where, which ONNX's inference does not look through: if it found some sizes, it would say that
-    there are too few. (The attribute ``axes`` is no way out: onnxruntime's optimizer moves a Transpose through Resize
-    as if there were none.)
+    Where selects them, as ONNX's inference does not look through it; if it found some sizes, it would complain that
+    there are too few. (The attribute ``axes`` is no alternative: onnxruntime's optimizer ignores it when it moves a
+    Transpose through Resize.)
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
     if shapes.is_static(sizes):
@@ -98,7 +98,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 
 def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
-    """The output size of every axis that is resized, if ONNX miscounts one and all scales are ratios of whole sizes."""
+    """The output size of every resized axis, if ONNX miscounts one and all scales are ratios of whole sizes."""
     dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)

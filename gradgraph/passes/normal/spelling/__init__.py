@@ -1,1 +1,1 @@
-"""One way to write what a file may write in several: a pass each."""
+"""Canonical spelling of what a file may write in several ways: one pass each."""

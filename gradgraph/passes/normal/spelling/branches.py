@@ -1,4 +1,4 @@
-"""Pass: If with a known condition becomes the branch that it takes."""
+"""Pass: replace an If with a constant condition by the branch taken."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def take_known_branches(model: ir.Model) -> bool:
     """Replace each If whose condition is constant; True if there was one.
 
     1. the branch's nodes move before the If, in their order; their names are unique in the model already;
-    2. an If within a branch that was taken is looked at in turn; the other branch is dropped;
-    3. shapes are inferred anew, as exporters declare those of one branch for the other: a recorded shape counts where
-       it agrees with the inferred one.
+    2. an If within the branch is handled in turn; the other branch is dropped;
+    3. shapes are inferred again, as exporters declare those of one branch for the other: a recorded shape is kept if it
+       agrees with the inferred one.
     """
     editor = Editor(model)
     waiting = calls_of(model, "If")
@@ -40,9 +40,9 @@ def take_known_branches(model: ir.Model) -> bool:
 
 
 def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
-    """Forget shapes, infer them, and go back to those that were recorded where nothing says otherwise.
+    """Infer shapes again, and restore recorded ones that do not contradict.
 
-    Recorded shapes of ``doubtful`` values, the results of branches, do not come back.
+    Recorded shapes of ``doubtful`` values, the results of branches, are not restored.
     """
     ends = set(model.graph.outputs)
     values = [y for node in nodes_of(model) for y in node.outputs if y not in ends]
@@ -58,6 +58,6 @@ def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
 
 
 def _completed(found: Shape, recorded: Shape) -> Shape:
-    """``found``, completed by ``recorded`` if no number contradicts."""
+    """``found``, completed by ``recorded`` unless numbers contradict."""
     contradicts = len(found) != len(recorded) or shapes.clash(found, recorded)
     return found if contradicts else tuple(map(better, found, recorded))

@@ -1,4 +1,4 @@
-"""Pass: one kind of constant, the initializer of the main graph."""
+"""Pass: make every constant an initializer of the main graph."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
 
     1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
        never trained; one with a string or sparse value stays;
-    2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
+    2. an initializer that is also a graph input (required in IR version 3) is no longer an input, unless
+       ``keep_inputs``;
     3. Identity of an initializer is that initializer, unless it is a graph output, or detached;
-    4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it:
-       replacing the head of a network may leave the old one's sizes behind.
+    4. an initializer has the type and shape of its data, as in onnxruntime, whatever is declared: replacing the head of
+       a network may leave old sizes behind.
     """
     main = model.graph
     for value in main.initializers.values():
@@ -44,14 +45,14 @@ def _register(node: ir.Node, main: ir.Graph) -> None:
     if not {"value", "value_int", "value_ints", "value_float", "value_floats"} & set(node.attributes):
         return
     tensor = tensor_in(node)
-    if tensor is None:  # onnx-ir's own way to read a value renames the tensor, which may be the caller's
+    if tensor is None:  # onnx-ir's own accessor renames the tensor, which may be the caller's
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is not None and tensor.dtype != ir.DataType.STRING:
         become_constant(node, tensor, main)
 
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
-    """Replace the one output of ``node`` by an initializer of the same name, marked; False if it must stay."""
+    """Replace the only output of ``node`` by a marked initializer of the same name; return False if it must stay."""
     if (new := become_initializer(node, tensor, main)) is None:
         return False
     mark_constant(new)

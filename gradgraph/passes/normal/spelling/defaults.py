@@ -1,4 +1,4 @@
-"""Pass: every attribute that has a default stands on the node."""
+"""Pass: write every attribute that has a default."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WITH_WEIGHT = frozenset({"Conv", "ConvTranspose", "ConvInteger", "DeformConv"})
 def write_defaults(nodes: Iterable[ir.Node]) -> None:
     """Complete the attributes of ai.onnx nodes, so that a rule reads each by keyword.
 
-    1. defaults of the schema (numbers, lists, strings), but for auto_pad, which ``explicit_pads`` makes pads;
+    1. defaults of the schema (numbers, lists, strings), except auto_pad, which ``explicit_pads`` converts;
     2. for convolutions and pools the defaults that depend on the rank: kernel_shape (from the weight, where its shape
        is known), strides, dilations, pads, output_padding;
-    3. an attribute that has no default stays absent.
+    3. an attribute without a default stays absent.
 
     Raises:
-        ModelError: a node has an attribute that its operator does not know.
+        ModelError: a node has an attribute that its operator does not have.
     """
     for node in nodes:
         schema = None if node.domain else schema_of(node.op_type, OPSET)
@@ -36,7 +36,7 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
             if name not in schema.attributes:
                 raise ModelError(
                     f"{describe(node)} has an attribute '{shown(name)}', which the operator does "
-                    f"not know at opset {OPSET}{suggestion(name, schema.attributes)}"
+                    f"not have at opset {OPSET}{suggestion(name, schema.attributes)}"
                 )
         for name, attr in default_attributes(node.op_type, OPSET).items():
             if name != "auto_pad":
@@ -69,5 +69,5 @@ def _kernel(node: ir.Node) -> list[int] | None:
 
 
 def spatial_rank(node: ir.Node) -> int | None:
-    """The number of axes after batch and channel."""
+    """The number of spatial axes."""
     return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shapes.shape_of(v)) is not None), None)

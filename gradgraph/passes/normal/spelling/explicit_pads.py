@@ -1,4 +1,4 @@
-"""Pass: auto_pad and output_shape become explicit pads."""
+"""Pass: convert auto_pad and output_shape to explicit pads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPERATORS = frozenset(["Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "
 def write_pads(model: ir.Model) -> bool:
     """Write ``pads`` on convolutions and pools, and remove auto_pad and output_shape; True if there were any.
 
-    1. NOTSET: the pads that are there, or zeros; VALID: zeros;
-    2. SAME_UPPER, SAME_LOWER where strides are 1 or sizes known: pads that give ceil(size / stride) outputs;
+    1. NOTSET: the given pads, or zeros; VALID: zeros;
+    2. SAME_UPPER, SAME_LOWER with strides of 1 or known sizes: pads for ceil(size / stride) outputs;
     3. SAME with unknown sizes: a Pad node whose pads are computed at run time, before the operator with zero pads (for
-       AveragePool without count_include_pad divided by the part of each window that lies inside); likewise a MaxPool
-       whose dilated windows need larger pads than runtimes accept;
-    4. ConvTranspose with output_shape or SAME: pads and output_padding that give that shape.
+       AveragePool without count_include_pad, divided by the fraction of each window inside); likewise a MaxPool whose
+       dilated windows need larger pads than runtimes accept;
+    4. ConvTranspose with output_shape or SAME: pads and output_padding for that shape.
 
     Raises:
         ModelError: the kernel's shape is unknown, or the pads of that operator cannot be computed at run time.
@@ -71,7 +71,7 @@ def _set_pads(node: ir.Node, pads: Sequence[int], **others: list[int] | int) -> 
 
 
 def _window(node: ir.Node) -> tuple[list[int], list[int]]:
-    """How far each window reaches, and the strides."""
+    """The extent of each window, and the strides."""
     if "kernel_shape" not in node.attributes:
         raise ModelError(
             f"{describe(node)} has auto_pad, but its kernel's shape is unknown; write kernel_shape on the node"
@@ -85,7 +85,7 @@ def _spatial_sizes(node: ir.Node) -> list[shapes.Dim]:
 
 
 def _halves(totals: Sequence[int], upper: bool) -> list[int]:
-    """Halve the totals into begins, then ends; the odd one goes to the end if ``upper``."""
+    """Split each total into begin and end padding; the odd one goes to the end if ``upper``."""
     less = [t // 2 for t in totals]
     more = [t - h for t, h in zip(totals, less, strict=True)]
     return [*less, *more] if upper else [*more, *less]
@@ -101,25 +101,25 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     if None in totals or _too_large(node, pads):
         _pad_before(editor, node, reach, strides, upper)
         return
-    # ceil(size / stride) is what floor gives with these pads; ceil_mode might add a window
+    # floor gives ceil(size / stride) with these pads; ceil_mode might add a window
     extra: dict[str, list[int] | int] = {"ceil_mode": 0} if "ceil_mode" in node.attributes else {}
     _set_pads(node, pads, **extra)
 
 
 def _too_large(node: ir.Node, pads: list[int]) -> bool:
-    """The pools of onnxruntime want pads smaller than the kernel, dilated or not."""
+    """Whether onnxruntime, whose pools need pads smaller than the undilated kernel, rejects the pads."""
     kernel = attributes(node)["kernel_shape"]
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
-    if found and node.op_type != "MaxPool":  # a Pad node with zeros would be merged into the pool again
+    if found and node.op_type != "MaxPool":  # a Pad node with zeros would be fused into the pool again
         raise ModelError(
             f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which "
-            "runtimes refuse; export the model with a Pad node of its own, or without dilations"
+            "runtimes reject; export the model with a Pad node of its own, or without dilations"
         )
     return found
 
 
 def _total_of_pads(size: shapes.Dim, reach: int, stride: int) -> int | None:
-    """(ceil(size / stride) - 1) · stride + reach - size, at least 0; no size is needed for stride 1."""
+    """(ceil(size / stride) - 1) · stride + reach - size, at least 0; stride 1 needs no size."""
     if stride == 1:
         return reach - 1
     return max((-(-size // stride) - 1) * stride + reach - size, 0) if isinstance(size, int) else None
@@ -202,7 +202,7 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
 def _transposed_totals(
     node: ir.Node, reach: list[int], strides: list[int], extra: list[int], output_shape: list[int] | None
 ) -> list[int]:
-    """Stride · (size - 1) + output_padding + reach - output size, where SAME asks for an output of size · stride."""
+    """Stride · (size - 1) + output_padding + reach - output size; for SAME, the output size is size · stride."""
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
     sizes = shapes.known_sizes(_spatial_sizes(node))

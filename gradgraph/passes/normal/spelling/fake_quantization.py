@@ -1,12 +1,12 @@
-"""Pass, on request: QuantizeLinear and then DequantizeLinear, written as the arithmetic that both stand for.
+"""Pass, on request: write QuantizeLinear and then DequantizeLinear as float arithmetic.
 
-``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes; there are no
-integers on the way, so whoever lets gradients pass Round (``gradgraph.extend.straight_through``) trains through it. In
-a model that is marked as QUANTISED gradients pass without that: the rounding is added by a detached difference, and
-the scale is detached, too, unless a trained number makes it: ``s = first·exp(r)``. The gradient of r is that of s over
-s, so that a step along it moves s as one along its own gradient. That is LSQ's (Esser et al. 2020, arXiv:1902.08153,
-section 2): ``round(x/s) - x/s`` within the range and the bound beyond it, summed over the numbers that share s, and
-counted ``1/√(n·Q)`` times: n of them in the weight, or in one sample of data; Q the largest integer.
+``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes, without
+integers, so that a straight-through Round (``gradgraph.extend.straight_through``) trains through it. A model marked as
+QUANTISED trains without that: the rounding is added as a detached difference. The scale is detached, too, unless it is
+trained: ``s = first·exp(r)``. The gradient of r is that of s divided by s, so that a step in r moves s like a step in
+s. That gradient is LSQ's (Esser et al. 2020, arXiv:1902.08153, section 2): ``round(x/s) - x/s`` within the range and
+the bound beyond it, summed over the numbers that share s, and scaled by ``1/√(n·Q)``: n of them in the weight, or in
+one sample of data; Q the largest integer.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def want_arithmetic(wanted: bool) -> None:
 def write_fake_quantization(model: ir.Model) -> bool:
     """Replace each DequantizeLinear that undoes a QuantizeLinear: same scale, zero point, axis and blocks.
 
-    1. whole numbers of 4, 8 and 16 bits, and those between the bounds of a Clip; a pair by way of float8 stays;
-    2. one scale for all, one for each slice of an axis, or one for each block;
-    3. in a marked model, multiples of a scale as whole numbers of 32 bits: biases.
+    1. integers of 4, 8 and 16 bits, optionally clipped; a pair through float8 stays;
+    2. per-tensor, per-axis and blocked scales;
+    3. in a marked model, int32 multiples of a scale: biases.
     """
     straight = QUANTISED in model.metadata_props
     if not _wanted and not straight:
@@ -69,7 +69,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
 
 
 def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
-    """The least and the largest number of a type behind a Clip; None where that has no stored bounds."""
+    """The lower and upper bound of a type after a Clip; None if the Clip's bounds are not stored."""
     if clip is None:
         return INTEGER_RANGES[kind]
     low, high = (None if v is None else constant_of(v) for v in [*clip.inputs, None, None][1:3])
@@ -77,7 +77,7 @@ def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
 
 
 def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
-    """The values that are computed from trained numbers on the way to a scale, and these."""
+    """The trained scales, and the values computed from them."""
     waiting, found = [v for v in values if v is not None], set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -97,7 +97,7 @@ def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
 
 
 def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
-    """Weigh the gradient of ``scale`` by 1/(√(n·Q)·s²): one s belongs to ds/dr, one to the quotient."""
+    """Scale the gradient of ``scale`` by 1/(√(n·Q)·s²): one s for ds/dr, one for the quotient."""
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
     if not of_weight:
@@ -121,7 +121,7 @@ def _blocks(node: ir.Node) -> dict[str, int]:
 
 
 def _are_equal(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Are they one value, or equal constants? Two parameters may part in training, however equal they are now."""
+    """Whether they are one value, or equal constants. Equal parameters may diverge in training."""
     if a is b or a is None or b is None:
         return a is b
     x, y = constant_of(a), constant_of(b)
@@ -143,7 +143,7 @@ def _arithmetic(
     step = _broadcastable(op, scale, x, axis, block)
     part = x / step
     whole = op.Round(part)
-    if straight:  # exact: a number and its next whole one differ by a number that floats hold, and add up to it
+    if straight:  # exact: a number and its rounding differ by a representable number
         whole = part + _detached(op, whole - part)
     if limits is None:
         return whole * step

@@ -1,4 +1,4 @@
-"""Pass: every Loop has a first condition."""
+"""Pass: give every Loop an initial condition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of
 
 
 def write_conditions(model: ir.Model) -> None:
-    """Give every Loop a first condition: true where there is none, which some runtimes take for false."""
+    """Give every Loop an initial condition: true where it is absent, which some runtimes read as false."""
     editor = Editor(model)
     for node in calls_of(model, "Loop"):
         if input_at(node, 1) is None:

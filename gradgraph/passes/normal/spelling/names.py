@@ -1,4 +1,4 @@
-"""Pass: everything has a name, and no two things share one."""
+"""Pass: give everything a unique name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gradgraph.graph.checks import UNNAMED
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.passes.normal.edit import graphs_of, is_wanted
 
-_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # where it makes a Gemm of MatMul and Add on three axes
+_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # added when it fuses MatMul and Add to a Gemm
 
 
 def write_one_domain(model: ir.Model) -> None:
-    """Import ONNX's own domain by its short name, the empty one, where the file has the long one."""
+    """Import ONNX's own domain under its short name, the empty string."""
     if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
         model.opset_imports.setdefault("", opset)
 
@@ -21,14 +21,14 @@ def write_one_domain(model: ir.Model) -> None:
 def make_names_unique(model: ir.Model) -> None:
     """Name nodes and values.
 
-    1. names in the main graph stay, as far as there are any;
+    1. existing names in the main graph stay;
     2. a nameless node or value gets its operator's name, the node a mark (UNNAMED); a node name that is taken gets
        ``_1``, ``_2``, …;
-    3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
-    4. initializers of bodies move to the main graph, where they can be asked for by name;
-    5. an input or output that its node declares as absent stays absent, and goes if it is last;
-    6. initializers get another name where onnxruntime would add one without looking whether the name is taken, as it
-       has in models that it has optimised.
+    3. values in bodies of If, Loop and Scan are renamed if an outer graph or another body has that name;
+    4. initializers of bodies move to the main graph, where they can be selected by name;
+    5. absent inputs and outputs stay absent, and trailing ones are dropped;
+    6. initializers are renamed if they have a name that onnxruntime adds without a check (its own optimized models have
+       such names).
     """
     nodes, values = Builder(_ADDED_BLINDLY), Builder(_ADDED_BLINDLY)
     seen = _hold_main_names(model.graph, values)
@@ -73,7 +73,7 @@ def _drop_absent(node: ir.Node) -> None:
         count -= 1
     if count < len(node.outputs):
         node.resize_outputs(count)
-    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop's condition is absent, not left out
+    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop's condition is absent, not dropped
     while count > least and node.inputs[count - 1] is None:
         count -= 1
     if count < len(node.inputs):

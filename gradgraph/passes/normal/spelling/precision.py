@@ -1,13 +1,13 @@
-"""Pass: what is stored in bfloat16 is computed in float32.
+"""Pass: compute in float32 where tensors are stored in bfloat16.
 
-Runtimes have next to no bfloat16 kernels on a CPU (moving data, Cast), and half of ONNX's operators do not admit the
-type before opset 22. So inputs, initializers, outputs and what a Cast makes bfloat16 stay, and between them:
+CPU runtimes have almost no bfloat16 kernels (data movement, Cast), and half of ONNX's operators do not allow the type
+before opset 22. So inputs, initializers, outputs and results of Casts to bfloat16 stay, and between them:
 
-1. a Cast to float32 stands behind each of these that anything but a Cast reads;
-2. constants of formulas, and attributes that hold or name the type, become float32;
-3. a Cast back stands before each output.
+1. a Cast to float32 follows each of these that has a reader other than a Cast;
+2. constants, and attributes that hold or name the type, become float32;
+3. a Cast back precedes each output.
 
-Gradients pass through the Casts, and so come out as bfloat16 where the tensor is. Nothing is rounded in between.
+Gradients pass through the Casts, so bfloat16 tensors get bfloat16 gradients. Nothing is rounded in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES_A_TYPE = ("dtype", "precision", "softmax_precision", "stash_type")
 
 
 def compute_in_float32(model: ir.Model) -> bool:
-    """Apply the pass in place, all constants being initializers; True if anything was computed in bfloat16.
+    """Apply the pass in place, once all constants are initializers; return True if there was any bfloat16 computation.
 
     Raises:
         ModelError: an input or output is a sequence or optional of bfloat16 tensors.
@@ -45,7 +45,7 @@ def compute_in_float32(model: ir.Model) -> bool:
     return any(changed)
 
 
-# --- what is what --------------------------------------------------------------------------------------
+# --- classification --------------------------------------------------------------------------------------
 
 
 def _is_narrow(value: ir.Value) -> bool:
@@ -57,19 +57,19 @@ def _check_containers(graph: ir.Graph) -> None:
         if _is_narrow(value) and not isinstance(value.type, ir.TensorType):
             raise ModelError(
                 f"'{shown(value.name)}' is a sequence or optional of bfloat16 tensors, which cannot be cast at the "
-                "border of the model; make its elements float32"
+                "boundary of the model; make its elements float32"
             )
 
 
 def _stored(model: ir.Model) -> list[ir.Value]:
-    """The values that stay bfloat16: inputs, parameters, what a Cast makes."""
+    """The values that stay bfloat16: inputs, parameters, results of Casts."""
     graph = model.graph
     parameters = (v for v in graph.initializers.values() if not is_marked_constant(v))
     cast = (n.outputs[0] for n in calls_of(model, "Cast") if n.attributes["to"].as_int() == NARROW)
     return list(dict.fromkeys([*filter(_is_narrow, (*graph.inputs, *parameters)), *cast]))
 
 
-# --- what becomes of it --------------------------------------------------------------------------------
+# --- rewriting -------------------------------------------------------------------------------------------
 
 
 def _widened(old: ir.TypeProtocol | None) -> ir.TypeProtocol:
@@ -102,7 +102,7 @@ def _widen_attributes(node: ir.Node) -> bool:
 
 
 def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
-    """Let all but Casts read a float32 copy of ``value``, also as an output of the body that computes it."""
+    """Redirect readers of ``value``, except Casts, to a float32 copy, also if it is an output of its body."""
     producer = value.producer()
     graph = model.graph if producer is None else graph_of(producer)
     readers = [(use.node, use.idx) for use in value.uses() if use.node.op_type != "Cast"]

@@ -1,4 +1,4 @@
-"""Pass: recurrent layers in the form that runtimes take."""
+"""Pass: write recurrent layers in the form that runtimes accept."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SWAP = [1, 0, 2]  # [N, T, I] to [T, N, I], [N, D, H] to [D, N, H], and back
 def write_recurrent(model: ir.Model) -> bool:
     """Rewrite RNN, GRU and LSTM where onnxruntime would not run them; True if there are new nodes.
 
-    1. hidden_size, which the specification leaves out, is taken from the shape of R;
+    1. hidden_size, which is optional, is read from the shape of R;
     2. layout 1 (batch first) becomes layout 0 between transposes;
-    3. activations are spelt as the specification spells them, which onnxruntime's RNN insists on.
+    3. activations are spelt as in the specification, which onnxruntime's RNN requires.
     """
     editor: Editor | None = None
     for node in calls_of(model, "RNN", "GRU", "LSTM"):

@@ -1,4 +1,4 @@
-"""Pass: forms that runtimes tolerate, though the specification does not allow or no longer needs them."""
+"""Pass: repair forms that runtimes tolerate, but that are invalid or obsolete."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 
 def repair(model: ir.Model) -> bool:
-    """Write the proper form, the only one that rules see; True if any node was rewritten.
+    """Write the valid form, the only one that rules handle; return True if any node was rewritten.
 
-    1. vectors of one number where a number is meant (limits of Range in some function bodies, bounds of Clip): scalars;
-    2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without
+    1. one-element vectors in place of a scalar (limits of Range in some function bodies, bounds of Clip): scalars;
+    2. Resize with empty roi, scales or sizes, required as placeholders in opset 11: absent inputs; a roi without
        tf_crop_and_resize is dropped as well;
-    3. axes and sizes that have other than one axis (PyTorch's exporter writes some as scalars): a vector.
+    3. axes and sizes that are not vectors (PyTorch's exporter writes some as scalars): vectors.
     """
     editor = Editor(model)
     changed = False
@@ -28,8 +28,8 @@ def repair(model: ir.Model) -> bool:
     return changed
 
 
-_SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are one number
-_VECTORS = {  # inputs that hold axes, sizes or places
+_SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are scalars
+_VECTORS = {  # inputs that hold axes, sizes or indices
     "Compress": (1,),
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -41,7 +41,7 @@ _VECTORS = {  # inputs that hold axes, sizes or places
 
 
 def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[int]) -> bool:
-    """Give the inputs at ``places`` that have another number of axes than ``sizes`` those sizes."""
+    """Reshape the inputs at ``places`` whose rank is not that of ``sizes`` to those sizes."""
     changed = False
     for i in places:
         value = node.inputs[i] if i < len(node.inputs) else None

@@ -1,4 +1,4 @@
-"""Pass: SequenceMap becomes the Loop that it stands for."""
+"""Pass: replace SequenceMap by an equivalent Loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_maps(model: ir.Model) -> bool:
 
     1. the Loop's states are the sequences made so far; element ``place`` of each input sequence enters the body, and
        other inputs are read from outside;
-    2. onnx's own function body is not taken, as it cannot read outer values.
+    2. onnx's own function body is not used, as it cannot read outer values.
     """
     editor = Editor(model)
     found = calls_of(model, "SequenceMap")

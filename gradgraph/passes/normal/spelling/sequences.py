@@ -1,4 +1,4 @@
-"""Pass: sequences and optionals whose elements are known become plain tensors."""
+"""Pass: replace sequences and optionals with known elements by plain tensors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.nodes import input_at, made_by, source_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
-Elements = dict[ir.Value, list[Var]]  # of the sequences that are known
+Elements = dict[ir.Value, list[Var]]  # elements of the known sequences
 
-MOST_PIECES = 64  # a Split into more is worse than one Gather per element that is read
+MOST_PIECES = 64  # a Split into more is worse than one Gather per element read
 
 
 def resolve_sequences(model: ir.Model) -> bool:
     """Replace nodes that read known sequences, in bodies too; True if there were any. Unread nodes are dropped later.
 
-    1. known are SequenceConstruct and SequenceEmpty, SequenceInsert and SequenceErase at constant places of a known
-       one, and SplitToSequence into a known number of pieces, which is a Split (and Squeeze);
-    2. SequenceAt at a constant place is that element, ConcatFromSequence a Concat, SequenceLength a number;
-    3. SequenceAt of SplitToSequence into single slices is a Gather, wherever the place and however many there are, and
-       SequenceLength its size;
+    1. known sequences are SequenceConstruct and SequenceEmpty, SequenceInsert and SequenceErase at constant indices of
+       a known one, and SplitToSequence into a known number of pieces, which is a Split (and Squeeze);
+    2. SequenceAt with a constant index is that element, ConcatFromSequence a Concat, SequenceLength a constant;
+    3. SequenceAt of SplitToSequence into single slices is a Gather, for any index and length, and SequenceLength the
+       size;
     4. OptionalGetElement of a tensor, or of Optional, is that tensor, and OptionalHasElement of either is true.
     """
     editor = Editor(model)
@@ -40,7 +40,7 @@ def resolve_sequences(model: ir.Model) -> bool:
     return changed
 
 
-# --- what makes a sequence -------------------------------------------------------------------------------
+# --- construction -----------------------------------------------------------------------------------------
 
 
 def _construct(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
@@ -84,7 +84,7 @@ def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 
 def _needs_pieces(reader: ir.Node) -> bool:
-    """Does ``reader`` do with known elements what it cannot do with a sequence of single slices?"""
+    """Whether ``reader`` needs known elements, and cannot work on a sequence of single slices."""
     return reader.op_type in _MAKERS or reader.op_type == "ConcatFromSequence" or _place(reader, 1) is not None
 
 
@@ -114,7 +114,7 @@ _MAKERS: Mapping[str, Callable[[Editor, ir.Node, Elements], list[Var] | None]] =
 }
 
 
-# --- what reads a sequence -------------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------------
 
 
 def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
@@ -134,7 +134,7 @@ def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 
 def _slices(sequence: ir.Value) -> ir.Node | None:
-    """The SplitToSequence into single slices that makes ``sequence``."""
+    """The SplitToSequence into single slices that computes ``sequence``."""
     source = made_by(sequence, "SplitToSequence")
     return source if source is not None and input_at(source, 1) is None else None
 

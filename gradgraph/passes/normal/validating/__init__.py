@@ -1,1 +1,1 @@
-"""Whether a model can be computed at all; if not, one sentence says why. Nothing is changed."""
+"""Validation: checks whether a model can be computed, and reports why not in one sentence. Nothing is changed."""

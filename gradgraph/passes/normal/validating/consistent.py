@@ -1,8 +1,8 @@
-"""Check: does every node get what its operator takes? Said here, in one sentence, instead of by a runtime later.
+"""Check that every node gets valid inputs, so that errors appear here in one sentence, and not later in a runtime.
 
-Only what no runtime would accept is refused: what ONNX's schema of that very opset version forbids, of types that are
-known, and sizes that are numbers (``input_sizes``). Tensors of unknown type, dimensions with a name, and operators of
-other domains pass. No weight is read.
+Only what no runtime would accept is rejected: violations of ONNX's schema of that opset version, for known types, and
+of numeric sizes (``input_sizes``). Tensors of unknown type, symbolic dimensions, and operators of other domains pass.
+No weight is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 def check_forms(model: ir.Model) -> None:
-    """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``graph.node_forms``).
+    """Raise ModelError unless the nodes of ``model`` are well-formed calls of their operators (``graph.node_forms``).
 
-    Graph inputs must have types, too; an input that is an initializer has that of its data.
+    Graph inputs must have types, too; an initializer has the type of its data.
     """
     refuse_any(itertools.chain(_input_findings(model.graph), _form_findings(model)))
 
@@ -47,15 +47,15 @@ def _form_findings(model: ir.Model) -> Iterator[Finding]:
 def check_consistent(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model``, whose types and shapes have been inferred, can be computed.
 
-    1. element types that the operator takes, and one type where its inputs and outputs must agree;
-    2. outputs of both branches of an If of one type; a Cast that gives what is declared;
-    3. sizes that fit (``input_sizes.py``).
+    1. element types that the operator supports, and equal types where the schema requires them;
+    2. equal output types of both branches of an If; the declared type of a Cast;
+    3. matching sizes (``input_sizes.py``).
     """
     refuse_any(itertools.chain(_type_findings(model), _size_findings(model)))
 
 
 def check_sizes(model: ir.Model) -> None:
-    """Raise ModelError unless sizes fit, also of nodes that were written since ``check_consistent``."""
+    """Raise ModelError unless sizes match, also of nodes written since ``check_consistent``."""
     refuse_any(_size_findings(model))
 
 
@@ -77,13 +77,13 @@ def _type_findings(model: ir.Model) -> Iterator[Finding]:
 
 
 def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
-    """Nodes of ONNX's own operators, with the opset that each is of."""
+    """Nodes of ONNX's own operators, each with its opset."""
     opset = model.opset_imports.get("", OPSET)
     return ((node, node.version or opset) for node in nodes_of(model) if node.domain == "")
 
 
 def _type_key(kind: ir.TypeProtocol | None) -> object:
-    """A key that tells the type from others, and costs little."""
+    """A cheap key that identifies the type."""
     return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text_in_schemas(kind)
 
 
@@ -119,7 +119,7 @@ def _listed(allowed: Iterable[str]) -> str:
 
 
 def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
-    """Yield a finding about the first type that does not fit."""
+    """Yield a finding about the first type that does not match."""
     bound: dict[str, tuple[ir.Value, ir.TypeProtocol]] = {}
     latest = signature(node.op_type, onnx.defs.onnx_opset_version()) or schema
     ends = [(i, False, v) for i, v in enumerate(node.inputs)] + [(i, True, v) for i, v in enumerate(node.outputs)]
@@ -205,11 +205,11 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
 
 
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
-    """Findings about sizes. The rule must make its complaint also without the declared sizes of intermediate values.
+    """Findings about sizes, confirmed without the declared sizes of intermediate values.
 
-    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. A complaint about a branch of an If
-    counts only where ONNX's own inference objects, too, because then no runtime loads the model. About others the
-    author may know that sizes never lead there.
+    Exporters and tools leave wrong sizes there, and onnxruntime only warns about them. A finding in a branch of an If
+    is reported only if ONNX's own inference objects, too, because then no runtime loads the model; otherwise such sizes
+    may never reach the branch.
     """
     opset = model.opset_imports.get("", OPSET)
     suspects = []
@@ -229,7 +229,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
 
 
 def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
-    """All nodes, and whether they lie in a branch of an If."""
+    """All nodes, and whether they are in a branch of an If."""
     stack = [(model.graph, False)]
     while stack:
         graph, in_branch = stack.pop()

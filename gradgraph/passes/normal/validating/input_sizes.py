@@ -1,8 +1,7 @@
-"""Do the sizes of a node's inputs fit? A rule for each operator, exact where dimensions are numbers.
+"""Check the sizes of a node's inputs: one rule per operator, exact for numeric dimensions.
 
-A rule gets the node's inputs (shape and, of a small constant, data) and its attributes, and yields what is wrong in
-words that follow the node's name; the first words count. An unknown rank, or a dimension with a name, agrees with
-everything.
+A rule gets the node's inputs (shape and, for a small constant, data) and its attributes, and yields complaints as words
+that follow the node's name; the first one is used. An unknown rank, or a symbolic dimension, matches everything.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gradgraph.passes.normal.edit import attributes
 
 @dataclass(frozen=True)
 class Operand:
-    """An input: ``shape`` is None where not even the rank is known."""
+    """An input; ``shape`` is None if even the rank is unknown."""
 
     value: ir.Value
     shape: Shape | None
@@ -54,7 +53,7 @@ EXPORT = "correct the sizes, or export the model again"
 
 
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
-    """Say what is wrong with the sizes of ``node`` if its inputs have these ``shapes``; None if nothing is."""
+    """Return what is wrong with the sizes of ``node`` if its inputs have these ``shapes``, or None."""
     rule = _RULES.get(node.op_type)
     if rule is None and not ranks.is_ranked(node.op_type):
         return None
@@ -80,7 +79,7 @@ def _for(*op_types: str) -> Callable[[Rule], Rule]:
 
 
 def _clash(*operands: Operand | None) -> Words:
-    """Say which shapes do not broadcast against each other."""
+    """Yield the shapes that do not broadcast against each other."""
     known = [o for o in operands if o is not None and o.shape is not None]
     if len({o.shape for o in known}) < 2:
         return
@@ -92,10 +91,10 @@ def _clash(*operands: Operand | None) -> Words:
 
 
 def _beyond(x: Operand | None, axes: Iterable[int], more: int = 0) -> Words:
-    """Say which axis ``x``, with ``more`` axes, does not have."""
+    """Yield the axis that ``x``, with ``more`` axes, does not have."""
     if x is not None and x.rank is not None:
         rank = x.rank + more
-        yield from (f"is to work on axis {a}, and reads {x}" for a in axes if not -rank <= a < rank)
+        yield from (f"has axis {a}, but reads {x}" for a in axes if not -rank <= a < rank)
 
 
 def _ints(operand: Operand | None) -> list[int] | None:
@@ -106,7 +105,7 @@ def _ints(operand: Operand | None) -> list[int] | None:
 def _too_small(sizes: Operand, least: int) -> Words:
     for size in _ints(sizes) or ():
         if size < least:
-            yield f"reads {sizes}, which holds {size} and must hold numbers from {least} on"
+            yield f"reads {sizes}, which contains {size}; its numbers must be at least {least}"
 
 
 # --- element by element -----------------------------------------------------------------------------------
@@ -137,11 +136,11 @@ def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> Words:
 def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> Words:
-    """One scale, one for each index along an axis, or, in blocks, as many axes as there are."""
+    """Scales: one, one per index of an axis, or, in blocks, one per block with equal rank."""
     if x.rank is None or scale.rank is None:
         return
     if block_size and scale.rank != x.rank:
-        yield f"reads {x} in blocks and the scale {scale}, which must have as many axes"
+        yield f"reads {x} in blocks and the scale {scale}, which must have the same rank"
     if x.rank and is_number(scale.shape, 1):
         return
     if scale.rank > 1 and not block_size:
@@ -165,7 +164,7 @@ def _expand(x: Operand, target: Operand, **_: Any) -> Words:
 @_for("MatMul")
 def _matmul(a: Operand, b: Operand, **_: Any) -> Words:
     if a.rank == 0 or b.rank == 0:
-        yield f"reads {a} and {b}, and multiplies nothing without an axis"
+        yield f"reads {a} and {b}, and MatMul needs inputs with at least one axis"
     inner = b[-2] if b.rank is not None and b.rank > 1 else b[-1]
     if b.shape is not None and differ(a[-1], inner):
         yield f"multiplies {a} and {b}, whose inner sizes are {a[-1]} and {inner}"
@@ -192,7 +191,7 @@ def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, 
 
 @_for("Einsum")
 def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
-    """Each input has an axis for every letter of its term, and more of them only with "...". Axes of 1 are repeated."""
+    """Match each input with its term: one axis per letter, more only with "...". Axes of 1 are broadcast."""
     sizes: dict[str, int] = {}
     for operand, term in zip(operands, equation.partition("->")[0].replace(" ", "").split(","), strict=False):
         letters, rest = term.replace("...", ""), "..." in term
@@ -205,7 +204,7 @@ def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
 
 
 def words_of(shape: Shape) -> str:
-    """``[n, 3, ?]``: the last is unknown."""
+    """``[n, 3, ?]``, where ``?`` is an unknown size."""
     return f"[{', '.join('?' if d is None else shown(d) for d in shape)}]"
 
 
@@ -250,7 +249,7 @@ _PER_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 
 
 
 def _lists(x: Operand, rank: int | None, auto_pad: str = "NOTSET", **given: Any) -> Words:
-    """Say which attribute does not have a number for each axis along which windows move."""
+    """Yield the attribute that does not have one entry per spatial axis."""
     lists = {name: given[name] for name in _PER_AXIS if given.get(name) and (name != "pads" or auto_pad == "NOTSET")}
     counts = {name: len(numbers) / _PER_AXIS[name] for name, numbers in lists.items()}
     axes = next(iter(counts.values()), 0) if rank is None else rank - 2
@@ -265,7 +264,7 @@ def _window(
     auto_pad: str = "NOTSET",
     **_: Any,
 ) -> Words:
-    """Say which window is larger than the axis that it moves along."""
+    """Yield the window that is larger than its axis."""
     axes = len(kernel)
     if auto_pad not in ("NOTSET", "VALID") or (pads and len(pads) != 2 * axes):
         return
@@ -280,7 +279,7 @@ def _window(
 @_for("Col2Im")
 def _col2im(x: Operand, image: Operand, block: Operand, **lists: Any) -> Words:
     if differ(image[0], block[0]):
-        yield f"reads the sizes of an image {image} and those of a block {block}, which must be as many"
+        yield f"reads the sizes of an image {image} and of a block {block}, which must have equal length"
     for axes in known_sizes((image[0], block[0]))[:1]:
         yield from _lists(x, 2 + axes, **lists)
 
@@ -312,7 +311,7 @@ def _norm_of_channels(x: Operand, *vectors: Operand, spatial: int = 1, **_: Any)
 
 @_for("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Words:
-    """Only the vectors of one axis are compared; for several axes runtimes take flattened ones."""
+    """Compare only vectors of one axis; runtimes accept flattened ones for several axes."""
     for v in vectors:
         if v.rank is not None and x.rank is not None and v.rank > x.rank:
             yield f"reads {x} and {v}, which has more axes"
@@ -325,7 +324,7 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Word
 def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> Words:
     width = x[2]
     if x.rank == 3 and (num_heads <= 0 or (isinstance(width, int) and width % num_heads)):
-        yield f"has {num_heads} heads, and reads {x}, whose last axis must hold as many"
+        yield f"has {num_heads} heads, and reads {x}, whose last axis must be a multiple of that"
 
 
 # --- shapes -----------------------------------------------------------------------------------------------
@@ -354,7 +353,7 @@ def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> Wo
 
 @_for("Concat")
 def _concat(*parts: Operand, axis: int = 1, **_: Any) -> Words:
-    known = [p for p in parts if p.shape is not None and 0 not in p.shape]  # runtimes pass over empty ones
+    known = [p for p in parts if p.shape is not None and 0 not in p.shape]  # runtimes ignore empty inputs
     for part in known:
         first = known[0]
         if part.rank != first.rank:
@@ -383,7 +382,7 @@ def _split(
 @_for("Transpose")
 def _transpose(x: Operand, *, perm: list[int] | None = None, **_: Any) -> Words:
     if perm is not None and x.rank is not None and sorted(perm) != list(range(x.rank)):
-        yield f"orders axes as {perm}, and reads {x}"
+        yield f"permutes axes by {perm}, but reads {x}"
 
 
 @_for("Flatten")
@@ -483,7 +482,7 @@ def _recurrent(
     if differ(x[2], w[2]):
         yield f"reads {x}, and its weights {w} take {w[2]} features"
     if differ(w[1], r[1]):
-        yield f"has weights {w} and {r}, which must have as many rows"
+        yield f"has weights {w} and {r}, which must have equally many rows"
     if hidden_size and differ(r[2], hidden_size):
         yield f"has recurrent weights {r}, and hidden_size is {hidden_size}"
     rows = w[1]

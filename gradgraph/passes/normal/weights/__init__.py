@@ -1,1 +1,1 @@
-"""Decides which stored tensors are weights, and says why."""
+"""Decides which stored tensors are weights, and gives the reason."""

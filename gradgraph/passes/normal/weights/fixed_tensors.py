@@ -1,13 +1,13 @@
-"""Stored tensors that are constants by what reads them, in files that do not say what is a parameter.
+"""Stored tensors that are constants judging by their readers, in files that do not mark parameters.
 
-1. Input normalisation: a model input, or one that was only moved, minus, divided by, times or plus a constant, before a
-   layer. Constants that are added or multiplied vary along one axis and go to layers alone, which can learn the same.
-2. Priors of a detector and scales of a target: behind the last layer, outputs times constants and plus constants. A
-   layer without a bias reads the first vector that is added as its bias.
-3. Masks, by their numbers: zeros and ones as a factor; zeros and one large negative number.
-4. The numbers of bins, 0, 1, 2 and so on, by which the expectation of a Softmax is computed.
+1. Input normalisation: a model input, possibly reshaped, minus, divided by, times or plus a constant, before a layer.
+   Constants that are added or multiplied vary along one axis and only feed layers, which can learn the same.
+2. Priors of a detector and scales of a target: after the last layer, outputs times and plus constants. The first vector
+   added after a layer without a bias is its bias.
+3. Masks, by their values: zeros and ones as a factor; zeros and one large negative number.
+4. Bin indices, 0, 1, 2 and so on, used to compute the expectation of a Softmax.
 
-A scale of ones and a shift of zeros change nothing: they are weights that nobody has trained yet.
+A scale of ones and a shift of zeros change nothing: they are untrained weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gradgraph.passes.normal.edit import attributes, nodes_of
 from gradgraph.passes.normal.weights.roles import ARITHMETIC, MOVES
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Reading: TypeAlias = tuple[ir.Node, int]  # a node, and which of its inputs
+Reading: TypeAlias = tuple[ir.Node, int]  # a node and the index of an input
 Dims: TypeAlias = Sequence[object] | None
 
 _FACTORS = frozenset({"Div", "Mul"})
@@ -38,7 +38,7 @@ _KEEP_SIZES = frozenset({"Abs", "Cast", "CastLike", "Clip", "Dropout", "Identity
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _LAYERS = _LINEAR | {"BatchNormalization", "Einsum", "GRU", "LSTM", "RNN"}
 _RANGES = frozenset({"Clip", "Exp", "Pow", "Sigmoid", "Softplus", "Tanh"})  # which outputs of detectors pass through
-_BEHIND_LAYERS = (  # of what follows the last layer: decoding, and the choice of results
+_BEHIND_LAYERS = (  # of nodes after the last layer: decoding and selection of results
     ARITHMETIC
     | _RANGES
     | MOVES
@@ -46,9 +46,9 @@ _BEHIND_LAYERS = (  # of what follows the last layer: decoding, and the choice o
     | {"LogSoftmax", "Max", "Min", "NonMaxSuppression", "NonZero", "Not", "Or", "ReduceMax", "Relu", "ScatterND"}
     | {"Shape", "Size", "Softmax", "TopK", "Where"}
 )
-_LARGEST = 1 << 20  # numbers; what is larger is no mean and no prior
+_LARGEST = 1 << 20  # magnitude; larger values are neither a mean nor a prior
 _LARGEST_MASK = 1 << 24
-_NEGLIGIBLE = -100.0  # what a mask adds at most, such as that of Swin
+_NEGLIGIBLE = -100.0  # the least magnitude of an additive mask, such as Swin's
 _BINS = 4  # at least
 _SAME_SIZE = (
     "Abs",
@@ -73,7 +73,7 @@ _FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
 
 
 def find_fixed(model: ir.Model) -> dict[ir.Value, str]:
-    """The initializers of more than one number that are constants, with the reason in words."""
+    """The constant initializers of more than one element, with the reason in words."""
     stored = _Stored(model)
     fed, before = _before_layers(model.graph, stored)
     after = _behind_layers(model.graph, stored, fed, before)
@@ -86,13 +86,15 @@ def find_fixed(model: ir.Model) -> dict[ir.Value, str]:
             found[value] = words
         elif readings and value not in stored.outputs and all(r in before or r in after for r in readings):
             node, _ = first = readings[0]
-            place = "it normalises an input" if first in before else "it scales or shifts an output behind all layers"
+            place = (
+                "it normalises an input" if first in before else "it scales or shifts an output after the last layer"
+            )
             found[value] = f"{place}, as an operand of {describe(node)}"
     return found
 
 
 class _Stored:
-    """Values that are computed from stored tensors alone, and who reads them beside others."""
+    """Values computed from stored tensors only, and the readers that combine them with others."""
 
     def __init__(self, model: ir.Model) -> None:
         self._sources: dict[ir.Value, frozenset[ir.Value]] = {
@@ -118,7 +120,7 @@ class _Stored:
         return frozenset() if value is None else self._sources.get(value, frozenset())
 
     def array(self, value: ir.Value) -> Array | None:
-        """The numbers of a stored value; None for large ones, and where they are not computed easily."""
+        """The numbers of a stored value; None if it is large or expensive to compute."""
         if value not in self._arrays:
             self._arrays[value] = self._computed(value)
         return self._arrays[value]
@@ -147,11 +149,11 @@ class _Stored:
 
 @dataclass(eq=False)
 class _Group:
-    """Uses of constants that belong together: of one input, or of outputs that are joined."""
+    """Uses of constants that belong together: of one input, or of concatenated outputs."""
 
     uses: list[_Constant] = field(default_factory=list)
-    into: _Group | None = None  # the group that this one has become part of
-    has_residual: bool = False  # an input has been added, so that the last layer cannot learn the same
+    into: _Group | None = None  # the group that this one has merged into
+    has_residual: bool = False  # the input takes part in an addition, so that the last layer cannot learn the same
 
     def whole(self) -> _Group:
         group = self
@@ -165,7 +167,7 @@ class _Group:
 
 @dataclass(frozen=True, eq=False)
 class _Constant:
-    """A stored operand of arithmetic with a value that is not stored."""
+    """A stored operand of arithmetic with a computed value."""
 
     node: ir.Node
     at: int
@@ -173,12 +175,12 @@ class _Constant:
 
     @property
     def axes(self) -> int:
-        """Along how many axes the numbers vary, as far as sizes say."""
+        """The number of axes along which the numbers vary, as far as sizes are known."""
         return sum(d > 1 for d in self.array.shape)
 
     @property
     def is_scale(self) -> bool:
-        """Is it a factor, or what the other is subtracted from? No bias is written so."""
+        """Whether it is a factor or a minuend, which a bias never is."""
         return self.node.op_type in _FACTORS or self.is_minuend
 
     @property
@@ -187,12 +189,12 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Deviations, widths and strides are above zero."""
+        """Whether it may be a deviation, width or stride, which are positive."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """The one stored operand of ``node``, if its numbers are known and no quotient is taken of it."""
+    """The only stored operand of ``node``, if its numbers are known and it is not divided by the other."""
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -206,14 +208,14 @@ def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
 
 @dataclass(frozen=True)
 class _Fed:
-    """An input of the model on its way: its sizes as far as they are known, and the constants so far."""
+    """A model input and values derived from it: its known sizes, and the constants applied so far."""
 
     dims: Dims
     group: _Group | None = None
 
 
 def _before_layers(graph: ir.Graph, stored: _Stored) -> tuple[Collection[ir.Value], set[Reading]]:
-    """The values that are inputs on their way to layers, and the places where a constant normalises one."""
+    """The values derived from inputs before any layer, and the places where a constant normalises one."""
     fed = {
         v: _Fed(None if v.shape is None else as_dims(v.shape))
         for v in graph.inputs
@@ -251,7 +253,7 @@ def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _F
 
 
 def _fits(constant: _Constant, dims: Dims) -> bool:
-    """Does the input keep its sizes? Centres that it is compared with are weights."""
+    """Whether the input keeps its shape. Centres that it is compared with are weights."""
     if dims is None:
         return constant.axes <= 1
     sizes = constant.array.shape
@@ -286,7 +288,7 @@ def _moved(node: ir.Node, dims: Dims, stored: _Stored) -> Dims:
 
 
 def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], set[ir.Value]]:
-    """The values of ``fed`` of which some reader is a layer at the end, and those of which every one is."""
+    """The values of ``fed`` from which some path ends in a layer, and those from which every path does."""
     some: set[ir.Value] = set()
     every: set[ir.Value] = set()
     for value in reversed(fed):
@@ -304,7 +306,7 @@ def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], s
 
 
 def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> Iterator[_Constant]:
-    """Who subtracts a mean or divides by a deviation says so; a sum or product may be of weights."""
+    """Yield constants that normalise by a difference or quotient, as a sum or product may be of weights."""
     is_plain = any(c.node.op_type in ("Div", "Sub") for c in group.uses)
     if not group.changes_something():
         return
@@ -315,21 +317,21 @@ def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> It
             yield constant
 
 
-# --- behind the layers ----------------------------------------------------------------------------------
+# --- after the layers ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A value that a layer made: whether it has its bias, and with which other outputs it belongs."""
+    """A value computed by a layer: whether it has its bias, and the outputs that it is joined with."""
 
     has_bias: bool
     group: _Group
 
 
 def _behind_layers(graph: ir.Graph, stored: _Stored, fed: Collection[ir.Value], before: set[Reading]) -> set[Reading]:
-    """The places where a constant scales or shifts an output behind all layers, if outputs are scaled and shifted.
+    """The places where a constant scales or shifts an output after the last layer, if both occur.
 
-    One of the two alone counts if it undoes what is done to an input, by a tensor that is read at ``before``.
+    Only one of them suffices if it undoes a change of an input, by a tensor that is read at ``before``.
     """
     normalising = {s for node, i in before for s in stored.sources_of(node.inputs[i])}
     last = _last_nodes(graph)
@@ -355,7 +357,7 @@ def _decodes(group: _Group) -> bool:
 
 
 def _last_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes behind all layers."""
+    """The nodes after the last layer."""
     found: set[ir.Node] = set()
     for node in reversed(graph):
         if (
@@ -377,7 +379,7 @@ def _made(
     if node.op_type in _LINEAR and any(v in stored for v in node.inputs):
         bias = input_at(node, 2)
         array = None if bias is None or bias not in stored else stored.array(bias)
-        return _Made(array is not None and bool(array.any()), _Group())  # exporters write zeros where there is none
+        return _Made(array is not None and bool(array.any()), _Group())  # exporters write zeros for a missing one
     data = inputs_of(node) if node.op_type in ARITHMETIC | {"Concat"} else inputs_of(node)[:1]
     before = [made[v] for v in data if v in made]
     inputs = [v for v in data if v in fed]
@@ -420,7 +422,7 @@ def _joined(groups: Sequence[_Group]) -> _Group:
 
 
 def _mask(value: ir.Value) -> str:
-    """Why this is a mask; empty if it is none."""
+    """The reason why this is a mask; empty if it is not."""
     tensor = value.const_value
     readers = list(_behind_moves(value))
     if tensor is None or tensor.size > _LARGEST_MASK or not readers:
@@ -438,7 +440,7 @@ def _mask(value: ir.Value) -> str:
 
 
 def _multiplies(node: ir.Node, i: int) -> bool:
-    """Is it a factor, or 1 − it?"""
+    """Whether it, or 1 minus it, is a factor."""
     first = node.inputs[0]
     is_complement = is_standard(node, "Sub") and i == 1 and first is not None and is_single(first)
     return is_complement or is_standard(node, "Mul", "Where")
@@ -454,7 +456,7 @@ def _bins(value: ir.Value) -> str:
             return ""
     array = tensor.numpy().ravel()
     is_count = bool((array == np.arange(array.size)).all())
-    return "it holds the numbers of bins, by which the expectation of a Softmax is computed" if is_count else ""
+    return "it holds bin indices, by which the expectation of a Softmax is computed" if is_count else ""
 
 
 def _is_softmax(value: ir.Value) -> bool:
@@ -465,7 +467,7 @@ def _is_softmax(value: ir.Value) -> bool:
 
 
 def _behind_moves(value: ir.Value) -> Iterator[Reading]:
-    """Who reads the numbers of ``value``, which nodes may have moved before."""
+    """The readers of ``value``, after nodes that only move its numbers."""
     for node, i in value.uses():
         if i == 0 and node.op_type in MOVES and not node.domain:
             for moved in node.outputs:

@@ -1,9 +1,9 @@
 """Find stored tensors that an exporter computed from a weight; they do not follow the weight in training.
 
-An exporter that computes ``1 - w`` or the transpose of ``w`` beforehand stores the result beside the weight, and the
-file does not say that they belong together. Their numbers do. Candidates come from fingerprints: the order by size of a
-few numbers, which every monotone function keeps or turns round, and the first numbers of rows, which survive a Concat.
-Only candidates are compared in full, so that the search is linear in the number of tensors and rows.
+An exporter that folds ``1 - w`` or the transpose of ``w`` stores the result separately from the weight, without a link
+between them. Their numbers reveal it. Candidates are found by fingerprints: the order of a few numbers, which monotone
+functions preserve or reverse, and the first numbers of rows, which survive a Concat. Only candidates are compared in
+full, so the search is linear in the number of tensors and rows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gradgraph.graph.shapes import stored_sizes
 
 Array = np.ndarray[Any, Any]
 
-_SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must differ: zeros and ones say nothing
-_COMPARED = 1 << 18  # numbers that are compared at most, spread evenly over larger tensors
-_TRIES = 8  # weights at most that a tensor is compared with in full
-_PROBE = 4  # numbers of a row by which it is looked up
-_PARTS = 16  # parts at most that a weight is thought to be joined with: what is much larger is not read
-_FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # of a size; even ones would meet one column again and again
+_SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must differ: zeros and ones do not help
+_COMPARED = 1 << 18  # numbers compared at most, evenly spaced in larger tensors
+_TRIES = 8  # weights compared in full with a tensor, at most
+_PROBE = 4  # numbers of a row that form its key
+_PARTS = 16  # parts that a weight is concatenated with, at most; much larger tensors are not read
+_FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # a stride; even ones would hit one column again and again
 _TURNED = ("{}", "the transpose of {}")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 @dataclass(frozen=True)
 class Copy:
-    """``tensor`` was computed from ``weight``; ``relation`` says how, with ``{}`` for the weight's name."""
+    """A tensor computed from ``weight``; ``relation`` describes how, with ``{}`` for the weight's name."""
 
     tensor: ir.Value
     weight: ir.Value
@@ -46,7 +46,7 @@ def find_copies(
     tensors: Sequence[ir.Value],
     group: Callable[[ir.Value], Hashable] = lambda value: value,
 ) -> list[Copy]:
-    """Find ``tensors`` that hold a weight, a transposed or joined one, or a simple function of one; each once.
+    """Find ``tensors`` that hold a weight, a transposed or concatenated one, or a simple function of one; each once.
 
     A tensor is read only if its shape allows a copy, and is never compared with one of the same ``group``.
     """
@@ -70,7 +70,7 @@ def find_copies(
     return found
 
 
-# --- what is read -------------------------------------------------------------------------------------------
+# --- candidates ---------------------------------------------------------------------------------------------
 
 
 def _arrays(
@@ -94,7 +94,7 @@ def _arrays(
 
 
 class _Others:
-    """Keeps the shortest and second shortest shape of each width, which are of different groups."""
+    """The shortest and second shortest shape of each width, from different groups."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
@@ -106,7 +106,7 @@ class _Others:
             self._shortest[width] = [k for i, k in enumerate(known) if all(k[1] != other[1] for other in known[:i])][:2]
 
     def has(self, dims: Sequence[int], sign: int, group: Hashable, whole: bool = False) -> bool:
-        """Has another group a shape that is shorter, or longer where ``sign`` is negative?"""
+        """Whether another group has a shorter shape, or a longer one if ``sign`` is negative."""
         return any(
             other != group and (whole or shortest < sign * length)
             for width, length in _keys(dims, whole)
@@ -115,7 +115,7 @@ class _Others:
 
 
 def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
-    """The pairs (numbers in a row, rows) of a tensor as it lies and turned; (size, 0) if ``whole``."""
+    """The pairs (numbers in a row, rows) of a tensor as stored and transposed; (size, 0) if ``whole``."""
     if whole:
         return [(math.prod(dims), 0)]
     return [(_row_length(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_row_length(dims), dims[0])]
@@ -128,7 +128,7 @@ def _is_comparable(value: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class _View:
-    """The numbers of a tensor as they lie, or turned."""
+    """The numbers of a tensor as stored, or transposed."""
 
     value: ir.Value
     array: Array
@@ -138,7 +138,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A row of a view by which it is looked up."""
+    """A row of a view that serves as its lookup key."""
 
     view: _View
     place: int
@@ -155,7 +155,7 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order_key(array: Array) -> Hashable | None:
-    """Return the size and the order of a few numbers, which every monotone function keeps or turns round."""
+    """Return the size and the order of a few numbers, which monotone functions preserve or reverse."""
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
     if len(distinct) < _DISTINCT:
@@ -184,7 +184,7 @@ def _copy_of_whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) 
 
 
 def _samples(x: Array, y: Array) -> tuple[Array, Array]:
-    """Take numbers of ``x`` and ``y`` at the same places, in float64: all, or as many as are compared."""
+    """Take numbers of ``x`` and ``y`` at the same positions, in float64: all, or the maximum that is compared."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
         return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
@@ -193,7 +193,7 @@ def _samples(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _function(x: Array, y: Array) -> str | None:
-    """The function that makes ``y`` of ``x``, in words with ``{}`` for ``x``; None if none is known."""
+    """The function that maps ``x`` to ``y``, in words with ``{}`` for ``x``; None if it is not known."""
     if np.array_equal(x, y):
         return "{}"
     with np.errstate(all="ignore"):
@@ -209,11 +209,11 @@ def _is_close(a: Array, b: Array) -> bool:
     return bool(np.allclose(a, b, rtol=1e-5, atol=1e-6 * float(np.abs(b).max())))
 
 
-# --- a weight among others ----------------------------------------------------------------------------------
+# --- a concatenated weight ----------------------------------------------------------------------------------
 
 
 def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
-    """Find a weight that was joined with others along the first axis, or along the second."""
+    """Find a weight that was concatenated with others along the first axis, or along the second."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
         every, keys = lookup.get(_row_length(whole.shape), ((), np.array([], np.uint64)))
@@ -232,12 +232,12 @@ def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Ar
 
 
 def _row_length(dims: Sequence[int]) -> int:
-    """Numbers in a row; 0 for vectors, whose rows are short windows that overlap."""
+    """Numbers in a row; 0 for vectors, whose rows are short overlapping windows."""
     return math.prod(dims[1:]) if len(dims) > 1 else 0
 
 
 def _hashes(array: Array) -> Array:
-    """One number for each row, made of its first few."""
+    """A hash of the first few numbers of each row."""
     heads = sliding_window_view(array, _PROBE) if array.ndim == 1 else array.reshape(len(array), -1)[:, :_PROBE]
     bits = np.ascontiguousarray(heads, np.float32).view(np.uint32).astype(np.uint64)
     factors = np.array([1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)[: bits.shape[1]]
@@ -245,7 +245,7 @@ def _hashes(array: Array) -> Array:
 
 
 def _probe(view: _View) -> _Probe:
-    """Take a row from the middle, where no padding is."""
+    """Take a row from the middle, which is not padding."""
     array = view.array
     rows = _PROBE if array.ndim == 1 else 1
     middle = min(len(array) // 2, len(array) - rows)

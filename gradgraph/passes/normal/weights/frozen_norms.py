@@ -1,7 +1,7 @@
-"""Which weights look like those of a norm with fixed statistics, as torchvision's FrozenBatchNorm2d: ``conv(x)·s + t``.
+"""Find weights that look like a norm with fixed statistics, such as torchvision's FrozenBatchNorm2d: ``conv(x)·s + t``.
 
-There s and t are computed from four buffers, none of which is trained. An exporter that computes in advance stores s
-and t alone, as it would a scale and a shift that were learned; but those keep the names of their parameters.
+Its s and t are computed from four buffers, none of which is trained. An exporter with constant folding stores only s
+and t, like a learned scale and shift; but learned ones keep their parameter names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Find pairs (s, t) among ``weights`` of one number a channel, behind convolutions without a bias."""
+    """Find pairs (s, t) among ``weights`` with one number per channel, after convolutions without a bias."""
     known = set(weights)
     for scale in known:
         mul = _only_reader(scale, "Mul")
@@ -33,7 +33,7 @@ def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, i
 
 
 def _is_by_channel(value: ir.Value, spatial: int) -> bool:
-    """``[C, 1, 1]`` or ``[1, C, 1, 1]`` before two ``spatial`` axes; C is above 1."""
+    """Whether the shape is ``[C, 1, 1]`` or ``[1, C, 1, 1]`` before two ``spatial`` axes, with C above 1."""
     shape = all_sizes(shape_of(value)) or []
     axes = [len(shape) - i for i, d in enumerate(shape) if d != 1]
     return axes == [spatial + 1]

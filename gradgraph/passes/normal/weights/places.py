@@ -1,4 +1,4 @@
-"""Where weights are used: by which module of the source, and as what."""
+"""Where weights are used: the module of the source, and the parameter name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import onnx_ir as ir
 
-_ROLES = {  # of the inputs of an operator, as PyTorch names them
+_ROLES = {  # inputs of an operator, by PyTorch's names
     "Conv": ("", "weight", "bias"),
     "ConvTranspose": ("", "weight", "bias"),
     "Gemm": ("weight", "weight", "bias"),
@@ -23,11 +23,11 @@ _ROLES = {  # of the inputs of an operator, as PyTorch names them
     "GRU": ("", "weight_ih", "weight_hh", "bias"),
     "RNN": ("", "weight_ih", "weight_hh", "bias"),
 }
-_SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # where PyTorch's exporter writes the modules around a node
+_SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # in which PyTorch's exporter records the modules
 
 
 def place_of(node: ir.Node, position: int) -> tuple[str, str]:
-    """The module and the name of the parameter in it, such as ``encoder.query`` and ``weight``, that an input is.
+    """The module and parameter name of an input, such as ``encoder.query`` and ``weight``; either may be empty.
 
     Either is empty where nothing tells.
     """
@@ -37,7 +37,7 @@ def place_of(node: ir.Node, position: int) -> tuple[str, str]:
 
 
 def behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
-    """The node that computes with a weight, behind those that only turn it or change its type."""
+    """The node that computes with a weight, after nodes that only transpose or cast it."""
     while node.op_type in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape") and position == 0:
         uses = list(node.outputs[0].uses())
         if len(uses) != 1:
@@ -47,13 +47,13 @@ def behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
 
 
 def module_of(node: ir.Node) -> str:
-    """The module that a node was written by: from its metadata, else from its name."""
+    """The module that a node belongs to, from its metadata or otherwise its name."""
     for key in _SCOPES:
         if text := node.metadata_props.get(key):
             scopes = re.findall(r"'([^']*)'", text) or text.split("/")
             modules = [s.partition(":")[0].strip() for s in scopes if s.strip()]
             if key == _SCOPES[0] and len(modules) > 1:
-                return modules[-2]  # the last one is the node's own
+                return modules[-2]  # the last entry is the node's own
             return ".".join(m for m in modules[:-1] if m)
     parts = [p for p in (node.name or "").split("/") if p]
     return ".".join(parts[:-1])

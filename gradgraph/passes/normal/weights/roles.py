@@ -1,8 +1,7 @@
-"""Roles: the readers of a stored tensor say what it is used for.
+"""Roles of stored tensors, derived from their readers.
 
 A tensor is followed through nodes that only move, cast or negate it, in and out of bodies, to the operators that
-compute with it. One table says what the inputs of operators are; an input that it leaves out is an operand like any
-other.
+compute with it. One table lists the roles of operator inputs; an input that is not listed is an ordinary operand.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from gradgraph.passes.normal.edit import nodes_of
 
 
 class Role(enum.Enum):
-    """The part that a reader gives to a tensor."""
+    """The role that a reader gives to a tensor."""
 
-    FACTOR = "weight"  # of a product, a norm, a recurrence: what a layer learns
-    BIAS = "bias"  # added to a product of one column
-    SHAPED = "argument"  # of Exp and the like, behind which learned numbers stay in their range
-    OPERAND = "operand"  # of arithmetic, or of an operator that the table leaves out
+    FACTOR = "weight"  # of a product, a norm, a recurrence: learned by a layer
+    BIAS = "bias"  # added to a product with one column
+    SHAPED = "argument"  # of Exp and the like, which keep learned numbers in a range
+    OPERAND = "operand"  # of arithmetic, or of an operator outside the table
     STATE = "first state"  # of a recurrence
-    SETTING = "setting"  # says how to compute: a bound, a scale, an exponent
+    SETTING = "setting"  # a setting: a bound, a scale, an exponent
 
 
 @dataclass(frozen=True)
 class Use:
-    """The node that reads a tensor, and its word for the role: ``the upper bound``."""
+    """A node that reads a tensor, and the role in words: ``the upper bound``."""
 
     node: ir.Node
     words: str
@@ -45,7 +44,7 @@ class Use:
 
 Uses: TypeAlias = Mapping[Role, Use]
 
-# --- the table: what inputs of operators are --------------------------------------------------------------
+# --- the table of operator inputs ---------------------------------------------------------------------------
 
 _BOUND, _SCALE, _ZERO, _COUNT = "a bound", "a scale", "a zero point", "a size or an index"
 SETTINGS: dict[str, dict[int, str]] = {
@@ -84,7 +83,7 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.RotaryEmbedding": {2: "the table of cosines", 3: "the table of sines"},
 }
 FACTORS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (1, 2, 3, 4),  # running statistics are no numbers in formulas either
+    "BatchNormalization": (1, 2, 3, 4),  # running statistics are not constants of formulas either
     "CausalConvWithState": (1, 2),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
@@ -121,10 +120,10 @@ _COLUMNS = {
     "Gemm": (0, -1),
     "MatMul": (0, -1),
 }  # axes of weights
-_LIMITS = frozenset({"Max", "Min"})  # with one number
+_LIMITS = frozenset({"Max", "Min"})  # of one element
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
-_MOST_MOVES = 8  # moves at most between a product and what is added to it
+_MOST_MOVES = 8  # moves at most between a product and its summand
 _GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
 MOVES = frozenset(  # of the first input
     {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
@@ -134,12 +133,12 @@ MOVES = frozenset(  # of the first input
 
 
 def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
-    """For each value that is read, the roles that its readers give it, with one use as an example of each.
+    """For each value that is read, the roles that its readers give it, with one example use each.
 
-    The time is linear in the model: roles flow from readers back to their inputs, and each value takes each role once.
+    Linear in the model: roles propagate from readers back to their inputs, and each value takes each role once.
     """
     found: dict[ir.Value, dict[Role, Use]] = defaultdict(dict)
-    sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # of what flows into a value
+    sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # of values that flow into a value
     stored = _Stored(model)
     for node in nodes_of(model):
         for inside, outside in _flows(node):
@@ -164,7 +163,7 @@ def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
 
 
 def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
-    """The role that ``node`` gives its input ``i``; None where it only hands the input on."""
+    """The role that ``node`` gives its input ``i``; None if it only passes the input on."""
     kind, value = f"{node.domain}.{node.op_type}".lstrip("."), node.inputs[i]
     assert value is not None
     if (words := SETTINGS.get(kind, {}).get(i)) is not None:
@@ -186,11 +185,11 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
     return Role.OPERAND, "an operand"
 
 
-# --- what is known before the model runs ------------------------------------------------------------------
+# --- known before the model runs ------------------------------------------------------------------------
 
 
 class _Stored:
-    """Knows which values are stored, or computed from stored ones alone, and which of them are one number."""
+    """The values that are stored or computed from stored ones only, and which of them have one element."""
 
     def __init__(self, model: ir.Model) -> None:
         self._single = {v: is_single(v) for v in model.graph.initializers.values()}
@@ -206,7 +205,7 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Does input ``i`` come out again? Arithmetic on stored values alone, such as 1 − w, counts as well."""
+        """Whether input ``i`` is passed on; arithmetic on stored values only, such as 1 − w, counts as well."""
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False
@@ -224,7 +223,7 @@ def _moves(node: ir.Node) -> bool:
 
 
 def _is_column(value: ir.Value | None) -> bool:
-    """Is the value a product with a stored matrix or kernel that has one column or channel?"""
+    """Whether the value is a product with a stored matrix or kernel of one column or channel."""
     node = None if value is None else made_by(_before_moves(value), *_COLUMNS)
     if node is None:
         return False
@@ -245,12 +244,12 @@ def _before_moves(value: ir.Value) -> ir.Value:
 
 
 def _entering(node: ir.Node) -> tuple[int, int]:
-    """The first input of a Loop or Scan that enters the body, and the first result of the body that leaves it."""
+    """The first input of a Loop or Scan that enters the body, and the first output of the body that leaves it."""
     return (2, 1) if node.op_type == "Loop" else (0, 0)
 
 
 def _flows(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Pairs of values of which the first becomes the second, in and out of the bodies of ``node``."""
+    """Pairs of values, the first of which becomes the second, in and out of the bodies of ``node``."""
     pairs: list[tuple[ir.Value | None, ir.Value]] = []
     for body in subgraphs(node) if has_bodies(node) else ():
         first, left = _entering(node)
@@ -260,7 +259,7 @@ def _flows(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
 
 
 def _changes(node: ir.Node, i: int) -> bool:
-    """Is input ``i`` the first state of a loop that goes on with another?"""
+    """Whether input ``i`` is the initial value of a loop state that changes."""
     first, left = _entering(node)
     if node.op_type not in ("Loop", "Scan") or i < first:
         return False

@@ -1,7 +1,7 @@
-"""Which int8 weights can saturate on x86 processors without VNNI, where onnxruntime multiplies them by 8-bit data.
+"""Find int8 weights that can saturate on x86 processors without VNNI, where onnxruntime multiplies them by 8-bit data.
 
-There the products of unsigned data and signed weights are added in pairs, and each sum is cut to 16 bits. It cannot be
-with weights of 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``), nor with unsigned weights, whose kernel is another.
+There the products of unsigned data and signed weights are added in pairs, and each sum saturates at 16 bits. Weights of
+7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``) are safe, and so are unsigned weights, which use another kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gradgraph.graph.quantisers import SEVEN_BITS, within
 from gradgraph.graph.shapes import constant_of
 
 _DOMAINS = ("", "com.microsoft")
-_PRODUCTS = ("Conv", "Gemm", "MatMul")  # of floats behind DequantizeLinear
+_PRODUCTS = ("Conv", "Gemm", "MatMul")  # float operators after DequantizeLinear
 _INTEGER_PRODUCTS = {"DynamicQuantizeMatMul": 1, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "QGemm": 3,
                      "QLinearConv": 3, "QLinearMatMul": 3}  # fmt: skip  # the place of the weight
 _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -23,7 +23,7 @@ _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def find_saturating(graph: Iterable[ir.Node]) -> list[ir.Value]:
-    """Find the weights, stored or rounded from floats, as values whose names say which they are."""
+    """Find the weights, stored or rounded from floats, as values with the names of the weights."""
     return list(dict.fromkeys(v for node in graph if node.domain in _DOMAINS for v in _of_product(node)))
 
 
@@ -39,7 +39,7 @@ def _of_product(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _integers(value: ir.Value | None) -> ir.Value | None:
-    """The integers of 8 bits that a DequantizeLinear reads for ``value``, which nodes may have moved since."""
+    """The 8-bit integers that a DequantizeLinear reads for ``value``, which other nodes may have moved since."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in _MOVES:
         node = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -49,7 +49,7 @@ def _integers(value: ir.Value | None) -> ir.Value | None:
 
 
 def _too_wide(whole: ir.Value) -> ir.Value | None:
-    """Return the weight that ``whole`` stores or rounds, if that may leave 7 bits."""
+    """Return the weight that ``whole`` stores or rounds, if it may exceed 7 bits."""
     numbers, node = constant_of(whole), whole.producer()
     if numbers is not None:
         return whole if numbers.size and not within(SEVEN_BITS, (numbers.min(), numbers.max())) else None

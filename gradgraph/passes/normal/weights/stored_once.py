@@ -1,7 +1,7 @@
-"""Which weights an exporter made one because they began alike: several modules read it, in the same way.
+"""Find initially equal weights that an exporter merged: several modules read one, in the same way.
 
 PyTorch's exporters store equal tensors once. After training no two weights are equal, but in an untrained network all
-biases are zeros, all scales are ones, and layers that were copied are copies. They would train as one.
+biases are zeros, all scales are ones, and copied layers are equal. They would be trained as one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import onnx_ir as ir
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 
 _NUMBER = re.compile(r"_\d+$")
-_SAMPLE = 256  # numbers that are looked at first
+_SAMPLE = 256  # numbers that are compared first
 
 
 def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
-    """Find the weights that several modules read, which may have had equal ones of their own.
+    """Find weights that several modules read, and that may be separate, initially equal ones.
 
-    Modules read such a weight as the same input of the same operator; or, where it holds one number throughout, as
-    anything. Tables of rows are not among them: encoders and decoders share theirs on purpose; nor is a weight that a
-    gradient in the model reads, which must be that of the forward pass.
+    Modules must read it as the same input of the same operator, or as anything if all its numbers are equal. Excluded
+    are embedding tables, which encoders and decoders share on purpose, and weights that a gradient in the model reads,
+    which must be that of the forward pass.
     """
     return [v for v in weights if len(v.uses()) > 1 and _is_merged(v)]
 
 
 def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
-    """The uses of a weight by the module that they belong to; each is one of its own where the file does not say."""
+    """The uses of a weight by module; each use is a module of its own if the file does not record modules."""
     found: dict[str, list[tuple[ir.Node, int]]] = {}
     for i, (node, position, module, _) in enumerate(_places(value)):
         found.setdefault(module or f"/{i}", []).append((node, position))
@@ -38,14 +38,15 @@ def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
 
 
 def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
-    """The uses of a weight with module and role; a module that branches of an If call has one name, though exporters
-    number its calls: ``l`` in one branch and ``l_1`` in the other.
+    """The uses of a weight with module and role.
+
+    A module called in several branches of an If has one name, though exporters number the calls: ``l`` and ``l_1``.
     """
     found = [(node, position, *place_of(node, position)) for node, position in value.uses()]
     if all(node.graph is value.graph for node, *_ in found) or value.graph is None:
         return found
     branches = _branches(value.graph)
-    first: dict[tuple[ir.Node, str], tuple[ir.Graph, str]] = {}  # by the If, and the name without its number
+    first: dict[tuple[ir.Node, str], tuple[ir.Graph, str]] = {}  # keyed by the If, and the name without its number
     for i, (node, position, module, role) in enumerate(found):
         graph = node.graph
         inside = branches.get(graph) if isinstance(graph, ir.Graph) else None
@@ -79,7 +80,7 @@ def _is_merged(value: ir.Value) -> bool:
 
 
 def _is_of_a_gradient(node: ir.Node) -> bool:
-    """Is it named by what it is the gradient of, as gradgraph names nodes: ``grad/net.2/Gemm/Gemm_1``?"""
+    """Whether the node computes a gradient, by the naming of gradgraph: ``grad/net.2/Gemm/Gemm_1``."""
     scope = node.name or ""
     if not scope.startswith("grad/") or node.graph is None:
         return False

@@ -1,8 +1,8 @@
-"""Pass: each stored tensor gets a verdict: it is a weight, or it is none for a reason.
+"""Pass: decide for each stored tensor whether it is a weight, with the reason.
 
-A verdict comes from, in this order: the caller, who names a tensor in full; what the exporter says beside it; what its
-readers take it for (``roles``). Where a file does not tell a learned number from a constant one, the number stays as it
-is, and the verdict says that there is doubt.
+A verdict is based on, in this order: the caller, who names a tensor in full; metadata of the exporter; the roles of its
+readers (``roles``). A number that the file does not mark as learned or constant is not trained, and the verdict is
+marked as doubtful.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gradgraph.passes.normal.weights.roles import Role, Uses, roles
 
 @dataclass(frozen=True)
 class Verdict:
-    """Says whether a tensor is a weight.
+    """Whether a tensor is a weight.
 
     Attributes:
-        reason: why, or why not, as words that follow a colon; names in it may be shown.
-        doubtful: it is one number, and may have been learned.
-        is_taken_for_constant: it has many, and its readers or its numbers say that it is no weight, not the file.
+        reason: why, or why not, as words after a colon; names in it are safe to show.
+        doubtful: it is a scalar that may have been learned.
+        is_taken_for_constant: it has many elements, and only its readers or its values suggest that it is not a weight.
     """
 
     is_weight: bool
@@ -38,33 +38,31 @@ class Verdict:
     is_taken_for_constant: bool = False
 
 
-OURS = "gradgraph"  # the producer of files that are written here, where Dropout stays
+OURS = "gradgraph"  # the producer of files written by gradgraph, in which Dropout stays
 _VERDICTS, _EXPORTER = "gradgraph.verdicts", "gradgraph.exporter"  # in a graph's meta
 _TORCH, _OLDER_TORCH = "torch", "older torch"
 _WITHOUT_FOLDING = {
     _TORCH: "export the model with torch.onnx.export(..., optimize=False)",
     _OLDER_TORCH: "export the model with torch.onnx.export(..., dynamo=False, do_constant_folding=False)",
 }
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # beside values in files of torch.onnx.export
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata of values in files of torch.onnx.export
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-_ROLE = "gradgraph.role"  # beside tensors that the frontend wrote
+_ROLE = "gradgraph.role"  # metadata of tensors that the frontend wrote
 _FROZEN = "frozen"  # a role: a parameter that its module does not train
 
 
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
-    """Give every floating initializer its verdict, and mark those that are no weights, so that nobody trains them.
+    """Give every floating initializer its verdict, and mark those that are not weights, so that they are not trained.
 
-    1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
-    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are none;
-    3. these are none: Constant nodes of a file that has its weights elsewhere; numbers that ``graph.builder`` or an
-       exporter wrote into a formula; tensors that PyTorch's exporter folded from numbers and shapes alone; tensors with
-       numbers that are not finite, unless they are factors of products: masks of −∞, JAX's choice where there is no
-       result;
-    4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor first states of zeros;
-    5. one number alone is a weight where a layer reads it as one (a slope, a bias, a norm of one channel), where Exp,
-       Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
-       entry of the state that PyTorch's older exporter calls by its path, a parameter of PaddlePaddle. Otherwise it is
-       a number in a formula;
+    1. tensors in ``asked_for`` are weights, whatever they look like, and so are the numbers behind learned ranges;
+    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are not;
+    3. not weights: Constant nodes of a file that has its weights elsewhere; constants that ``graph.builder`` or an
+       exporter wrote into a formula; tensors that PyTorch's exporter folded from constants and shapes only; tensors
+       with nonfinite values, unless they are factors of products (masks of −∞, which JAX uses for missing results);
+    4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor initial states of zeros;
+    5. a single number is a weight if a layer reads it as one (a slope, a bias, a norm of one channel), if Exp, Sigmoid,
+       Softplus or Tanh keeps it in its range, or if the file identifies it: a TensorFlow variable, a state entry named
+       by its path in PyTorch's older exporter, a PaddlePaddle parameter. Otherwise it is a constant of a formula;
     6. nor are constants that normalise inputs, decode outputs or mask (``fixed_tensors``);
     7. all others are weights.
     """
@@ -89,13 +87,13 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
 
 def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
-    """The verdicts on all tensors that the file stored, by name; the normal form may have dropped some of them."""
+    """The verdicts on all tensors that the file stores, by name; the normal form may have dropped some of them."""
     found: Mapping[str, Verdict] = graph.meta.get(_VERDICTS, {})
     return found
 
 
 def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
-    """Does the file say that this is a parameter or buffer itself, and not computed from others?"""
+    """Whether the file marks this as a parameter or buffer itself, not computed from others."""
     name = value.name or ""
     return bool(
         _word_of_exporter(value)
@@ -105,22 +103,22 @@ def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
 
 
 def has_generated_name(value: ir.Value) -> bool:
-    """Did an exporter make the name up?"""
+    """Whether an exporter generated the name."""
     return bool(_EXPORTERS_OWN.match(value.name or ""))
 
 
 def without_folding(graph: ir.Graph) -> str:
-    """Advice: how the exporter of this file is kept from computing with weights."""
+    """Advice on how to disable constant folding in the exporter of this file."""
     return _WITHOUT_FOLDING.get(graph.meta.get(_EXPORTER, ""), "export the model again without constant folding")
 
 
 def is_buffer(value: ir.Value) -> bool:
-    """Does the frontend or PyTorch call it a buffer: part of the model, as a table of positions is, and not trained?"""
+    """Whether the frontend or PyTorch marks it as a buffer, which is not trained, such as a position table."""
     return _word_of_exporter(value) == "buffer"
 
 
 def _word_of_exporter(value: ir.Value) -> str:
-    """The exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if it has none."""
+    """The exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if there is none."""
     role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
     kind = value.metadata_props.get(_KIND, "")
     return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
@@ -129,11 +127,11 @@ def _word_of_exporter(value: ir.Value) -> str:
 # --- what exporters write ----------------------------------------------------------------------------------
 
 _BUILDERS_OWN = re.compile(r"const/")
-_CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initializer by onnxslim and its like
+_CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # converted to an initializer by onnxslim and the like
 _EXPORTERS_OWN = re.compile(
     r"(_?val_\d+|scalar_tensor_default.*|/.*|onnx::\w+|\d+|_inlfunc_.*|p2o\.helper\..*|Constant@\d+)$"
 )
-_STATE_OF_TORCH = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")  # as the older exporter calls parameters and buffers
+_STATE_OF_TORCH = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")  # names of parameters and buffers in the older exporter
 _STATE_OF_PADDLE = re.compile(r"\w+_\d+\.[wb]_\d+$")  # conv2d_0.w_0
 _STEP_OF_TORCH = re.compile(
     r"(_to_copy|abs|add|alias|all|amax|amin|any|arange|argmax|argsort|atan2|avg_pool1d|bitwise_and|"
@@ -153,8 +151,8 @@ _BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|embed_posi
 _WRITERS_OF_NUMBERS = frozenset({"jax2onnx", "keras2onnx", "OnnxMLTools", "skl2onnx", "tf2onnx"})
 _VARIABLE_OF_TENSORFLOW = "ReadVariableOp"
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
-_LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
+_LARGEST_MASK = 1 << 24  # elements; larger weights are not scanned
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in which −∞ would give NaN
 
 
 def _exporter(model: ir.Model) -> str:
@@ -165,12 +163,12 @@ def _exporter(model: ir.Model) -> str:
 
 
 def exporter_of(graph: ir.Graph) -> str:
-    """The program that wrote the file, as far as it says so, of a graph in normal form."""
+    """The program that wrote the file, if known, of a graph in normal form."""
     return str(graph.meta.get(_EXPORTER, ""))
 
 
 class _Judge:
-    """Asks a model's producer and its readers about one initializer after the other."""
+    """Judges initializers by a model's producer and readers."""
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
@@ -182,18 +180,18 @@ class _Judge:
 
     def verdict(self, name: str, value: ir.Value) -> Verdict:
         if is_marked_constant(value):
-            return Verdict(False, "it stands in the file as a Constant node")
+            return Verdict(False, "the file stores it as a Constant node")
         if _BUILDERS_OWN.match(name) or (_CONSTANT_NODE.match(name) and not self._were_nodes):
-            return Verdict(False, "its name says that it is a number in a formula")
+            return Verdict(False, "its name marks it as a constant")
         if said := _word_of_exporter(value):
             words = "its parameter is frozen" if said == _FROZEN else f"it is a {said}"
             return Verdict(said == "parameter", f"the file says that {words}")
         if _is_folded(value, self._computed):
-            return Verdict(False, "the exporter folded it from numbers and shapes alone")
+            return Verdict(False, "the exporter folded it from constants and shapes only")
         if (reason := self._fixed.get(value)) is not None:
             return Verdict(False, reason, is_taken_for_constant=True)
         if _is_mask(value):
-            return Verdict(False, "it holds numbers that are not finite")
+            return Verdict(False, "it holds nonfinite numbers")
         uses = self._uses.get(value, {})
         if not uses or value.dtype is None or not value.dtype.is_floating_point():
             return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")
@@ -209,15 +207,15 @@ class _Judge:
         if (setting := uses.get(Role.SETTING)) is not None:
             return Verdict(False, str(setting))
         if _VARIABLE_OF_TENSORFLOW in name:
-            return Verdict(True, "its name says that it is a variable of TensorFlow")
+            return Verdict(True, "its name is that of a TensorFlow variable")
         if self._names_state and _STATE_OF_TORCH.match(name):
-            return Verdict(True, "its name says that it is part of PyTorch's state")
+            return Verdict(True, "its name is that of an entry of PyTorch's state")
         if _STATE_OF_PADDLE.match(name):
-            return Verdict(True, "its name says that it is a parameter of PaddlePaddle")
+            return Verdict(True, "its name is that of a PaddlePaddle parameter")
         reason = f"one number, {next(iter(uses.values()))}"
         if is_generated or self._writes_numbers or self._were_nodes:
             return Verdict(False, reason)
-        return Verdict(False, f"{reason}, which the file does not tell from a learned one", doubtful=True)
+        return Verdict(False, f"{reason}, which the file does not distinguish from a learned one", doubtful=True)
 
 
 def _of_tensor(value: ir.Value, uses: Uses) -> Verdict:
@@ -229,7 +227,7 @@ def _of_tensor(value: ir.Value, uses: Uses) -> Verdict:
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
-    """Can no source be a parameter? Only the shape of a value that is still ``computed`` can have been read."""
+    """Whether no source can be a parameter. Only the shape of a value that is still ``computed`` can have been read."""
     sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
     return bool(sources) and all(
         name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources

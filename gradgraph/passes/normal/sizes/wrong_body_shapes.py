@@ -1,7 +1,7 @@
-"""Pass: shapes that the body of a Loop or Scan declares of what enters it, though something else does, are forgotten.
+"""Pass: drop wrong shapes that the body of a Loop or Scan declares for its inputs.
 
-Runtimes only warn of them, and compute with what enters. Rules ask shapes what to sum over: a state that is declared a
-scalar, and is none, would give a weight that it multiplies a gradient of the wrong shape.
+Runtimes only warn about them, and compute with the actual shapes. Rules use shapes to decide which axes to sum over: a
+state wrongly declared a scalar would give a weight that it multiplies a gradient of the wrong shape.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import onnx_ir as ir
 from gradgraph.graph.shapes import Shape, clash, recorded_shape
 from gradgraph.passes.normal.edit import calls_of, nodes_of
 
-_TOLD = "gradgraph.told_false"  # of an entry: what is recorded from now on was inferred
-_Entry = tuple[ir.Value, list[Shape | None]]  # an input of a body, and the shapes of what enters there
+_TOLD = "gradgraph.told_false"  # metadata: shapes of an entry recorded from now on are inferred
+_Entry = tuple[ir.Value, list[Shape | None]]  # an input of a body, and the shapes of the values that enter there
 
 
-def forget_false_entries(model: ir.Model) -> bool:
-    """Forget the declared shapes that are false, and all that may have been inferred from them; True if any was.
+def drop_wrong_body_shapes(model: ir.Model) -> bool:
+    """Drop declared shapes that are wrong, and shapes that may be inferred from them; return True if there were any.
 
-    A state must have the shape that it begins with as well as the one that an iteration gives it.
+    A state must have both its initial shape and the shape that an iteration returns.
     """
     entries = itertools.chain.from_iterable(map(_entries, calls_of(model, "Loop", "Scan")))
     false = [v for v, shapes in entries if _TOLD not in v.meta and any(_contradicts(v, shape) for shape in shapes)]
@@ -42,7 +42,7 @@ def _contradicts(value: ir.Value, entering: Shape | None) -> bool:
 
 
 def _entries(node: ir.Node) -> Iterator[_Entry]:
-    """The states and, of a Scan, the slices."""
+    """The states and, for a Scan, the slices."""
     body = node.attributes["body"].as_graph()
     if node.op_type == "Loop":
         yield from _states(node.inputs[2:], body.inputs[2:], body.outputs[1:])

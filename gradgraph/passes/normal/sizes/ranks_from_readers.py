@@ -1,6 +1,6 @@
-"""Ranks that readers tell: a Conv by its kernel, a Transpose by its permutation, a Pad by the number of its pads.
+"""Ranks implied by readers: of a Conv by its kernel, of a Transpose by its permutation, of a Pad by its pads.
 
-A reader in the graph of the value itself always runs, and fails at any other rank. One in a branch may never run.
+A reader in the value's own graph always runs, and fails at any other rank. A reader in a branch may never run.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from gradgraph.graph.ranks import axes_of
 from gradgraph.graph.shapes import POOLS, record_shape, recorded_shape
 
 
-def record_told(values: Iterable[ir.Value]) -> bool:
-    """Record the ranks of ``values``, of which no shape is known, that their readers tell; True if any does."""
+def record_required_ranks(values: Iterable[ir.Value]) -> bool:
+    """Record the ranks that readers imply for ``values``, whose shapes are unknown; return True if there were any."""
     changed = False
     for value in values:
-        beside = [(node, i) for node, i in value.uses() if value.producer() is not None and node.graph is value.graph]
-        told = (told_rank(node, i) for node, i in beside if node.domain == "")
-        rank = next((r for r in told if r is not None), None)
+        readers = [(node, i) for node, i in value.uses() if value.producer() is not None and node.graph is value.graph]
+        required = (required_rank(node, i) for node, i in readers if node.domain == "")
+        rank = next((r for r in required if r is not None), None)
         if value.shape is None and rank is not None:
             record_shape(value, (None,) * rank)
             changed = True
     return changed
 
 
-def told_rank(node: ir.Node, i: int) -> int | None:
-    """The number of axes that input ``i`` of ``node`` must have, where the node alone tells it."""
+def required_rank(node: ir.Node, i: int) -> int | None:
+    """The rank that ``node`` requires of its input ``i``, if the node alone determines it."""
     axes = axes_of(node.op_type)[0]
     if i < len(axes) and axes[i].least == axes[i].most:
         return axes[i].least
@@ -63,6 +63,6 @@ def _plus(more: int, found: Sequence[object] | None) -> int | None:
 
 
 def _length(node: ir.Node, i: int) -> int | None:
-    """The known length of the vector that is input ``i``."""
+    """The known length of the vector at input ``i``."""
     shape = recorded_shape(input_at(node, i))
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None

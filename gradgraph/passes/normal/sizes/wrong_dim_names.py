@@ -1,9 +1,9 @@
-"""Pass: sizes of outputs that a file gives the name of an input's, though they are others, get their own.
+"""Pass: rename dimensions of outputs that share an input's dimension name but differ in size.
 
-SegFormer's scores are a quarter as high as its pictures, and exporters call both ``height``. Names are believed
-wherever sizes are compared, so labels of the scores' size would be refused. What is true shows once the inputs have
-numbers. A Squeeze without axes takes away the axis of the sample that an exporter traced, and calls the two scores
-that are left ``batch``: that shows at one sample, and a target of one number would else stand for both.
+SegFormer's scores have a quarter of the image's height, and exporters call both ``height``. Names are trusted when
+sizes are compared, so labels of the scores' size would be rejected. Substituting numbers for the inputs' names reveals
+it. A Squeeze without axes removes the batch axis of a traced batch of one, and calls the two remaining scores
+``batch``: that shows at batch size 1, and a single target would otherwise broadcast.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
-_LEAST_RANK = 3  # of inputs whose sizes layers change: pictures, sound
-_SEVERAL = 3  # samples
-_FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes do so evenly
+_LEAST_RANK = 3  # of inputs whose sizes layers change: images, sound
+_SEVERAL = 3  # the batch
+_FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes divide them evenly
 
 
-def forget_false_names(model: ir.Model) -> bool:
-    """Call sizes of outputs that have the name of another ``<output>.<axis>``, or by their number; True if any had.
+def rename_wrong_dims(model: ir.Model) -> bool:
+    """Rename such dimensions ``<output>.<axis>``, or set their number; return True if there were any.
 
-    It costs one inference, where an output has the name of a size that layers may change, and two where a Squeeze
-    without axes gives another rank for one sample.
+    It costs one inference if an output shares a dimension name that layers may change, and two if a Squeeze without
+    axes changes the rank at batch size 1.
     """
     symbols = {d for v in model.graph.inputs if v.shape is not None for d in as_dims(v.shape) if isinstance(d, str)}
     changing = {
@@ -38,29 +38,30 @@ def forget_false_names(model: ir.Model) -> bool:
         if isinstance(d, str)
     }
     sizes = dict(zip(sorted(symbols), itertools.count(_FIRST, _STEP), strict=False))
-    told = _told(model, changing, sizes, first=1)
+    changed = _rename(model, changing, sizes, first=1)
     if any(_squeezes_what_is_one(node) for node in model.graph):
         one = dict.fromkeys(symbols - changing, 1)
-        told |= _told(model, set(one), one, others=dict.fromkeys(one, _SEVERAL))
-    return told
+        changed |= _rename(model, set(one), one, others=dict.fromkeys(one, _SEVERAL))
+    return changed
 
 
 def _squeezes_what_is_one(node: ir.Node) -> bool:
-    """Is the rank of what it gives another for one sample than for two?"""
+    """Whether the rank of its output differs between one sample and two."""
     return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
 
 
-def _told(
+def _rename(
     model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
 ) -> bool:
-    """Give sizes from axis ``first`` on that have one of ``names``, but another number, a name of their own.
+    """Rename sizes from axis ``first`` on that have one of ``names`` but another number.
 
-    Where the declared rank is false for ``others``, the number is the only one, and is given instead. True if any was.
+    If the declared rank is wrong for ``others``, the number is the only possible one and is set. Return True if
+    anything changed.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}
     several = _with_numbers(model, others) if others and true else {}
-    told = False
+    changed = False
     for value in doubtful:
         found = true.get(value.name or "")
         assert value.shape is not None
@@ -71,12 +72,12 @@ def _told(
             if said in names and isinstance(size, int) and size != sizes[str(said)]:
                 own = size if is_only else f"{value.name}.{axis}"
                 value.shape = ir.Shape([*value.shape[:axis], own, *value.shape[axis + 1 :]])
-                told = True
-    return told
+                changed = True
+    return changed
 
 
 def _with_numbers(model: ir.Model, sizes: dict[str, int]) -> dict[str, tuple[int | str | None, ...]]:
-    """The shapes of outputs for these sizes of the inputs; empty if the model cannot have them."""
+    """The shapes of outputs for these sizes of the inputs; empty if the model does not accept them."""
     copy = model.clone()
     for value in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)):
         value.shape = None
