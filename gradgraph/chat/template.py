@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.contained_paths import bytes_inside, is_inside
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.inside import bytes_inside, is_inside
 from gradgraph.files.untrusted.jinja_worker import BEGIN as _BEGIN
 from gradgraph.files.untrusted.jinja_worker import END as _END
 from gradgraph.files.untrusted.jinja_worker import TemplateError, is_installed, of_this_process

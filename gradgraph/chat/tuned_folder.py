@@ -19,9 +19,9 @@ from gradgraph.chat.model_folder import ModelFolder, is_merged
 from gradgraph.chat.template import FILE as TEMPLATE
 from gradgraph.chat.tokens import NO_TEMPLATE
 from gradgraph.errors import BuildError, shown
-from gradgraph.files.aside import Folder
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
+from gradgraph.files.spilled import Folder
 from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Model files and weights on disk: read safely, written atomically, whole or not at all.
+"""Model files and weights on disk: read safely, written atomically.
 
-It knows what a file may contain, and nothing of what a model computes.
+It knows what a file may contain, but not what a model computes.
 """

@@ -1,7 +1,7 @@
-"""Writing artefacts atomically.
+"""Atomic writes of artefacts.
 
-Whatever is at an output path is the old artefact or the new one, never a mixture: a temporary file beside it is
-written, flushed to the disk and renamed.
+An output path always holds the old artefact or the new one, never a mixture: a temporary file next to it is written,
+flushed to disk and renamed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
 Data: TypeAlias = bytes | bytearray | memoryview | Iterable[bytes | memoryview]
 
-_STALE = 24 * 3600  # seconds after which a temporary of another machine counts as abandoned
+_STALE = 24 * 3600  # seconds after which a temporary file of another machine counts as abandoned
 
 
 @checked(path=PATH)
 def write_atomically(path: str | os.PathLike[str], data: Data, mode: int | None = None) -> None:
-    """Write ``data`` to ``path``: afterwards the file is complete and on the disk, or as it was before.
+    """Write ``data`` to ``path``: afterwards the file is complete and on disk, or unchanged.
 
     The old file's mode is kept unless ``mode`` is given, a symlink's target is replaced rather than the link, and
-    abandoned temporaries of earlier writers are swept.
+    abandoned temporary files are removed.
 
     Raises:
         OutputError: the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
     """
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
         former = _mode_of(target)
         _sweep(target)
         temporary = _temporary(target)
         try:
             _write(temporary, data, former if mode is None else mode)
-            os.replace(temporary, target)  # noqa: PTH105 - says what it is: the atomic step
+            os.replace(temporary, target)  # noqa: PTH105 - the atomic step
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -54,29 +54,29 @@ def write_atomically(path: str | os.PathLike[str], data: Data, mode: int | None 
 
 
 def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Let ``path`` be another name of the file ``source``, in place of what was there.
+    """Make ``path`` a hard link to the file ``source``, replacing an existing file.
 
     Raises:
-        OutputError: ``source`` is not there, or the file system has no such links.
+        OutputError: ``source`` does not exist, or the file system does not support hard links.
     """
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
         _sweep(target)
         temporary = _temporary(target)
         try:
             os.link(os.path.realpath(source), temporary)
-            temporary.replace(target)  # which does nothing if both are the same file already
+            temporary.replace(target)  # a no-op if both are already the same file
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out whether ``write_atomically`` could write there, by making and removing its temporary file.
+    """Check that ``write_atomically`` can write there, by creating and removing its temporary file.
 
     Raises:
-        OutputError: it could not.
+        OutputError: it cannot.
     """
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
         _mode_of(target)
         temporary = _temporary(target)
@@ -87,13 +87,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Data], force: bool = False) -> None:
     """Write a folder of ``files`` (name to data) as one artefact: it appears complete, or not at all.
 
-    A missing or empty folder is filled. With ``force``, a folder that an earlier call wrote (it has a
-    ``manifest.json`` and nothing but such artefacts) is replaced as a whole.
+    A missing or empty folder is filled. With ``force``, a folder from an earlier call (a ``manifest.json`` and only
+    such artefacts) is replaced as a whole.
 
     Raises:
-        OutputError: the folder holds something else, or the disk does not let us.
+        OutputError: the folder contains something else, or cannot be written.
     """
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
         _sweep(target)
         check_replaceable(target, files, force)
@@ -112,11 +112,11 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
         _sync_folder(target.parent)
 
 
-_OURS = (".onnx", ".onnx.data", ".bin", ".ort", ".config")  # endings of files that earlier calls wrote
+_OURS = (".onnx", ".onnx.data", ".bin", ".ort", ".config")  # extensions of files from earlier calls
 
 
 def _swap_in(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``; what was there steps aside first and comes back should the rename fail."""
+    """Rename ``new`` to ``target``; an existing target is moved out of the way, and restored if the rename fails."""
     if not target.exists():
         new.rename(target)
         return
@@ -131,11 +131,11 @@ def _swap_in(new: Path, target: Path) -> None:
 
 
 def check_replaceable(target: Path, files: Collection[str], force: bool) -> None:
-    """Raise OutputError if a folder of ``files`` is not to be written there."""
+    """Raise OutputError if a folder of ``files`` must not be written there."""
     if not target.exists():
         return
     if not target.is_dir():
-        raise OutputError(f"'{shown(target)}' is a file, and a folder is to be written there; choose another path")
+        raise OutputError(f"'{shown(target)}' is a file, not a folder to write to; choose another path")
     there = sorted(p.name for p in target.iterdir())
     if not there:
         return
@@ -147,7 +147,7 @@ def check_replaceable(target: Path, files: Collection[str], force: bool) -> None
         )
     foreign = [n for n in there if n not in files and not n.endswith(_OURS)]
     if foreign or not _has_manifest(target):
-        what = f"holds '{shown(foreign[0])}'" if foreign else "has no manifest.json of ours"
+        what = f"holds '{shown(foreign[0])}'" if foreign else "has no gradgraph manifest.json"
         raise OutputError(f"the folder '{shown(target)}' {what}, so it is not replaced; choose another one")
 
 
@@ -188,15 +188,15 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not support it
             raise
     finally:
         os.close(handle)
 
 
 @contextlib.contextmanager
-def says_why(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of the system, while something is written to ``path``, into an OutputError with a remedy."""
+def explain_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Convert OS errors while ``path`` is written into an OutputError with a remedy."""
     try:
         yield
     except GradgraphError:
@@ -205,18 +205,18 @@ def says_why(path: str | os.PathLike[str]) -> Iterator[None]:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         where = f"cannot write '{shown(os.fspath(path))}'"
         remedy = {
-            errno.ENOENT: "create the folder it lies in first",
-            errno.ENOTDIR: "a part of its path is a file",
+            errno.ENOENT: "create its folder first",
+            errno.ENOTDIR: "part of its path is a file",
             errno.EACCES: "choose a folder that you may write to",
             errno.EPERM: "choose a folder that you may write to",
             errno.EROFS: "choose a folder that you may write to",
             errno.ENOSPC: "free some space and try again",
             errno.EDQUOT: "free some space and try again",
         }.get(error.errno or 0 if isinstance(error, OSError) else 0, "choose another path")
-        raise OutputError(f"{where}: {shown(reason)} (what was there before is untouched)", remedy=remedy) from error
+        raise OutputError(f"{where}: {shown(reason)} (existing files are untouched)", remedy=remedy) from error
 
 
-# --- temporaries --------------------------------------------------------------------------------------
+# --- temporary files --------------------------------------------------------------------------------------
 
 _TEMPORARY = ".gradgraph-tmp"
 _REPLACED = ".gradgraph-old"
@@ -235,7 +235,7 @@ def _host() -> str:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed writers of ``target`` left; a replaced folder comes back if its successor never arrived."""
+    """Remove leftovers of killed writers of ``target``; restore a replaced folder whose successor never arrived."""
     for entry in _left_behind(target):
         with contextlib.suppress(OSError):
             if entry.name.endswith(_REPLACED) and not target.exists():
@@ -249,7 +249,7 @@ def _sweep(target: Path) -> None:
 def _left_behind(target: Path) -> list[Path]:
     prefix = _prefix(target)
     try:
-        names = [n for n in os.listdir(target.parent) if n.startswith(prefix)]  # noqa: PTH208 - names are enough
+        names = [n for n in os.listdir(target.parent) if n.startswith(prefix)]  # noqa: PTH208 - only names are needed
     except OSError:
         return []
     names = [n for n in names if n.endswith((_TEMPORARY, _REPLACED))]

@@ -1,7 +1,7 @@
-"""A digest that tells a damaged file from what was written: CRC-32 of every MiB, and SHA-256 over these.
+"""A digest that detects damaged files: CRC-32 of every MiB, and SHA-256 over these.
 
-It takes a quarter of a second per GB anywhere; SHA-256 of all bytes would take two where the processor has no
-instructions for it. It finds damage, and proves nothing about who wrote the file.
+It takes a quarter of a second per GB on any processor; SHA-256 of all bytes would take two without hardware support. It
+detects damage, but does not authenticate the file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Digest:
             view = view[len(part) :]
 
     def update_text(self, text: str) -> None:
-        """Add ``text`` and its length, so that no two lists of texts give the same stream."""
+        """Add ``text`` and its length, so that different lists of texts never give the same stream."""
         encoded = text.encode()
         self.update(b"%d:" % len(encoded))
         self.update(encoded)
 
     def text(self) -> str:
-        """The digest of what was added; nothing can be added after it."""
+        """The final digest; nothing can be added afterwards."""
         self._end_block()
         return f"crc32-sha256:{self._blocks.hexdigest()}"
 

@@ -1,6 +1,6 @@
-"""External data: weights in files beside a model, where they may lie, and how they are written there.
+"""External data: weights in separate files, where they may be located, and how they are written.
 
-Reading opens no file outside the model's own directory.
+No file outside the model's own directory is opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.held_files import CAN_HOLD, HeldFile, HeldTensor
 from gradgraph.files.mapped import READ, pieces
 from gradgraph.files.protos import proto_tensors
-from gradgraph.files.untrusted.inside import path_inside
+from gradgraph.files.untrusted.contained_paths import path_inside
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, open_regular
 from gradgraph.graph.checks import check_tensor
 
@@ -29,7 +29,7 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """Tells where the data of a tensor lie: in which file, from which byte, how many; -1 for what is no number."""
+    """The location of a tensor's data: file, offset and length; -1 if not a number."""
 
     location: str
     offset: int
@@ -41,12 +41,12 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def location_of(tensor: onnx.TensorProto) -> str:
-    """The file that ``tensor`` says it lies in; "" if it says nothing."""
+    """The file named by the external data of ``tensor``; "" if none is named."""
     return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def external_entry(tensor: onnx.TensorProto) -> Entry:
-    """The entry of ``tensor``; with as many bytes as it needs, if their number is left out."""
+    """The entry of ``tensor``; a missing length is computed."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
@@ -57,35 +57,35 @@ def external_entry(tensor: onnx.TensorProto) -> Entry:
 
 
 def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Let the data of ``tensor`` lie there."""
+    """Set the location of the external data of ``tensor``."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in {"location": location, "offset": offset, "length": length}.items():
         tensor.external_data.add(key=key, value=str(value))
 
 
 def lie_in(tensor: onnx.TensorProto, location: str) -> None:
-    """Let the data of ``tensor``, which lie outside, lie at the same place of another file."""
+    """Set the file of the external data of ``tensor``, keeping offset and length."""
     for entry in tensor.external_data:
         if entry.key == "location":
             entry.value = location
 
 
 def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
-    """Let ``tensor`` hold ``raw`` as its data."""
+    """Store ``raw`` inside ``tensor`` as its data."""
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
     tensor.raw_data = raw
 
 
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
-    """The data that ``tensor`` holds, however it writes them."""
+    """The data stored in ``tensor``, in any encoding."""
     if tensor.HasField("raw_data"):
         return bytes(tensor.raw_data)
     return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
 
 
 def is_packed(tensor: onnx.TensorProto) -> bool:
-    """Does an element take less than a byte (int4 and its like)?"""
+    """Whether an element is smaller than a byte (such as int4)."""
     return ir.DataType(tensor.data_type).bitwidth < 8
 
 
@@ -93,12 +93,12 @@ def is_packed(tensor: onnx.TensorProto) -> bool:
 
 
 class DataFiles:
-    """Checks that external tensors lie in files of one directory (of two, for a symlinked model).
+    """Checks that external tensors are in files of one directory (or two, for a symlinked model).
 
     Args:
         base_dir: the directory.
         model: the path of the model, which may be a symlink into another directory.
-        remedy: what helps where data are missing or damaged, if that is not to get the model again.
+        remedy: advice if data are missing or damaged, instead of downloading the model again.
     """
 
     def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None, remedy: str = "") -> None:
@@ -106,10 +106,10 @@ class DataFiles:
         self._sizes: dict[str, tuple[Path, int]] = {}
 
     def check(self, tensor: onnx.TensorProto) -> Path:
-        """The real path of the file that holds the data of ``tensor``.
+        """The real path of the file with the data of ``tensor``.
 
         Raises:
-            ModelError: there is none inside the directory, or the data are not in it.
+            ModelError: there is no such file inside the directory, or it does not contain the data.
         """
         entry = external_entry(tensor)
         path, file_size = self._file(entry.location, tensor.name)
@@ -128,18 +128,18 @@ class DataFiles:
             real = path_inside(self.base, location, self._model)
             return real, real.stat().st_size
         except MissingFileError:
-            raise ModelError(f"{what} are missing; {self._remedy or 'put that file beside the model'}") from None
+            raise ModelError(f"{what} are missing; {self._remedy or 'put that file next to the model'}") from None
         except (UnreadableError, OSError) as error:
-            raise ModelError(f"{what} cannot be read ({error}); put the data beside the model") from None
+            raise ModelError(f"{what} cannot be read ({error}); put the data next to the model") from None
 
 
 def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
-    """Raise ModelError unless the data of ``tensor`` lie in a file of so many bytes, as many as it needs."""
+    """Raise ModelError unless the data of ``tensor`` fit its type and shape and are within a file of that size."""
     what = f"external data of tensor '{shown(tensor.name)}'"
     damaged = remedy or "the model is damaged"
     _, offset, length = external_entry(tensor)
     if offset == length == -1:
-        raise ModelError(f"{what} have an offset or length that is no number; {damaged}")
+        raise ModelError(f"{what} have an offset or length that is not a number; {damaged}")
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     if offset < 0 or length != size:
         raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
@@ -149,10 +149,10 @@ def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> N
 
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None = None) -> dict[str, Path | HeldFile]:
-    """Check all external tensors of ``proto``; return the real file of each location, held open where that can be.
+    """Check all external tensors of ``proto``; return the real file of each location, held open if possible.
 
     Args:
-        own: the file that ``proto`` was read from, if it still holds data of it.
+        own: the file of ``proto``, if it still contains data.
     """
     located: dict[str, Path | HeldFile] = {}
     for tensor in filter(is_external, proto_tensors(proto)):
@@ -185,7 +185,7 @@ def _opened(path: Path) -> HeldFile:
 
 
 def attach(model: ir.Model, located: Mapping[str, Path | HeldFile]) -> None:
-    """Point every external tensor at the real file that was checked; those in bodies and attributes are read."""
+    """Point every external tensor at its checked file; data of tensors in bodies and attributes are read."""
     for value in stored_values(model):
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _moved(value.const_value, located)
@@ -220,7 +220,7 @@ def bytes_of(weights: Iterable[ir.Value]) -> int:
 
 
 def store_inside(weights: Iterable[ir.Value]) -> None:
-    """Let the data of ``weights`` that lie in files be what is mapped of these, so that protobuf writes them inside."""
+    """Map the external data of ``weights``, so that protobuf writes them inside the model."""
     for value in weights:
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _held(value.const_value)
@@ -238,7 +238,7 @@ def unused_data_name(target: Path) -> str:
 
 
 def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> None:
-    """Write the data of ``weights`` to a file, in which they lie then; small ones stay, or come, inside."""
+    """Write the data of ``weights`` to a file and point them at it; small ones are stored inside."""
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
     store_inside(v for v in weights if v not in stored)
@@ -257,10 +257,10 @@ def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> Non
 
 
 def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """The bytes of ``tensor``; of one that lies in a file, a few at a time, of which none stay in memory.
+    """The bytes of ``tensor``; a tensor in a file is read in pieces that do not stay in memory.
 
     Raises:
-        ModelError: the file has become shorter since it was opened, or a model's own was written over.
+        ModelError: the file was truncated since it was opened, or the model file was overwritten.
     """
     if isinstance(tensor, HeldTensor):
         yield from tensor.pieces()
@@ -274,19 +274,19 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
         while left:
             piece = file.read(min(left, READ))
             if not piece:
-                raise ModelError(f"'{shown(tensor.path)}' has become shorter while it was read; get that file again")
+                raise ModelError(f"'{shown(tensor.path)}' was truncated while it was read; get that file again")
             left -= len(piece)
             yield piece
 
 
 def _is_plain(tensor: ir.TensorProtocol) -> bool:
-    """Do its bytes lie in memory, or in a mapped file, as they are written?"""
+    """Whether its bytes are in memory, or in a mapped file, in their serialized form."""
     array = tensor.raw if isinstance(tensor, ir.Tensor) else None
     return isinstance(array, np.ndarray) and array.dtype.isnative and tensor.dtype.bitwidth >= 8
 
 
 class DataFile:
-    """The data of tensors on their way into one file, each at the start of a page.
+    """Data of tensors to be written to one file, page-aligned.
 
     Attributes:
         location: the name of the file.
@@ -299,7 +299,7 @@ class DataFile:
         self._offsets: dict[Hashable, int] = {}
 
     def place(self, size: int, read: Callable[[], Iterable[bytes | memoryview]], key: Hashable = None) -> int:
-        """Reserve ``size`` bytes, which ``read`` gives later, and return their offset; those of one key lie once."""
+        """Reserve ``size`` bytes, which ``read`` returns later, and return their offset; equal keys share one place."""
         if key in self._offsets:
             return self._offsets[key]
         offset = self.size + -self.size % PAGE
@@ -310,7 +310,7 @@ class DataFile:
         return offset
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The content of the file, piece by piece."""
+        """Yield the content of the file in pieces."""
         written = 0
         for offset, size, read in self._parts:
             yield bytes(offset - written)
@@ -319,7 +319,7 @@ class DataFile:
 
 
 def data_names(target: Path) -> list[str]:
-    """``<name>.data``, ``<name>.1.data``, … as far as they are there."""
+    """The existing files among ``<name>.data``, ``<name>.1.data``, …."""
     if not target.parent.is_dir():
         return []
     names = [p.name for p in target.parent.iterdir() if p.name.startswith(target.name) and p.name.endswith(".data")]

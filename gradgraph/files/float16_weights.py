@@ -1,4 +1,4 @@
-"""Weights that a file stores as float16, with a Cast to float32 behind each."""
+"""Weights stored as float16, each with a Cast to float32."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import copy
 import numpy as np
 import onnx
 
-STORED = ".float16"  # behind the name of a weight: the tensor in the file
-LEAST = 256  # numbers of a tensor that is worth it
+STORED = ".float16"  # suffix of the stored tensor's name
+LEAST = 256  # least number of elements
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Store the weights of ``model`` as float32 again, in a copy; return ``model`` itself if they are."""
+    """Store the float16 weights of ``model`` as float32 again, in a copy; return ``model`` itself if there are none."""
     narrow = {t.name: t for t in model.graph.initializer if t.name.endswith(STORED)}
     casts = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.input[0] in narrow}
     if not casts:

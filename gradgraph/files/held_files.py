@@ -1,8 +1,8 @@
-"""Files of weights that are held open: tensors are read from where they lie, and one mapping serves all of a file.
+"""Weight files held open: tensors are read in place, and one mapping serves a whole file.
 
-A file that takes the name later, be it what the same command writes, is never read in its place; one that is written
-over is refused. A model's own file is held, too, for the weights inside it. (Windows lets nobody replace a file that is
-open: there, a model's own is read at once, and external data are mapped when they are used.)
+A later file of the same name, even one written by the same command, is never read instead; an overwritten one is
+rejected. The model file itself is held, too, for the weights inside it. (Windows does not allow replacing an open file:
+there, the model file is read at once, and external data are mapped on use.)
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ CAN_HOLD = os.name != "nt"
 
 
 class HeldFile:
-    """A file of weights, held open.
+    """A weight file, held open.
 
     Args:
         path: the file.
-        file: as it is open now; it may be closed afterwards.
-        own: whether it is the model itself, with weights inside.
+        file: the open file; it may be closed afterwards.
+        own: whether it is the model file itself, with weights inside.
 
     Attributes:
-        location: what tensors inside a model call its file, whenever it is opened.
+        location: the location by which tensors refer to the model file itself.
     """
 
     def __init__(self, path: Path, file: BinaryIO, own: bool) -> None:
@@ -51,16 +51,16 @@ class HeldFile:
     @functools.cached_property
     def content(self) -> Array:
         """All of its bytes, mapped."""
-        whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # nothing cannot be mapped
+        whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # empty: not mappable
         return np.frombuffer(whole, np.uint8)
 
     def part(self, offset: int, length: int) -> Array:
-        """Bytes of the file, mapped; raises ModelError where it was written over."""
+        """Mapped bytes of the file; raises ModelError if it was overwritten."""
         self._check_holds(offset + length)
         return self.content[offset : offset + length]
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Bytes of the file, a few at a time; raises ModelError where it was written over."""
+        """Bytes of the file in pieces; raises ModelError if it was overwritten."""
         end = offset + length
         self._check_holds(end)
         while offset < end:
@@ -70,14 +70,14 @@ class HeldFile:
             yield memoryview(piece)
 
     def check_uncut(self) -> None:
-        """Raise ModelError if somebody has written to the file since it was opened."""
+        """Raise ModelError if the file was changed since it was opened."""
         self._check_holds(0)
 
     def _check_holds(self, end: int) -> None:
         if self._now() != self._was or self.size < end:
             raise ModelError(
-                f"'{shown(self.path)}', from which weights are read, was written over since the model was opened; open "
-                "it again (while a file is in use, write another one and rename that)"
+                f"'{shown(self.path)}', from which weights are read, was overwritten since the model was opened; open "
+                "it again (to replace a file in use, write another one and rename it)"
             )
 
     def _now(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class HeldTensor(ir.ExternalTensor):
 
     Args:
         file: that file.
-        offset: the byte of it at which the data begin; they are as many as type and shape need.
+        offset: the start of the data; type and shape determine their length.
         dtype, shape, name, doc_string, metadata_props: as for any tensor.
     """
 
@@ -105,11 +105,11 @@ class HeldTensor(ir.ExternalTensor):
         self.file = file
 
     def seen_as(self, dtype: ir.DataType, shape: ir.Shape, begin: int) -> HeldTensor:
-        """The same bytes, from ``begin`` on, as numbers of another type."""
+        """A view of the bytes from ``begin`` on, as numbers of another type."""
         return HeldTensor(self.file, (self.offset or 0) + begin, dtype, shape=shape, name=self.name or "")
 
     def pieces(self) -> Iterator[memoryview]:
-        """The data, a few bytes at a time."""
+        """Yield the data in pieces."""
         return self.file.pieces(self.offset or 0, self.nbytes)
 
     def _load(self) -> None:
@@ -136,5 +136,5 @@ class HeldTensor(ir.ExternalTensor):
 
 
 def own_file(tensor: ir.TensorProtocol) -> HeldFile | None:
-    """The file of the model itself, if ``tensor`` lies inside it."""
+    """The model file, if ``tensor`` is stored inside it."""
     return tensor.file if isinstance(tensor, HeldTensor) and tensor.file.own else None

@@ -1,7 +1,7 @@
-"""Files that are mapped into memory: whether one was cut meanwhile, and those that hold the weights of a step.
+"""Memory-mapped files: truncation checks, and the files of a step's weights.
 
-Who touches a page of a mapped file behind its end ends the process (SIGBUS). A file that another one has replaced does
-no harm: what was mapped stays.
+Reading a page beyond the end of a truncated file kills the process (SIGBUS). Replacing a file is harmless: the mapping
+stays valid.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from gradgraph.files.digest import BLOCK
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-_EVERY = 0.02  # seconds in which a reader brings about 40 MB into memory
-PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is given back
-# bytes that are read of a file at a time: the processor has them at hand when they are written (0.5 GB from file to
-# file in 0.14 s, by 16 MiB in 0.24 s, by 256 KiB in 0.17 s)
+_EVERY = 0.02  # seconds in which reading brings about 40 MB into memory
+PIECE = 1 << 24  # bytes read from a mapped file before their memory is released
+# bytes read from a file at a time, which are still in the processor's cache when written (copying 0.5 GB took 0.14 s;
+# by 16 MiB 0.24 s, by 256 KiB 0.17 s)
 READ = 1 << 20
 
 
 def is_mapped(array: Array) -> bool:
-    """Does ``array`` lie in a file, as far as NumPy tells? Also behind views and ``np.asarray``."""
+    """Whether ``array`` is mapped from a file, as far as NumPy knows; also for views and ``np.asarray``."""
     return _mapping(array) is not None
 
 
 def is_cut(array: Array) -> bool:
-    """Does ``array`` lie in a file that has become shorter than what is mapped of it?"""
+    """Whether ``array`` is mapped from a file that is now shorter than the mapping."""
     found = _mapping(array)
     if found is None:
         return False
     mapping, first = found
-    with contextlib.suppress(OSError, ValueError):  # memory of no file, or a mapping that does not know its own
+    with contextlib.suppress(OSError, ValueError):  # not a file, or a mapping without a known file
         return mapping.size() < first + len(mapping)
     return False
 
 
 def pieces(array: Array) -> Iterator[memoryview]:
-    """The bytes of ``array``, a few at a time; of one that lies in a file, none stay in memory."""
+    """The bytes of ``array`` in pieces; pages of a mapped file do not stay in memory."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
@@ -51,13 +51,13 @@ def pieces(array: Array) -> Iterator[memoryview]:
 
 
 def forget_pages(array: Array) -> None:
-    """Let the system forget that ``array`` was read, if it lies in a file and nobody may write to it there."""
+    """Release the pages of ``array``, if it is mapped read-only from a file."""
     if (found := _mapping(array)) is not None and memoryview(found[0]).readonly:
         _give_back(found[0], array)
 
 
 def _give_back(mapping: mmap.mmap, read: Array) -> None:
-    """Let the system forget that these bytes were read: they come again from its cache, or from the file."""
+    """Release these pages; they are read again from the page cache or the file."""
     if not hasattr(mapping, "madvise"):
         return
     start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
@@ -67,7 +67,7 @@ def _give_back(mapping: mmap.mmap, read: Array) -> None:
 
 @contextlib.contextmanager
 def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
-    """While somebody else copies ``arrays``, their pages in mapped files do not stay in memory: two copies are one."""
+    """Within this context, pages of mapped ``arrays`` that others copy are released, so that memory holds one copy."""
     mappings = {id(found[0]): found[0] for array in arrays if (found := _mapping(array)) is not None}
     mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
     done = threading.Event()
@@ -96,7 +96,7 @@ def _address(array: Array) -> int:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """The mapping that ``array`` is a view of, and where in the file it begins (0 where nobody says)."""
+    """The mapping that ``array`` is a view of, and its offset in the file (0 if unknown)."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)
@@ -107,6 +107,6 @@ def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
 
 
 def pieces_of(file: Any) -> Iterator[bytes]:
-    """The content of a binary file, from where it stands, a few bytes at a time."""
+    """The rest of a binary file, in pieces."""
     while piece := file.read(BLOCK):
         yield piece

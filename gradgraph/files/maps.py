@@ -1,4 +1,4 @@
-"""Maps from labels to numbers, which ai.onnx.ml has and nothing here computes with."""
+"""Maps from labels to numbers, which ai.onnx.ml has and gradgraph does not support."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ZIP = ("ai.onnx.ml", "ZipMap")
 
 
 def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Let every ZipMap give the matrix that it reads, one column a label, by its old name; in a copy, if there are any.
+    """Replace every ZipMap by its input matrix, one column per label, under the old name; copies if there are any.
 
-    skl2onnx ends classifiers so, unless told ``zipmap=False``.
+    skl2onnx ends classifiers with one, unless ``zipmap=False``.
 
     Raises:
-        ModelError: other maps are left, as the input of a DictVectorizer.
+        ModelError: there are other maps, such as the input of a DictVectorizer.
     """
     if not any(_holds_map(v.type) for v in _declared(proto)):
         return proto
@@ -34,8 +34,8 @@ def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
         elif _holds_map(value.type):
             raise ModelError(
-                f"'{shown(value.name)}' is a map from labels to numbers, which no gradient passes; let the model start "
-                "behind the operator that makes a tensor of it (DictVectorizer, CastMap)"
+                f"'{shown(value.name)}' is a map from labels to numbers, through which no gradient passes; let the "
+                "model start after the operator that converts it to a tensor (DictVectorizer, CastMap)"
             )
     return changed
 

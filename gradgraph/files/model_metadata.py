@@ -1,7 +1,6 @@
-"""Entries of a model's metadata that gradgraph writes, and that anybody may have written.
+"""The metadata entries of a model that gradgraph writes, and that anybody may have written.
 
-Whoever opens a model has had them checked by :func:`check_metadata`; what is read here later has the types that it
-should have.
+They are checked by :func:`check_metadata` when a model is opened, so later reads return the declared types.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.graph.marks import ADAPTERS, QUANTISED, TEACHER
 
-DEFAULT = "default"  # the name of adapters that nobody has named, as in PEFT
+DEFAULT = "default"  # the name of unnamed adapters, as in PEFT
 T = TypeVar("T")
 
 
@@ -29,20 +28,20 @@ class Adapter:
 
     Attributes:
         kind: one of the table ``KINDS``.
-        module: the layer's name; PEFT's names are made of it.
-        operator: of the layer, such as MatMul, Gemm, MatMulNBits, Conv or Gather.
-        output: the name of what is read in the place of the layer's result.
+        module: the layer's name, from which PEFT's names are derived.
+        operator: the layer's operator, such as MatMul, Gemm, MatMulNBits, Conv or Gather.
+        output: the value that replaces the layer's result.
         weights: the names of the trained tensors, in the order of the kind's formula.
         scale: s of the formula.
-        rank, alpha, dropout: as they were asked for.
-        name: all adapters of one name are one fine-tuning: trained, weighed, saved and merged together.
-        weight: how much it counts; the factor in the model is ``scale · weight``.
-        trained: does a step train it, where nobody chooses?
-        side: ``"in"``, where it changes what goes into the layer.
-        counted: of a prefix, whether the positions of the text follow its own, as those of PEFT do.
-        blocks: of one that is joined of the adapters of several layers, the outputs and the ranks of each: the second
-            factor is zero beside these blocks, and stays so in training.
-        pieces: of a layer that packs several, the outputs of each, where the model says them.
+        rank, alpha, dropout: as requested.
+        name: adapters of one name belong together: trained, weighted, saved and merged together.
+        weight: its weight; the factor in the model is ``scale · weight``.
+        trained: whether a step trains it by default.
+        side: ``"in"``, if it changes the layer's input.
+        counted: for a prefix, whether the positions of the text follow the prefix, as in PEFT.
+        blocks: for an adapter that joins those of several layers, the outputs and ranks of each: the second factor is
+            zero outside these blocks, and stays so in training.
+        pieces: for a layer that packs several, the outputs of each, if the model records them.
     """
 
     kind: str
@@ -63,17 +62,17 @@ class Adapter:
     pieces: tuple[int, ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
-        """The adapter, once it is in the model."""
+        """The adapter, once it is inserted in the model."""
         return replace(self, output=output, weights=tuple(v.name or "" for v in weights))
 
 
 @dataclass(frozen=True)
 class Imitation:
-    """How a student imitates its teacher, as ``gradgraph.surgery.teachers`` has written it.
+    """The distillation of a student from its teacher, as written by ``gradgraph.surgery.teachers``.
 
     Attributes:
-        pairs: names of what is compared, the student's first; the first pair has the logits.
-        own: the outputs that are the student's, and no hidden states.
+        pairs: names of the compared values, the student's first; the first pair is the logits.
+        own: the outputs of the student that are not hidden states.
     """
 
     temperature: float
@@ -89,11 +88,11 @@ class Imitation:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How the layers of a model that trains through its rounding are stored.
+    """The quantised storage of the layers of a model that trains through its rounding.
 
     Attributes:
-        weights, activations: the integers that they are rounded to; empty where they are not.
-        learned: the names of the trained numbers that scales are made of.
+        weights, activations: the integer type that they are rounded to; empty if they are not.
+        learned: the names of the trained numbers behind the scales.
     """
 
     weights: str = ""
@@ -110,39 +109,39 @@ def adapters_in(metadata: Mapping[str, str]) -> list[Adapter]:
 
 
 def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the weights of a model's adapters that are trained in place of all others."""
+    """The names of the trained adapter weights of a model, which replace all others as trainable."""
     return [name for adapter in adapters_in(metadata) if adapter.trained for name in adapter.weights]
 
 
 def imitation_in(metadata: Mapping[str, str]) -> Imitation | None:
-    """How a model imitates its teacher, if it has one."""
+    """The distillation of a model, if it has one."""
     return _read(metadata, TEACHER, lambda value: _checked_imitation(_made(Imitation, Fields(value, "it"))))
 
 
 def quantisation_in(metadata: Mapping[str, str]) -> Quantisation:
-    """How a model is quantised; without a mark it is not."""
+    """The quantisation of a model; the default without a mark."""
     return _read(metadata, QUANTISED, lambda value: _made(Quantisation, Fields(value, "it"))) or Quantisation()
 
 
 def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the trained numbers that scales of a quantised model are made of."""
+    """The names of the trained numbers behind the scales of a quantised model."""
     return list(quantisation_in(metadata).learned)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raise ModelError unless each entry of ours reads well."""
+    """Raise ModelError unless all entries of gradgraph are valid."""
     for read in (adapters_in, imitation_in, quantisation_in):
         read(metadata)
 
 
 def _read(metadata: Mapping[str, str], key: str, parsed: Callable[[Any], T]) -> T | None:
-    """The entry ``key`` as ``parsed`` reads its JSON, None where it is left out; raises ModelError."""
+    """The entry ``key``, its JSON parsed by ``parsed``; None if it is absent. Raises ModelError."""
     if key not in metadata:
         return None
     try:
         return parsed(json_of(metadata[key]))
     except UnreadableError as error:
-        remedy = "take the model that it was made of, or remove the entry"
+        remedy = "use the original model, or remove the entry"
         raise refused(Finding(f"the entry '{key}' of its metadata", f"is damaged ({error})", "", remedy)) from None
 
 
@@ -159,7 +158,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
 
 
 def _made(kind: type[T], fields: Fields) -> T:
-    """The dataclass whose fields a table holds, each of its declared type; those left out have their defaults."""
+    """A dataclass from a table, with each field checked against its declared type; missing ones get their defaults."""
     declared = dataclasses.fields(kind)  # type: ignore[arg-type]
     fields.check_keys(*(f.name for f in declared))
     given = {}
@@ -180,7 +179,7 @@ def _checked_imitation(imitation: Imitation) -> Imitation:
 
 
 def write_adapters(work: ir.Model, adapters: Sequence[Adapter]) -> None:
-    """Write them into the metadata; none leaves no trace."""
+    """Write them into the metadata; an empty list removes the entry."""
     if adapters:
         work.metadata_props[ADAPTERS] = json.dumps([dataclasses.asdict(a) for a in adapters])
     else:
@@ -192,6 +191,6 @@ def write_imitation(work: ir.Model, imitation: Imitation) -> None:
 
 
 def write_quantisation(work: ir.Model, **changed: Any) -> None:
-    """Write what is ``changed`` of how the model is quantised; what is empty is left out."""
+    """Write the ``changed`` fields of the quantisation; empty ones are omitted."""
     described = dataclasses.asdict(replace(quantisation_in(work.metadata_props), **changed))
     work.metadata_props[QUANTISED] = json.dumps({name: value for name, value in described.items() if value})

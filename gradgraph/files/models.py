@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.external import (
     DataFiles,
     attach,
@@ -42,7 +42,7 @@ from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.streamed import model_pieces
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.files.untrusted.messages import message_apart, message_of
+from gradgraph.files.untrusted.messages import message_of, message_without_data
 from gradgraph.files.untrusted.regular import (
     IrregularFileError,
     MissingFileError,
@@ -54,32 +54,32 @@ from gradgraph.graph.checks import check_tensor, in_order, is_sorted, validate
 from gradgraph.graph.constant_nodes import lift_weights
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
+PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # checked after the others
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 PROTOBUF_LIMIT = 2**31
 LEAST_HELD = LEAST_KEPT  # bytes: smaller files are read at once
-_UNKNOWN = "?"  # no name that equal sizes share
+_UNKNOWN = "?"  # a dimension name that does not mean equal sizes
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
 def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
-    """Read a model as an onnx-ir model of our own: what the caller passed is never modified.
+    """Read a model as an onnx-ir model of its own: the source is never modified.
 
     Args:
-        source: path of a ``.onnx`` file (or of a run's folder, for the model that it has trained),
-            ``onnx.ModelProto`` or ``onnx_ir.Model``.
-        base_dir: where the external data of a ModelProto lie; a path's own directory is its base directory.
+        source: path of a ``.onnx`` file (or of a run's folder, for its trained model), ``onnx.ModelProto`` or
+            ``onnx_ir.Model``.
+        base_dir: the folder of the external data of a ModelProto; for a path, its own directory.
 
-    External data are mapped, not read. Their file must lie in the base directory; as an exception for download
-    caches, a model file that is itself a symlink may keep its data beside the file that its link points to.
+    External data are mapped, not read. Their file must be in the base directory; as an exception for download caches, a
+    symlinked model file may have its data next to the link's target.
 
-    Weights that stand in the file as Constant nodes are initializers here (``gradgraph.graph.constant_nodes``).
+    Weights stored as Constant nodes become initializers (``gradgraph.graph.constant_nodes``).
 
     Raises:
-        ModelError: nothing readable there, or the model is not well formed (see ``gradgraph.graph.checks.validate``).
+        ModelError: the model cannot be read, or is malformed (see ``gradgraph.graph.checks.validate``).
     """
     if isinstance(source, ir.Model):
         validate(source)
@@ -89,7 +89,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
     PATH_OR_MODEL.check("the model", source)
     path = model_of(source)
-    proto, own = _message(path, apart=True)
+    proto, own = _message(path, held=True)
     return _from_proto(proto, f"'{shown(path)}'", DataFiles(base_dir or path.parent, path), own)
 
 
@@ -106,20 +106,20 @@ def _copy(model: ir.Model) -> ir.Model:
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """Parse the file, without a look at what it says.
+    """Parse the file, without checking its content.
 
     Raises:
-        ModelError: no regular file, or no message in it.
+        ModelError: it is not a regular file, or does not contain a message.
     """
-    return _message(path, apart=False)[0]
+    return _message(path, held=False)[0]
 
 
-def _message(path: Path, apart: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
-    """As ``read_message``; with ``apart``, the data of large initializers may stay in the file, which is held open."""
+def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
+    """Like ``read_message``; with ``held``, data of large initializers may stay in the file, which is held open."""
     what = f"'{shown(path)}'"
     try:
         with open_regular(path) as file:
-            found = message_inside(path, file) if apart else None
+            found = message_inside(path, file) if held else None
             content = b"" if found else file.read()
     except UnreadableError as error:
         raise _not_read(path, error) from None
@@ -134,17 +134,17 @@ def _message(path: Path, apart: bool) -> tuple[onnx.ModelProto, HeldFile | None]
     except UnreadableError as error:
         raise ModelError(
             mistaken(path, Place.MODEL)
-            or f"{what} is no ONNX model, or is truncated ({error}); export or download it again"
+            or f"{what} is not an ONNX model, or is truncated ({error}); export or download it again"
         ) from error.__cause__
 
 
 def written_message(path: Path) -> onnx.ModelProto:
-    """The message in a ``.onnx`` file of ours; what lies in a file beside it is not read.
+    """The message in a ``.onnx`` file written by gradgraph; external data are not read.
 
-    Large weights are read one after the other, so that they lie in memory once.
+    Large weights inside are read one after the other, so that memory holds them once.
 
     Raises:
-        ModelError: the file was written over meanwhile.
+        ModelError: the file was overwritten in the meantime.
     """
     with path.open("rb") as file:
         if (found := message_inside(path, file)) is None:
@@ -154,16 +154,16 @@ def written_message(path: Path) -> onnx.ModelProto:
         place = external_entry(tensor)
         if place.location == own.location:
             put_inside(tensor, b"".join(own.pieces(place.offset, place.length)))
-            tensor.ClearField("data_location")  # as it stands in the file
+            tensor.ClearField("data_location")  # as stored in the file
     return proto
 
 
 def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFile] | None:
-    """The model in ``file``, whose large initializers say that their data lie there; None where all is to be read.
+    """The model in ``file`` with large initializers left in the file; None if all must be read.
 
     Args:
         path: of the file.
-        file: at its start, where it is again afterwards.
+        file: positioned at its start, before and after.
     """
     if not CAN_HOLD or os.fstat(file.fileno()).st_size < LEAST_HELD:
         return None
@@ -175,9 +175,9 @@ def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFil
             if fits:
                 point_at(tensor, own.location, offset, length)
             return fits
-        return False  # what is wrong with it is said where all is read
+        return False  # faults are reported when all is read
 
-    found = message_apart(file, place)
+    found = message_without_data(file, place)
     file.seek(0)
     return None if found is None else (found, own)
 
@@ -214,9 +214,9 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
 
 
 def _understood(model: ir.Model) -> ir.Model:
-    """``model``, in place, with what PaddlePaddle's exporters write said as others say it.
+    """Normalise the spellings of PaddlePaddle's exporters in ``model``, in place.
 
-    They keep weights in Constant nodes, and the older one calls every size that it does not know ``?``.
+    They keep weights in Constant nodes, and the older one names every unknown size ``?``.
     """
     lift_weights(model)
     for graph in model.graphs():
@@ -240,11 +240,10 @@ def _first_line(error: BaseException) -> str:
 def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
     """Write the model to ``path``, atomically.
 
-    Weights go to ``<name>.data`` beside it if they are more than INLINE_LIMIT bytes, or if large ones have come from
-    such a file (``large_outside``): there, they can be mapped again.
+    Weights go to ``<name>.data`` next to it if they exceed INLINE_LIMIT bytes, or if large ones came from such a file
+    (``large_outside``), so that they can be mapped again.
 
-    The data file is written first, under a name that no older model refers to, so that at any moment the model file
-    and its data belong together.
+    The data file is written first, under a new name, so that the model file and its data always match.
 
     Raises:
         OutputError: the file cannot be written, or has the extension of another format; or the model without its
@@ -253,9 +252,9 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     check_suffix(path, ".onnx")
     own = model.clone() if isinstance(model, ir.Model) else load_model(model)
     weights = stored_values(own)
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
-    if not goes_beside(own):
+    if not is_saved_external(own):
         with _within_limit(target):
             write_atomically(path, model_pieces(own))
         return
@@ -265,7 +264,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
         with _within_limit(target):
             write_atomically(path, ir.to_proto(own).SerializeToString())
     except BaseException:
-        if _identity(target) == former:  # else the new model is in its place, and only the last flush has failed
+        if _identity(target) == former:  # otherwise the new model is in place, and only the last flush has failed
             (target.parent / data).unlink(missing_ok=True)
         raise
     for name in data_names(target):
@@ -274,8 +273,8 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
                 (target.parent / name).unlink(missing_ok=True)
 
 
-def goes_beside(model: ir.Model) -> bool:
-    """Does ``save_model`` write the weights of ``model`` to a file beside it?"""
+def is_saved_external(model: ir.Model) -> bool:
+    """Whether ``save_model`` writes the weights of ``model`` to a separate file."""
     return (
         any(own_file(tensor) is None for tensor in large_outside(model))
         or bytes_of(stored_values(model)) > INLINE_LIMIT
@@ -284,7 +283,7 @@ def goes_beside(model: ir.Model) -> bool:
 
 @contextlib.contextmanager
 def _within_limit(target: Path) -> Iterator[None]:
-    """Raise OutputError where protobuf cannot write the model beside its weights."""
+    """Raise OutputError if protobuf cannot write the model without its weights."""
     try:
         yield
     except ValueError as error:
@@ -292,7 +291,7 @@ def _within_limit(target: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Two numbers that differ between a file and one that takes its place."""
+    """Two numbers that identify a file, even if another one takes its name."""
     try:
         status = path.stat()
     except OSError:
@@ -301,10 +300,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """``model`` as protobuf with its external data inside: a ModelProto does not know the folder that they lie in.
+    """Convert ``model`` to protobuf with its external data inside, as a ModelProto has no base folder.
 
     Raises:
-        ModelError: they are more than protobuf writes.
+        ModelError: they exceed protobuf's limit.
     """
     weights = stored_values(model)
     check_fits(bytes_of(weights))
@@ -313,10 +312,10 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def check_fits(size: int) -> None:
-    """Raise ModelError if a ModelProto cannot hold so many bytes of weights."""
+    """Raise ModelError if that many bytes of weights exceed the limit of a ModelProto."""
     if size >= PROTOBUF_LIMIT:
         raise ModelError(
-            f"the result holds {size / 1e9:.1f} GB of weights, and a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
+            f"the result holds {size / 1e9:.1f} GB of weights, but a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
             remedy="give the path of a model whose weights are external data, and let the result be written to a file "
             "(out= of a transform, the path of export)",
             shell="write it to a file: gradgraph grad MODEL -o result.onnx",

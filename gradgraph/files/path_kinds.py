@@ -1,8 +1,7 @@
-"""The kind of thing that a path is: a model, a step folder, the folder of a run, a checkpoint, a recipe.
+"""Kinds of paths: a model, a step folder, a run folder, a checkpoint, a recipe.
 
-Every door asks here. The folder of a run (``gradgraph train --run FOLDER``) stands for each of the things in it: its
-step, its checkpoint, its trained model, whichever is asked for. Files that the run was told to write elsewhere are
-those that its recipe names.
+All commands use these. A run folder (``gradgraph train --run FOLDER``) stands for each of its contents: its step, its
+checkpoint, its trained model, whichever is needed. Files that the run wrote elsewhere are found through its recipe.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _BY_SUFFIX = {".onnx": Kind.MODEL, ".ckpt": Kind.CHECKPOINT, ".toml": Kind.RECIP
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """The kind of thing at ``path``; of a file, what its extension says."""
+    """The kind of thing at ``path``; for a file, by its extension."""
     path = Path(path)
     try:
         if (path / MANIFEST).is_file():
@@ -48,13 +47,13 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
         if path.is_dir():
             return Kind.FOLDER
         there = path.exists()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return Kind.NOTHING
     return _BY_SUFFIX.get(path.suffix.lower(), Kind.FILE) if there else Kind.NOTHING
 
 
 def mistaken(path: Path, *wanted: Kind) -> str:
-    """A sentence on what ``path`` is and what to give, where it is of no kind that is ``wanted``; or else nothing."""
+    """A sentence about what ``path`` is and what to pass instead, if its kind is not ``wanted``; otherwise ""."""
     kind = kind_of(path)
     if kind in wanted or kind in (Kind.FILE, Kind.NOTHING):
         return ""
@@ -63,10 +62,10 @@ def mistaken(path: Path, *wanted: Kind) -> str:
 
 
 def step_of(path: str | os.PathLike[str]) -> Path:
-    """The step folder that ``path`` stands for: of a run's folder, the step that it trained; else ``path`` itself.
+    """The step folder that ``path`` stands for: the step of a run folder, or ``path`` itself.
 
     Raises:
-        ModelError: the step of the run is not there any more.
+        ModelError: the step of the run no longer exists.
     """
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
@@ -75,15 +74,15 @@ def step_of(path: str | os.PathLike[str]) -> Path:
     found = [p for p in (own, named, named_by_run(path, "model", "path")) if p is not None and kind_of(p) is Kind.STEP]
     if not found:
         where = f" '{shown(named)}'" if named is not None else ""
-        raise ModelError(f"the step{where} that the run '{shown(path)}' has trained is not there; give its folder")
+        raise ModelError(f"the step{where} that the run '{shown(path)}' trained does not exist; give its folder")
     return found[0]
 
 
 def model_of(path: str | os.PathLike[str]) -> Path:
-    """The model that ``path`` stands for: of a run's folder, the one that it has trained; else ``path`` itself.
+    """The model that ``path`` stands for: the trained model of a run folder, or ``path`` itself.
 
     Raises:
-        ModelError: the run has written none.
+        ModelError: the run has not written one.
     """
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
@@ -99,7 +98,7 @@ def model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint of a run's folder, or of the run that a step folder lies in, to go on from; None without one."""
+    """The checkpoint to resume from, of a run folder or of the run that a step folder belongs to; None without one."""
     run = _run_of(Path(path))
     if run is None:
         return None
@@ -108,7 +107,7 @@ def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Likewise, the one whose weights count: of the best epoch, where one was looked for."""
+    """Like ``last_checkpoint_of``, but the checkpoint of the best epoch if the run keeps one."""
     last = last_checkpoint_of(path)
     if last is None:
         return None
@@ -117,8 +116,7 @@ def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def weights_of(path: str | os.PathLike[str], last: bool = False) -> Path:
-    """The checkpoint that ``path`` stands for: of a run's folder, the one whose weights count, or the ``last`` one;
-    else ``path`` itself.
+    """The checkpoint that ``path`` stands for: of a run folder, the best or the ``last`` one; or ``path`` itself.
 
     Raises:
         CheckpointError: the run has none.
@@ -140,7 +138,7 @@ def _run_of(path: Path) -> Path | None:
 
 
 def named_by_run(run: Path, table: str, key: str) -> Path | None:
-    """The path that the recipe of a run has there, if any. One that is not readable names none."""
+    """The path in the recipe of a run, if any. An unreadable recipe names none."""
     try:
         tables: dict[str, Any] = toml_of(regular_bytes(run / RECIPE, 1 << 20))
         value = tables.get(table, {}).get(key)

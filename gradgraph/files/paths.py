@@ -1,8 +1,8 @@
-"""Where an output path leads: through links that somebody else may have laid, it leads nowhere.
+"""Safe output paths, which do not follow links laid by other users.
 
-In a folder that every user may write to, as /tmp is, a stranger can lay a link at a name that we are about to write:
-what it points to would be overwritten with our rights. Systems protect against that when a link is opened
-(``protected_symlinks``), but a file that is replaced is renamed in its real place, where no link is opened.
+In a folder that every user may write to, such as /tmp, a stranger can create a link at a name that we are about to
+write, and its target would be overwritten with our rights. Systems protect against that when a link is opened
+(``protected_symlinks``), but a replaced file is renamed at its real place, where no link is opened.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from gradgraph.errors import OutputError, shown
 
-MOST_LINKS = 40  # as many as Linux follows
+MOST_LINKS = 40  # as in Linux
 
 
 def output_target(path: str | os.PathLike[str]) -> Path:
-    """The real path behind ``path``, each link on the way followed if it is trusted; the end need not be there.
+    """The real path behind ``path``, following trusted links; it need not exist.
 
-    A link is trusted if it is ours, root's or the folder's owner's, or if not every user may write to its folder.
+    A link is trusted if it belongs to us, root or the folder's owner, or if not every user may write to its folder.
 
     Raises:
-        OutputError: it leads through a link of a stranger, or in a circle.
+        OutputError: it leads through a stranger's link, or in a circle.
     """
     if os.name == "nt":
         return Path(os.path.realpath(path))
@@ -52,5 +52,5 @@ def _parts(path: Path) -> list[str]:
 
 
 def may_follow(link: os.stat_result, folder: os.stat_result, user: int) -> bool:
-    """May the owner of ``link`` lead this ``user``?"""
+    """Whether ``user`` may follow a link of this owner."""
     return not folder.st_mode & stat.S_IWOTH or link.st_uid in (user, 0, folder.st_uid)

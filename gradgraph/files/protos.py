@@ -1,7 +1,7 @@
-"""Is this protobuf message a model that libraries may see? Said in one sentence that names the thing at fault.
+"""Checks that a protobuf message is safe to pass to libraries; errors are one sentence that names the faulty item.
 
-It looks for faults that onnx-ir would silently repair or trip over, and for nodes by which ONNX's own inference would
-end the process. The time is linear in the size of the message, and nothing recurses over nodes or calls.
+It looks for faults that onnx-ir would silently repair or crash on, and for nodes that crash ONNX's own inference. The
+time is linear in the size of the message, and nothing recurses over nodes or calls.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from gradgraph.graph.node_forms import call_in_file, described, form_findings, v
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
-    """Raise ModelError for what onnx-ir would not notice when it reads ``proto``, with all findings.
+    """Raise ModelError, with all findings, for faults that onnx-ir does not detect when it reads ``proto``.
 
-    1. no graph at all (an empty file, another kind of message); versions outside what can be read;
-    2. a name that is defined twice; an initializer without a name; a sparse initializer;
-    3. tensor data that does not fit element type and shape, or is stored twice;
+    1. no graph at all (an empty file, another kind of message); unsupported versions;
+    2. a name defined twice; an initializer without a name; a sparse initializer;
+    3. tensor data that do not match element type and shape, or are stored twice;
     4. recursive functions and function bombs (before onnx-ir walks them);
-    5. nodes that do not look like calls of their operators (``node_forms.py``), attributes that are given twice or hold
-       another type than they declare.
+    5. malformed calls of operators (``node_forms.py``), attributes that are given twice or whose value is not of the
+       declared type.
     """
     refuse_any(itertools.chain(message_findings(proto), all_node_findings(proto)))
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """Findings about ``proto``, single nodes left out."""
+    """Findings about ``proto``, except those about single nodes."""
     if not proto.HasField("graph"):
-        yield Finding("the message", "holds no graph", "", "this is no ONNX model, or a damaged one")
+        yield Finding("the message", "holds no graph", "", "this is not an ONNX model, or a damaged one")
         return
     uses_onnx = any(n.domain in _ONNX for n in proto.graph.node)
     yield from findings_of(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
@@ -76,7 +76,7 @@ def _imports(opsets: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 def _graph_findings(graph: onnx.GraphProto) -> Iterator[Finding]:
     for text in _texts(graph):
-        if not isinstance(text, str):  # what protobuf gives for bytes that are not UTF-8
+        if not isinstance(text, str):  # protobuf's value for bytes that are not UTF-8
             yield Finding(
                 f"the name {shown(text)}", "is not UTF-8", "", "the file is damaged, so export or download it again"
             )
@@ -159,7 +159,7 @@ _VALUES = frozenset(_VALUE_OF.values())
 
 
 def _is_binary(attr: onnx.AttributeProto) -> bool:
-    """Does it hold text that is not UTF-8?"""
+    """Whether it contains text that is not UTF-8."""
     try:
         _ = [text.decode() for text in (attr.s, *attr.strings)]
     except UnicodeDecodeError:
@@ -168,7 +168,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
-    """Findings about an attribute given twice, and about attributes whose content is not of the type they name."""
+    """Findings about attributes that are given twice, or whose content does not match the declared type."""
     subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:
@@ -180,7 +180,7 @@ def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding
             yield Finding(subject, "holds a sparse tensor, which is not supported", "", "store it dense")
         elif attr.ref_attr_name and in_main:
             words = f"refers to '{shown(attr.ref_attr_name)}', an attribute of a function"
-            yield Finding(named, words, "this node lies in none", "give it a value")
+            yield Finding(named, words, "this node is not in a function", "give it a value")
         elif attr.ref_attr_name:
             continue
         elif attr.type == _KINDS.UNDEFINED:
@@ -257,7 +257,7 @@ _STORES = frozenset({"raw_data", "float_data", "int32_data", "string_data", "int
 
 
 def check_payload(tensor: onnx.TensorProto) -> None:
-    """Raise ModelError unless ``tensor`` holds its data once, and as many as its type and shape say."""
+    """Raise ModelError unless ``tensor`` stores its data once, in the size that its type and shape require."""
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     kind = ir.DataType(tensor.data_type)
     subject = f"tensor '{shown(tensor.name)}' of shape {list(tensor.dims)}"
@@ -266,9 +266,9 @@ def check_payload(tensor: onnx.TensorProto) -> None:
     stored = [f.name for f, content in tensor.ListFields() if f.name in _STORES and (len(content) or f.name == field)]
     if others := stored if outside else [name for name in stored if name != field]:
         where = "a file of its own" if outside else f"'{field}'"
-        raise refused(Finding(subject, f"has data in '{others[0]}'", f"must have them in {where} alone", _DAMAGED))
+        raise refused(Finding(subject, f"has data in '{others[0]}'", f"must have them in {where} only", _DAMAGED))
     if outside:
-        return  # the file is looked at where external data are resolved
+        return  # the file is checked when external data are resolved
     found, unit = len(getattr(tensor, field)), "bytes" if field == "raw_data" else "entries"
     if field == "raw_data" or (kind != ir.DataType.STRING and kind.bitwidth < 8):
         expected = size
@@ -282,14 +282,14 @@ _DAMAGED = "the file is damaged"
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The names that a node reads, with those in its subgraphs (their own names do no harm)."""
+    """The names that a node reads, including all names in its subgraphs."""
     return {*filter(None, node.input), *names_in_bodies(node)}
 
 
 def names_in_bodies(node: onnx.NodeProto) -> set[str]:
-    """Every name that the bodies of a node read or give: those of their own tensors do no harm.
+    """Every name that the bodies of a node read or write; names of local tensors are harmless.
 
-    Of ONNX's own operators, only those that have bodies are looked at: to walk through all attributes takes long.
+    Only ONNX's own operators with bodies are inspected, as walking through all attributes is slow.
     """
     if not node.domain and node.op_type not in WITH_BODIES:
         return set()
@@ -301,6 +301,6 @@ def names_in_bodies(node: onnx.NodeProto) -> set[str]:
 
 
 def types_in(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """The types of the values of ``graph`` by name, as far as it tells them; bodies left out."""
+    """The types of the values of ``graph`` by name, as far as declared, without bodies."""
     types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
     return types | {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}

@@ -1,6 +1,6 @@
-"""Large files written piece by piece: a model, and named arrays as safetensors. No weight is copied on the way.
+"""Streaming writers for large files: a model, and safetensors. Weights are not copied.
 
-The bytes are those that ``SerializeToString`` of protobuf and ``safetensors.numpy.save`` give.
+The bytes equal those of protobuf's ``SerializeToString`` and ``safetensors.numpy.save``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Bytes = Iterator[bytes | memoryview]
 
 LEAST_STREAMED = 1 << 16  # bytes: smaller weights go through protobuf
 _METADATA = "__metadata__"
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto in onnx.proto
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto and TensorProto in onnx.proto
 
 
 def model_pieces(model: ir.Model) -> Bytes:
-    """Serialise ``model``; its weights stand inside.
+    """Serialise ``model`` with its weights inside.
 
     Raises:
-        ValueError: the model without them exceeds what protobuf writes.
+        ValueError: the model without them exceeds protobuf's limit.
     """
-    proto, weights = apart(model)
+    proto, weights = without_weights(model)
     head, tail = _around(proto, _GRAPH)
     before, after = _around(proto.graph, _INITIALIZER)
     stored = [_stored(tensor, weights) for tensor in proto.graph.initializer]
@@ -46,8 +46,8 @@ def model_pieces(model: ir.Model) -> Bytes:
     yield after + tail
 
 
-def apart(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """``model`` as protobuf, in which large initializers say that their data lie elsewhere, and these by name."""
+def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """Convert ``model`` to protobuf with large initializers marked as external, and return these by name."""
     weights: dict[str, ir.TensorProtocol] = {}
     slim = model.clone()
     for name, value in slim.graph.initializers.items():
@@ -63,7 +63,7 @@ def _is_streamed(tensor: ir.TensorProtocol) -> bool:
 
 
 def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """All of a weight but its data."""
+    """The tensor without its data."""
     return ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name,
                              doc_string=tensor.doc_string, metadata_props=dict(tensor.metadata_props))  # fmt: skip
 
@@ -71,7 +71,7 @@ def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 def _stored(
     proto: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]
 ) -> tuple[bytes, int, bytes, ir.TensorProtocol | None]:
-    """An initializer as its bytes around its data, and how many these are."""
+    """Split an initializer into the bytes around its data, the length of the data, and the tensor."""
     if not is_external(proto):
         whole = proto.SerializeToString()
         return _key(_INITIALIZER) + varint(len(whole)) + whole, 0, b"", None
@@ -84,7 +84,7 @@ def _stored(
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """The bytes of the fields of ``message`` before and behind that of this number, which protobuf writes in order."""
+    """The bytes of ``message`` before and after the field of this number, as protobuf writes fields in order."""
     parts = type(message)(), type(message)()
     for field, value in message.ListFields():
         if field.number != number:
@@ -100,14 +100,14 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
 
 
 def _key(number: int) -> bytes:
-    """The key of a field whose length is written before it (wire type 2)."""
+    """The key of a length-delimited field (wire type 2)."""
     return varint(number << 3 | 2)
 
 
 def safetensors_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> Bytes:
-    """Serialise ``arrays`` as safetensors: the length of a header, the header, and their bytes.
+    """Serialise ``arrays`` as safetensors: the length of the header, the header, and their bytes.
 
-    What the library writes of empty arrays has their types as the format calls them, and their order.
+    The library's header for empty arrays provides type names and order.
     """
     empty = save({name: np.empty(0, array.dtype) for name, array in arrays.items()}, dict(metadata or {}) or None)
     header = json_of(empty[8 : 8 + int.from_bytes(empty[:8], "little")])

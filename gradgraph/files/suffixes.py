@@ -1,4 +1,4 @@
-"""Extensions of files and the formats that they say: nothing is written under the name of another format."""
+"""File extensions and their formats: nothing is written under the extension of another format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.errors import OutputError, shown
 
 @dataclass(frozen=True)
 class Format:
-    """The content of files with an extension, and its writers in Python and on the command line; empty for nothing."""
+    """The content of files with an extension, and its writers in Python and on the command line, or ""."""
 
     holds: str
     python: str = ""
@@ -21,7 +21,7 @@ class Format:
 
 FORMATS = {
     ".onnx": Format("a model", "trainer.export(path)", "gradgraph export STEP -o FILE.onnx"),
-    ".ort": Format("a model in onnxruntime's own format", "gradgraph.export.ort_model(model), which gives its bytes",
+    ".ort": Format("a model in onnxruntime's own format", "gradgraph.export.ort_model(model), which returns its bytes",
                    "gradgraph export STEP -o FILE.ort"),
     ".safetensors": Format("weights alone", "gradgraph.export.save_weights(step, path, checkpoint)",
                            "gradgraph export STEP -o FILE.safetensors"),
@@ -43,12 +43,12 @@ FORMATS = {
 }  # fmt: skip
 
 
-FOLDER = ""  # in place of the extensions of a file
+FOLDER = ""  # in place of a file's extension
 
 
 @checked(path=PATH)
 def check_suffix(path: str | os.PathLike[str], *own: str) -> None:
-    """Raise OutputError if ``path`` has the extension of another format than ``own``; unknown ones may stay."""
+    """Raise OutputError if ``path`` has the extension of a format other than ``own``; unknown ones are allowed."""
     suffix = Path(path).suffix.lower()
     other = FORMATS.get(suffix)
     if other is None or suffix in own:
@@ -56,7 +56,7 @@ def check_suffix(path: str | os.PathLike[str], *own: str) -> None:
     written = "a folder" if own[0] == FOLDER else FORMATS[own[0]].holds
     name = f"call it '{shown(Path(path).stem)}{own[0]}'"
     raise OutputError(
-        f"'{shown(Path(path).name)}' has the extension of {other.holds}, and {written} is to be written there",
+        f"'{shown(Path(path).name)}' has the extension of {other.holds}, but {written} is written there",
         remedy=name + (f"; {suffix} is written by {other.python}" if other.python else ""),
         shell=name + (f"; {suffix} is written by: {other.shell}" if other.shell else ""),
     )

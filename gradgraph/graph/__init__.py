@@ -1,4 +1,4 @@
-"""Nodes and shapes: how a graph is written (``op.Name(...)``), read, named, checked and pruned.
+"""Nodes and shapes: writing graphs (``op.Name(...)``), naming, checking and pruning them.
 
-It knows no file, no gradient and no runtime.
+It does not know files, gradients or runtimes.
 """

@@ -33,19 +33,19 @@ else:
 Number = bool | int | float
 Array = Number | Sequence[Any] | np.ndarray
 
-FAN_OUT = 256  # a shared constant gets a fresh copy after so many uses: session creation is quadratic in one value's
+FAN_OUT = 256  # a shared constant is copied after so many uses: session creation is quadratic in the uses of a value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Var:
-    """A value of the graph under construction, with the arithmetic of the field.
+    """A value of the graph under construction, with arithmetic operators.
 
-    Comparisons ``< <= > >=`` give boolean Vars; ``==`` stays identity, so write ``op.Equal``.
+    Comparisons ``< <= > >=`` return boolean Vars; ``==`` stays identity, so write ``op.Equal``.
     """
 
     op: Builder
     value: ir.Value
-    __array_ufunc__ = None  # `ndarray * var` is ours to answer, not NumPy's element by element
+    __array_ufunc__ = None  # `ndarray * var` calls __rmul__ here, instead of NumPy's elementwise loop
 
     @property
     def dtype(self) -> ir.DataType:
@@ -70,18 +70,18 @@ class Var:
         return len(shape)
 
     def dim(self, axis: int) -> shapes.Dim:
-        """The size of one axis as far as it is known before the model runs."""
+        """The size of one axis, as far as it is known statically."""
         shape = self.shape
         return None if shape is None else shape[axis]
 
     @property
     def const(self) -> np.ndarray | None:
-        """The array, where this is a constant of the graph."""
+        """The array, if this is a constant of the graph."""
         return shapes.constant_of(self.value)
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds floating numbers."""
+        """Whether the element type is floating."""
         return self.value.dtype is not None and self.value.dtype.is_floating_point()
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ Written = Var | tuple[Var, ...]  # one output of a node, or several
 
 
 def all_of(results: Var | Iterable[Var]) -> list[Var]:
-    """The result of ``emit`` as a list, for one output or for several."""
+    """Return the result of ``emit`` as a list, for one output or several."""
     return [results] if isinstance(results, Var) else list(results)
 
 
@@ -157,9 +157,9 @@ class Builder(OperatorCalls):
     """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names that new values must not get (those of the graph that is extended), read when the first new name
-            is asked for: many a pass finds nothing to write.
-        scope: prefix of new names, so that a reader of the file sees where a node comes from.
+        taken: names that new values must not get (those of the extended graph), read lazily at the first new name, as
+            many passes write nothing.
+        scope: prefix of new names, which shows where a node comes from.
         named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
 
@@ -172,7 +172,7 @@ class Builder(OperatorCalls):
         self._counts: dict[str, int] = {}
         self._pool: dict[Any, ir.Value] = {}
 
-    if not TYPE_CHECKING:  # checkers read typed_operators.pyi
+    if not TYPE_CHECKING:  # type checkers read typed_operators.pyi
 
         def __getattr__(self, op_type: str) -> Callable[..., Any]:
             if op_type.startswith("_"):
@@ -181,7 +181,7 @@ class Builder(OperatorCalls):
 
     @contextlib.contextmanager
     def naming_operators(self, named: bool = True) -> Iterator[None]:
-        """Keep named operators as single nodes meanwhile, or (``named=False``) write them as standard nodes."""
+        """Keep named operators as single nodes, or (``named=False``) write them as standard nodes, in this context."""
         before, self.named_operators = self.named_operators, named
         yield
         self.named_operators = before
@@ -202,8 +202,8 @@ class Builder(OperatorCalls):
     ) -> Written:
         """Append one node; return its output, or a tuple of Vars if ``outputs`` > 1.
 
-        ``None`` stands for an absent optional input, and an attribute that is ``None`` is left out. ``name`` is the
-        name of the (first) output.
+        ``None`` stands for an absent optional input, and an attribute that is ``None`` is omitted. ``name`` is the name
+        of the (first) output.
         """
         sig = signature(op_type, domain)
         operands = self._operands(sig, inputs)
@@ -212,7 +212,7 @@ class Builder(OperatorCalls):
             folded = _folded(op_type, operands, attrs)
             if folded is not None:
                 return self.const(folded)
-        # onnxruntime's Split counts its inputs, absent ones too; Loop has two whatever is absent
+        # onnxruntime's Split counts its inputs, including absent ones; Loop always has two
         while len(operands) > sig.fewest and operands[-1] is None:
             operands.pop()
         values = [None if v is None else v.value for v in operands]
@@ -233,14 +233,14 @@ class Builder(OperatorCalls):
         return Var(self, node.outputs[0]) if outputs == 1 else tuple(Var(self, out) for out in node.outputs)
 
     def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
-        """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.
+        """Output ``i`` of the node that computes ``y``; an optional output that the node omits is added.
 
-        For rules that need what the forward node already knows: Dropout's mask, LayerNormalization's mean.
-        ``dtype`` is its element type, where the schema does not tell.
+        For rules that reuse results of the forward node: Dropout's mask, LayerNormalization's mean. ``dtype`` is its
+        element type, if the schema does not determine it.
         """
         node = y.value.producer()
         if node is None:
-            raise ModelError(f"'{y.value.name}' is computed by no node, so it has no further outputs")
+            raise ModelError(f"'{y.value.name}' is not computed by a node, so it has no further outputs")
         if i >= len(node.outputs):
             node.resize_outputs(i + 1)
         out = node.outputs[i]
@@ -261,7 +261,7 @@ class Builder(OperatorCalls):
         return None if value is None else Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
-        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and gives its outputs.
+        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and returns its outputs.
 
         Values that it reads from outside are captured; its constants become initializers of the main graph.
 
@@ -297,7 +297,7 @@ class Builder(OperatorCalls):
         self.nodes, self.constants = [], []
 
     def fresh(self, name: str) -> str:
-        """``name``, or with the next free ``_1``, ``_2``, … behind it."""
+        """``name``, or the first free one of ``name_1``, ``name_2``, …."""
         if name in self._names:
             count = self._counts.get(name, 0) + 1
             while f"{name}_{count}" in self._names:
@@ -308,15 +308,15 @@ class Builder(OperatorCalls):
         return name
 
     def reserve(self, name: str) -> None:
-        """No new value gets this name."""
+        """Prevent new values from getting this name."""
         self._names.add(name)
 
     def release(self, name: str) -> None:
-        """A new value may get this name again."""
+        """Allow new values to get this name again."""
         self._names.discard(name)
 
     def fresh_in(self, scope: str, name: str) -> str:
-        """A new name for what ``name`` says, written for what ``scope`` names: a node, a part of the model."""
+        """A new name for ``name`` in ``scope``: the name of a node, or of a part of the model."""
         return self.fresh(scoped(scope, name))
 
     @functools.cached_property
@@ -339,7 +339,7 @@ class Builder(OperatorCalls):
         return Var(self, shared)
 
     def weight(self, name: str, array: np.ndarray) -> Var:
-        """An initializer of its own that may be trained, as a constant may not."""
+        """A trainable initializer, unlike a constant."""
         return Var(self, self._initializer(name, array))
 
     def _constant(self, array: np.ndarray) -> ir.Value:
@@ -376,10 +376,10 @@ class Builder(OperatorCalls):
             dtype = default
         return self.const(x, dtype)
 
-    # --- words that every rule uses ---
+    # --- helpers for rules ---
 
     def cast(self, x: Var, dtype: ir.DataType) -> Var:
-        """``x`` as another element type; itself if it is of that type."""
+        """``x`` cast to an element type; ``x`` itself if it has that type."""
         return x if x.value.dtype == dtype else self.Cast(x, to=int(dtype))
 
     def shape(self, x: Var) -> Var:
@@ -396,14 +396,14 @@ class Builder(OperatorCalls):
         return self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None)
 
     def dims(self, x: Var, start: int, stop: int | None = None) -> Var:
-        """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where all are known."""
+        """The sizes of axes ``start`` to ``stop`` (nonnegative) as an int64 vector; a constant if all are known."""
         known = x.shape[start:stop] if x.shape is not None else None
         if shapes.is_static(known):
             return self.const(np.array(known, np.int64))
         return self.Shape(x, start=start, end=stop)
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
-        """A tensor of that run-time shape, filled with one value."""
+        """A tensor of the given run-time shape, filled with one value."""
         return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
 
     def zeros_like(self, x: Var) -> Var:
@@ -420,20 +420,20 @@ class Builder(OperatorCalls):
         return filled
 
     def like(self, x: Var, model: Var) -> Var:
-        """``x``, known from now on to have the shape of ``model`` (a statement; nothing is emitted)."""
+        """Return ``x``, asserting that it has the shape of ``model``; nothing is emitted."""
         if x.value.shape is None:
             shapes.record_shape(x.value, model.shape)
         return x
 
     def sum_of(self, terms: Sequence[Var]) -> Var:
-        """Their sum; one term stays itself."""
+        """The sum of ``terms``; a single term itself."""
         if len(terms) == 1:
             return terms[0]
         return self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
 
 
 def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any]) -> np.ndarray | None:
-    """The value of a node all of whose inputs are small constants."""
+    """The value of a node whose inputs are all small constants, or None."""
     known: list[np.ndarray | None] = []
     for x in operands:
         known.append(None if x is None else shapes.small_constant(x.value))
@@ -446,7 +446,7 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 
 
 def _open_rank(value: ir.Value) -> ModelError:
-    """Name what the rank of ``value`` depends on: an input without a shape, or a node that decides it at run time."""
+    """Name the origin of an unknown rank: an input without a shape, or a node that decides it at run time."""
     source = shapes.source_of_open_rank(value)
     node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
     if node is None:
@@ -469,7 +469,7 @@ def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     array = np.asarray(value)
-    if array.dtype.kind in "uO":  # what NumPy makes of integers of more than 63 bits
+    if array.dtype.kind in "uO":  # NumPy's type for integers of more than 63 bits
         raise _too_large(value)
     return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}.get(array.dtype.kind, array.dtype))
 

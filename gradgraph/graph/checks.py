@@ -1,7 +1,8 @@
-"""Is this model well formed? Said in one sentence that names the thing at fault.
+"""Checks that a model is well formed; errors are one sentence that names the faulty item.
 
-``validate`` looks at an onnx-ir model, ``protos.check_proto`` at what onnx-ir would silently repair or trip over when
-it reads a protobuf message. Both are linear in the size of the model and use no recursion over nodes or calls.
+``validate`` checks an onnx-ir model; ``protos.check_proto`` checks for faults that onnx-ir would silently repair or
+crash on when it reads a protobuf message. Both are linear in the size of the model and do not recurse over nodes or
+calls.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from gradgraph.graph.ranks import MOST_AXES
 from gradgraph.graph.shapes import known_sizes
 
 OLDEST_OPSET = 7
-NEWEST_READ = 28  # with an onnx that knows it
+NEWEST_READ = 28  # with an onnx that supports it
 NEWEST_OPSET = min(NEWEST_READ, onnx.defs.onnx_opset_version())
 OLDEST_IR = 3
 NEWEST_IR = 14
-NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of functions that call each other twice exceed it
-FINDINGS_LIMIT = 100  # as many are gathered; a damaged file may have one for each node
+NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of nested functions exceed it
+FINDINGS_LIMIT = 100  # findings collected at most; a damaged file may have one per node
 SIZE_LIMIT = 2**63 - 1  # bytes of one tensor
-UNNAMED = "gradgraph.unnamed"  # Node.meta key: the name is ours
+UNNAMED = "gradgraph.unnamed"  # Node.meta key: gradgraph generated the name
 
 FunctionId = tuple[str, str, str]
 
@@ -39,11 +40,11 @@ def validate(model: ir.Model) -> None:
 
     1. IR version 3-14, ai.onnx at opset 7-28;
     2. at least one graph output, and each output has a producer;
-    3. names are there and unique within a graph (initializers, node outputs; inputs and outputs of a function too);
+    3. names exist and are unique within a graph (initializers, node outputs; inputs and outputs of a function too);
     4. every node input is a graph input, an initializer or the output of a node;
-    5. tensors: known element type, no negative dimension, size below 2**63 bytes, MOST_AXES axes at most; graph inputs
-       are as small, as far as they are declared;
-    6. no cycle among nodes, none among functions, at most NODE_LIMIT nodes once functions are inlined.
+    5. tensors: known element type, no negative dimension, size below 2**63 bytes, at most MOST_AXES axes; the same
+       limits for declared shapes of graph inputs;
+    6. no cycle among nodes or functions, and at most NODE_LIMIT nodes after inlining.
     """
     check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
     if not model.graph.outputs:
@@ -59,13 +60,13 @@ def validate(model: ir.Model) -> None:
 
 
 def refuse_any(findings: Iterable[Finding]) -> None:
-    """Raise ModelError if there is a finding; as many as FINDINGS_LIMIT are told."""
+    """Raise ModelError if there are findings, with the first FINDINGS_LIMIT of them."""
     if some := [*itertools.islice(findings, FINDINGS_LIMIT)]:
         raise refused(*some)
 
 
 def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
-    """``needs_opset``: there are nodes of domain ai.onnx."""
+    """Check versions; ``needs_opset``: whether there are nodes of domain ai.onnx."""
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
         raise refused(Finding("the model", words, "", "export it again with one of these"))
@@ -81,7 +82,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def other_opset(opset: int) -> str:
-    """Return the remedy for an opset that is not read. onnx.version_converter fails on most files below opset 7."""
+    """The remedy for an unsupported opset; onnx.version_converter fails on most files below opset 7."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
@@ -92,7 +93,7 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
     known: set[str] = set()
     for value in _declared(graph):
         if not value.name:
-            continue  # an unnamed value is named by the normal form
+            continue  # the normal form names unnamed values
         if value.name in known:
             yield Finding("two values", f"are called '{shown(value.name)}'", "", "give each its own name")
         known.add(value.name)
@@ -103,7 +104,7 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
     for node in graph:
         for source in node.inputs:
             if source is not None and _dangles(source):
-                words = f"reads '{shown(source.name)}', which is no graph input, initializer or node output"
+                words = f"reads '{shown(source.name)}', which is not a graph input, initializer or node output"
                 yield Finding(describe(node), words, "", "remove the node or define the value")
     for value in graph.outputs:
         if _dangles(value):
@@ -113,7 +114,7 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
 
 
 def findings_of(check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
-    """The findings that ``check`` raises, if it does."""
+    """Yield the findings that ``check`` raises, if any."""
     try:
         check(*arguments)
     except ModelError as error:
@@ -133,7 +134,7 @@ def _dangles(value: ir.Value) -> bool:
 
 
 def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
-    """Kahn's algorithm over the nodes of one graph, with what a node's subgraphs read counted as read by the node."""
+    """Kahn's algorithm over the nodes of one graph; values that a node's subgraphs read count as its inputs."""
     if in_order(graph):
         return
     waits: dict[ir.Node, int] = {}
@@ -157,16 +158,16 @@ def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
     if done < len(nodes):
         names = _cycle({n for n in nodes if waits[n]})
         words = f"has a cycle through {' -> '.join(names)}"
-        raise refused(Finding("the graph", words, "", "a node must not read what depends on it"))
+        raise refused(Finding("the graph", words, "", "a node must not depend on itself"))
 
 
 def in_order(graph: ir.Graph | ir.Function) -> bool:
-    """Is this a sorted graph without bodies? So most files are."""
+    """Whether this is a sorted graph without bodies, as most files are."""
     return is_sorted(graph) and not any(True for node in graph if node.attributes for _ in subgraphs(node))
 
 
 def is_sorted(graph: ir.Graph | ir.Function) -> bool:
-    """Do its nodes read only what stands before them, as far as it is in this graph? Bodies are not looked at."""
+    """Whether every node reads only earlier values of this graph; bodies are ignored."""
     seen: set[ir.Node] = set()
     for node in graph:
         makers = (v.producer() for v in node.inputs if v is not None)
@@ -190,7 +191,7 @@ DRAWING = frozenset(
 
 
 def has_bodies(node: ir.Node) -> bool:
-    """Is this one of ONNX's operators with subgraphs?"""
+    """Whether this is one of ONNX's operators with subgraphs."""
     return node.op_type in WITH_BODIES and node.domain == ""
 
 
@@ -206,7 +207,7 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _cycle(stuck: set[ir.Node]) -> list[str]:
-    """The nodes of one cycle among ``stuck``, each of which reads another member: walk back until one repeats."""
+    """The nodes of one cycle among ``stuck``, each of which reads another member; walks back until one repeats."""
     node = next(iter(stuck))
     path: dict[ir.Node, None] = {}
     while node not in path:
@@ -219,13 +220,13 @@ def _cycle(stuck: set[ir.Node]) -> list[str]:
 
 
 def describe(node: ir.Node) -> str:
-    """``node '/head/Gemm' (Gemm)``; a node that the model left without a name goes by its first output."""
+    """``node '/head/Gemm' (Gemm)``; an unnamed node is identified by its first output."""
     name = None if UNNAMED in node.meta else node.name
     return described(name, node.domain, node.op_type, (v.name for v in node.outputs))
 
 
 def beyond_limits(shape: ir.Shape) -> str | None:
-    """Why no array has such a ``shape``, of which something may be unknown: words that follow "with"."""
+    """Why no array can have this partly known ``shape``, as words that follow "with"; None if one can."""
     if len(shape) > MOST_AXES:
         return f"{len(shape)} axes, and {MOST_AXES} is the most"
     sizes = [d for d in known_sizes(shape) if d > 0]
@@ -250,7 +251,7 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
     if any(d < 0 for d in dims):
         raise failure(f"has a negative dimension in {shown(dims)}", "a stored tensor needs its true shape")
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
-    rows = math.prod(d for d in dims if d)  # of an empty tensor, too: NumPy makes no array of such sizes
+    rows = math.prod(d for d in dims if d)  # also of an empty tensor: NumPy cannot create arrays of such sizes
     if rows * max(bits // 8, 1) > SIZE_LIMIT:
         raise failure(f"of shape {shown(dims)} would take more than 2**63 bytes", "its dimensions are damaged")
     return 0 if 0 in dims else -(-rows * bits // 8)
@@ -260,7 +261,7 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
 
 
 def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[FunctionId]) -> None:
-    """Raise ModelError if functions call each other in a ring, or inlining them would pass NODE_LIMIT nodes."""
+    """Raise ModelError if functions are recursive, or inlining them would exceed NODE_LIMIT nodes."""
     sizes: dict[FunctionId, int] = {}
     for root in functions:
         _measure(root, functions, sizes)
@@ -273,7 +274,7 @@ def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[Functi
 
 
 def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], sizes: dict[FunctionId, int]) -> None:
-    """Number of nodes that each function reachable from ``root`` expands to (depth first, with a stack)."""
+    """The number of nodes that each function reachable from ``root`` expands to (depth first, with a stack)."""
     path: dict[FunctionId, Iterator[FunctionId]] = {}
     stack = [root]
     while stack:
@@ -289,7 +290,7 @@ def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], si
         elif below in path:
             ring = [*stack[stack.index(below) :], below]
             names = [f"'{shown(name)}'" for _, name, _ in (ring if len(ring) <= 6 else [*ring[:3], *ring[-2:]])]
-            words = f"call each other in a ring: {' -> '.join(names)}"
+            words = f"call each other in a cycle: {' -> '.join(names)}"
             raise refused(Finding("functions", words, "", "ONNX functions must not be recursive"))
         else:
             stack.append(below)

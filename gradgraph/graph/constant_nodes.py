@@ -1,4 +1,4 @@
-"""Constant nodes that become initializers, as the normal form wants; those that hold the weights of a file at once."""
+"""Constant nodes converted to initializers: for the normal form, and at load for files that keep weights in them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import copy
 
 import onnx_ir as ir
 
-_WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may write to another file
-_MANY = 4  # Constant nodes to an initializer, where initializers are the exception
-_COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)  # no learned numbers
+_WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may copy to another file
+_MANY = 4  # Constant nodes per initializer above which initializers are the exception
+_COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)  # types without learned numbers
 
 
 def lift_weights(model: ir.Model) -> None:
     """Make the Constant nodes of ``model`` initializers, in place, if it keeps its weights in them.
 
-    PaddlePaddle's exporter, ndonnx and PyTorch's of frozen scripts write no initializers; tools may add a few. Which of
-    these tensors are weights is then told as for initializers. In all other files a Constant node is a number in a
-    formula, and stays.
+    PaddlePaddle's exporter, ndonnx, and PyTorch's exporter of frozen scripts write no initializers; tools may add a
+    few. Which of these tensors are weights is then decided as for initializers. In all other files a Constant node is a
+    constant of a formula, and stays.
     """
     graphs = (model.graph, *model.graph.subgraphs())
     nodes = [(graph, node, t) for graph in graphs for node in graph if (t := tensor_in(node)) is not None]
@@ -27,17 +27,17 @@ def lift_weights(model: ir.Model) -> None:
     for graph, node, tensor in nodes:
         if graph is model.graph or not node.outputs[0].is_graph_output():
             become_initializer(node, tensor, graph)
-    model.ir_version = max(model.ir_version, 4)  # before, initializers had to be inputs
+    model.ir_version = max(model.ir_version, 4)  # before that, initializers had to be inputs
     model.metadata_props[_WERE_NODES] = "yes"
 
 
 def weights_were_nodes(model: ir.Model) -> bool:
-    """Did the file keep its weights as Constant nodes, among the numbers of its formulas?"""
+    """Whether the file kept its weights in Constant nodes, among other constants."""
     return _WERE_NODES in model.metadata_props
 
 
 def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
-    """The tensor that a Constant node holds; None for numbers and strings, and for other nodes."""
+    """The tensor in a Constant node; None for numbers and strings, and for other nodes."""
     if node.op_type != "Constant" or node.domain or "value" not in node.attributes:
         return None
     tensor = node.attributes.get_tensor("value")
@@ -45,7 +45,7 @@ def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph) -> ir.Value | None:
-    """Replace the one output of ``node`` by an initializer of ``home`` of the same name; None if it must stay."""
+    """Replace the only output of ``node`` by an initializer of ``home`` of the same name; None if it must stay."""
     old, graph = node.outputs[0], node.graph
     assert graph is not None
     if old.is_graph_output() and graph is not home:
@@ -60,9 +60,9 @@ def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph)
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and ours may be the caller's.
+    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and this may be the caller's.
 
-    Data that lie in a file stay there.
+    External data stay in their file.
     """
     if isinstance(tensor, ir.ExternalTensor):
         twin = copy.copy(tensor)

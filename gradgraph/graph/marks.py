@@ -1,8 +1,8 @@
-"""Marks say what the file format has no word for.
+"""Marks for facts that the file format cannot express.
 
-An initializer may be a number in a formula, made by us or by an exporter, and no parameter. An Identity may be one
-through which no gradient passes; that mark is written to files, where every runtime reads a plain Identity. So is that
-of a Cast which stands there for mixed precision only, and without which the model is the one that it was made of.
+An initializer may be a constant of a formula, written by gradgraph or an exporter, and not a parameter. An Identity may
+stop gradients; that mark is saved in files, where runtimes see a plain Identity. A Cast may be part of mixed precision
+only; without it the model is the original one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PRECISION, _READ, _WRITTEN = "gradgraph.autocast", "read", "written"
 
 
 def mark_constant(value: ir.Value, is_constant: bool = True) -> None:
-    """Say that this initializer is a number in a formula, not a parameter of the model; or that it is one after all."""
+    """Mark an initializer as a constant of a formula, not a parameter, or remove that mark."""
     if is_constant:
         value.meta[_CONSTANT] = True
     else:
@@ -29,7 +29,7 @@ def is_marked_constant(value: ir.Value) -> bool:
 
 
 def mark_detached(node: ir.Node) -> None:
-    """Say that no gradient passes through this Identity."""
+    """Mark an Identity as stopping gradients."""
     node.metadata_props[_ROLE] = _DETACHED
 
 
@@ -38,14 +38,14 @@ def is_detached(node: ir.Node) -> bool:
 
 
 def forget_detached(nodes: Iterable[ir.Node]) -> None:
-    """Let detached nodes be plain ones: of what they are in, nobody will ask for a gradient any more."""
+    """Turn detached nodes into plain Identities, as their graph will not be differentiated any more."""
     for node in nodes:
         if is_detached(node):
             del node.metadata_props[_ROLE]
 
 
 def mark_precision(node: ir.Node, is_read: bool) -> None:
-    """Say that this Cast gives a float32 tensor to who reads it in a low precision, or what that computes back."""
+    """Mark a Cast of mixed precision that feeds low-precision readers (``is_read``), or converts their result back."""
     node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
 
 
@@ -55,12 +55,12 @@ def precision_role(op_type: str, metadata: Mapping[str, str]) -> str:
 
 
 def is_for_precision(node: ir.Node) -> bool:
-    """Is it a Cast of mixed precision?"""
+    """Whether it is a Cast of mixed precision."""
     return bool(precision_role(node.op_type, node.metadata_props)) and node.domain == ""
 
 
-QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
-COMPUTED = "gradgraph.computed"  # Model.meta key: the names of what the nodes of a model gave as it was read
-TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has put beside it
-TEACHERS = "teacher."  # what the names of all that is a teacher's begin with
-ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
+QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass through its Quantize- and DequantizeLinear
+COMPUTED = "gradgraph.computed"  # Model.meta key: the names of node outputs of the model as read
+TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has added
+TEACHERS = "teacher."  # prefix of all names that belong to a teacher
+ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has added

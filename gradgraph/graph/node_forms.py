@@ -1,8 +1,8 @@
-"""Does a node look like a call of its operator? What its schema says, and what ONNX's own inference takes for granted.
+"""Checks that a node is a well-formed call of its operator, by its schema and the assumptions of ONNX's inference.
 
-ONNX's inference, in C++, ends the process or never ends where some of this does not hold; so nodes are looked at
-before any library sees them, in files (``call_in_file``) and in memory (``call_in_memory``) alike. Custom domains have
-no schema to look at.
+ONNX's inference, in C++, crashes or never returns if some of these are violated; so nodes are checked before any
+library sees them, in files (``call_in_file``) and in memory (``call_in_memory``). Custom domains have no schema to
+check.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _GRAPH = int(ir.AttributeType.GRAPH)
 
 
 class Call(NamedTuple):
-    """A node without names and values: equal calls are judged once."""
+    """A node without names and values: equal calls are checked once."""
 
     op_type: str
     opset: int
-    inputs: tuple[bool, ...]  # False for one that is left out
+    inputs: tuple[bool, ...]  # False for an omitted one
     outputs: int
-    attributes: tuple[tuple[str, int], ...]  # with their types; 0 for a reference to a function's attribute
+    attributes: tuple[tuple[str, int], ...]  # with their types; 0 for a reference to a function attribute
 
 
 class Body(NamedTuple):
-    """How many inputs and outputs a graph in an attribute has."""
+    """The number of inputs and outputs of a graph in an attribute."""
 
     inputs: int
     outputs: int
 
 
 class _Fault(NamedTuple):
-    """A finding without the name of the node; ``attribute`` is the one that it is about, if it is about one."""
+    """A finding without the node's name; ``attribute`` is set if it concerns one."""
 
     what: str
     expected: str = ""
@@ -57,9 +57,9 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
 
 
 def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
-    """Findings about ``call``; ``values`` gives its attributes (a Body for a graph) where their values matter.
+    """Findings about ``call``; ``values`` returns its attributes (a Body for a graph) if their values matter.
 
-    ``subject`` names the node.
+    ``subject`` returns the name of the node.
     """
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
@@ -122,7 +122,7 @@ _OF_ANY_OPSET = frozenset({"LayerNormalization"})  # in onnxruntime, and in mode
 
 
 def _lacking(call: Call) -> Iterator[_Fault]:
-    """An operator that ONNX never had is an error where a gradient has to pass it."""
+    """Report an operator that ONNX never had; elsewhere only a gradient through it is an error."""
     since = known_since().get(call.op_type)
     if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:
         yield _Fault(f"is of an operator that opset {call.opset} lacks", f"ONNX has it from opset {since} on")
@@ -146,7 +146,7 @@ def _range(least: int, most: int) -> str:
 
 def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
     for written, kind in call.attributes:
-        name = str(written)  # which protobuf gives as bytes where it is not UTF-8
+        name = str(written)  # protobuf returns bytes for text that is not UTF-8
         expected = schema.attributes.get(name)
         if expected is None and not name.startswith("__"):
             words = f"has the attribute '{shown(name)}', which this operator does not have at opset {call.opset}"
@@ -167,7 +167,7 @@ def _attribute(kind: ir.AttributeType) -> str:
     return f"a list of {name}" if name.endswith("s") else f"{'an' if name == 'int' else 'a'} {name}"
 
 
-# --- what attributes say, by which ONNX's inference and our passes count or choose --------------------
+# --- attribute values that ONNX's inference and our passes rely on --------------------------------------
 
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
@@ -176,7 +176,7 @@ _COUNTS = ("blocksize", "group", "hidden_size", "num_groups", "offset_group", "o
 _RECURRENT = "forward reverse bidirectional"
 _SCATTERED = "none add mul max min"
 _AVERAGED = "none sum mean"
-CHOICES = {  # of an attribute, of one operator or of all that have it
+CHOICES = {  # by operator and attribute, or by attribute for all operators
     "auto_pad": " NOTSET SAME_UPPER SAME_LOWER VALID",
     "approximate": "none tanh",
     "keep_aspect_ratio_policy": "stretch not_larger not_smaller",
@@ -205,8 +205,8 @@ _CHOSEN = frozenset(key.rpartition(".")[2] for key in CHOICES)
 _WATCHED = frozenset(
     {"axis", "perm", "sampling_ratio", "to", "softmax_precision", *_CHOSEN, *_COUNTS, *_HEADS, *_WINDOWS}
 )
-_MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
-WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
+_MOST_AXES = 1024  # far beyond any runtime's limit; ONNX's inference counts some in 32 bits
+WIDEST = 2**22  # elements of an axis covered by one window; gradients of pools number them
 
 
 def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -233,19 +233,19 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Files hold bytes."""
+    """Decode text, which files store as bytes."""
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """ONNX's inference writes beyond its outputs."""
+    """Check the number of parts; ONNX's inference writes beyond the outputs."""
     parts = values.get("num_outputs")
     if parts is not None and parts != call.outputs:
         yield _Fault(f"has {call.outputs} outputs", f"its attribute num_outputs is {parts}")
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """ONNX's inference reads on where there is a term less than inputs."""
+    """Check the number of terms; ONNX's inference reads beyond too few."""
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
@@ -255,7 +255,7 @@ def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """ONNX's inference reads beyond the shapes."""
+    """Check batch_dims; ONNX's inference reads beyond the shapes."""
     if (axes := values.get("batch_dims", 0)) < 0:
         yield _Fault(f"is {axes}", "must be 0 or more", attribute="batch_dims")
 

@@ -1,4 +1,4 @@
-"""Nodes as patterns look at them: which operator they call, what they read, who computes a value."""
+"""Predicates and accessors of nodes for patterns: operator, inputs, producers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import onnx_ir as ir
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
-    """Is it one of these operators of ONNX's own domain?"""
+    """Whether it is one of these operators of ONNX's own domain."""
     return node.domain == "" and node.op_type in op_types
 
 
 def input_at(node: ir.Node, i: int) -> ir.Value | None:
-    """Input ``i``; None where it is absent, at the end as well."""
+    """Input ``i``; None if it is absent or omitted."""
     return node.inputs[i] if i < len(node.inputs) else None
 
 
 def inputs_of(node: ir.Node) -> list[ir.Value]:
-    """The inputs that are not left out."""
+    """The inputs that are present."""
     return [v for v in node.inputs if v is not None]
 
 
@@ -33,7 +33,7 @@ def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Does ``reader`` alone read it, in one place and no more often than it is computed, which a body's node may?"""
+    """Whether ``reader`` is the only reader, in one place, and in the same graph (a body may run more often)."""
     producer = value.producer()
-    beside = producer is not None and producer.graph is reader.graph
-    return beside and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
+    same_graph = producer is not None and producer.graph is reader.graph
+    return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]

@@ -1,13 +1,13 @@
-"""Prune: remove what no output needs.
+"""Prune: remove nodes and initializers that no output needs.
 
-1. A node goes if neither a node nor the graph's outputs read any of its outputs. Walking backwards, all that only this
-   node or its bodies needed goes, too.
-2. A node that stays loses its last outputs if nobody reads them and they are branch results (If) or scan outputs (Loop,
-   Scan); then its bodies are pruned.
-3. An initializer that nothing reads goes.
+1. A node is removed if neither a node nor the graph's outputs read any of its outputs. The walk is backwards, so values
+   that only this node or its bodies needed are removed, too.
+2. A remaining node loses trailing outputs that are unread branch results (If) or scan outputs (Loop, Scan); then its
+   bodies are pruned.
+3. An unread initializer is removed.
 
-Graph inputs and outputs stay. Written here rather than taken from onnx-ir, whose pass also drops default attributes
-that the normal form relies on.
+Graph inputs and outputs stay. onnx-ir's own pass is not used, as it also drops default attributes that the normal form
+relies on.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """The nodes that ``results`` are computed by, in order, and all that these read, with the results.
+    """The nodes that ``results`` depend on, in order, and all values that these read, including the results.
 
     Args:
-        nodes: readers behind what they read, as ONNX sorts them.
+        nodes: in topological order.
         results: values, or their names.
-        made, read: the outputs of a node; its inputs, and what its bodies read from outside.
+        made, read: functions that return the outputs of a node, and its inputs with the outer values that its bodies
+            read.
     """
     wanted, kept = set(results), list[Node]()
     for node in reversed(list(nodes)):
@@ -55,12 +56,12 @@ def prune(model: ir.Model) -> ir.Model:
 
 
 def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
-    """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node.
+    """Prune the nodes of ``graph`` and of the bodies inside, in place, in one backward walk, bodies after their node.
 
-    With ``shorten=False`` nodes that stay keep all their outputs.
+    With ``shorten=False`` remaining nodes keep all their outputs.
     """
     stack = [reversed(graph)]
-    gone: dict[ir.Graph, list[ir.Node]] = {}  # removed at once: each removal looks at all outputs of the graph
+    gone: dict[ir.Graph, list[ir.Node]] = {}  # removed together: each removal scans all outputs of the graph
     while stack:
         node = next(stack[-1], None)
         if node is None:
@@ -79,12 +80,12 @@ def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
 
 
 def is_wanted(value: ir.Value) -> bool:
-    """Does a node read it, or is it an output of its graph?"""
+    """Whether a node reads it, or it is an output of its graph."""
     return value.is_graph_output() or bool(value.uses())
 
 
 def detach(node: ir.Node) -> None:
-    """Let ``node``, which goes, read nothing any more, nor its bodies: its inputs lose a reader."""
+    """Disconnect ``node``, which is about to be removed, and its bodies from their inputs."""
     for body in subgraphs(node):
         for inner in body.all_nodes():
             inner.resize_inputs(0)
@@ -92,7 +93,7 @@ def detach(node: ir.Node) -> None:
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
-    """Drop the last outputs that nobody reads; a loop keeps its states, and every node one output."""
+    """Drop trailing unread outputs; a loop keeps its states, and every node one output."""
     kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)

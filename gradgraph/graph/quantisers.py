@@ -1,7 +1,7 @@
-"""Quantisers: floats as whole numbers of few bits, ``w = (q - z)·s``.
+"""Quantisers: floats as integers of few bits, ``w = (q - z)·s``.
 
-A scale s and a zero point z are of all numbers, of each slice of an axis, or of each block along it, as in the
-operators QuantizeLinear, DequantizeLinear and MatMulNBits.
+A scale s and a zero point z are per tensor, per slice of an axis, or per block along it, as in the operators
+QuantizeLinear, DequantizeLinear and MatMulNBits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 Array = np.ndarray[Any, Any]
 
-INTEGER_RANGES = {  # the least and the largest number of the types that Quantize- and DequantizeLinear store
+INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear and DequantizeLinear
     ir.DataType.INT4: (-8, 7),
     ir.DataType.UINT4: (0, 15),
     ir.DataType.INT8: (-128, 127),
@@ -26,12 +26,12 @@ INTEGER_RANGES = {  # the least and the largest number of the types that Quantiz
 }
 
 # x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
-# within these bounds are exact on any processor, whatever the data are: 2 · 255 · 64 = 32,640 is less than 2¹⁵.
+# within these bounds are exact on any processor, whatever the data: 2 · 255 · 64 = 32,640 is less than 2¹⁵.
 SEVEN_BITS = (-64, 64)
 
 
 def limits_of(integers: ir.TensorProtocol) -> tuple[int, int]:
-    """Return the least and the largest number that a stored weight may take: int8 within 7 bits stays within them."""
+    """The minimum and maximum that a stored weight may take: int8 values within 7 bits stay within them."""
     numbers = integers.numpy()
     if integers.dtype == ir.DataType.INT8 and numbers.size and within(SEVEN_BITS, (numbers.min(), numbers.max())):
         return SEVEN_BITS
@@ -44,14 +44,14 @@ def within(limits: tuple[int, int], bounds: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True)
 class Quantiser:
-    """The numbers between floats and their whole numbers.
+    """The mapping between floats and integers.
 
     Attributes:
         scales: of shape [] or [1], [slices], or the floats' own with the number of blocks on ``axis``.
         points: zero points of the scales' shape; None for zeros.
-        limits: the least and the largest whole number.
+        limits: the smallest and largest integer.
         axis: along which scales differ.
-        block: how many numbers along ``axis`` share a scale; 0 where a whole slice does.
+        block: how many numbers along ``axis`` share a scale; 0 for a whole slice.
     """
 
     scales: Array
@@ -68,7 +68,7 @@ class Quantiser:
         return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
 
     def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
-        """``clip(round(w/s) + z)``, rounded to even, as ``dtype``; one copy of ``floats`` is made beside the result."""
+        """``clip(round(w/s) + z)``, rounded to even, as ``dtype``; copies ``floats`` once."""
         whole = np.asarray(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
         np.rint(whole, out=whole)
         if self.points is not None and self.points.any():
@@ -77,16 +77,16 @@ class Quantiser:
 
     @property
     def middle(self) -> int | None:
-        """The zero point of all scales where it is the middle of the range; None where each scale has its own."""
+        """The zero point of all scales if it is the middle of the range; None if each scale has its own."""
         middle = 0 if self.limits[0] or self.points is None else (self.limits[1] + 1) // 2
         return middle if self.points is None or bool((self.points.astype(np.int64) == middle).all()) else None
 
     def fitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """The quantiser of the same form whose scales and zero points suit ``floats``.
+        """A quantiser of the same form with scales and zero points fitted to ``floats``.
 
-        With a zero point of each group (``middle`` None) its range is that of its numbers and 0. Else the number that
-        is farthest from 0 is one end of the range; ``signed`` lets it be the lower one, with a negative scale where it
-        is positive, as onnxruntime's quantiser of MatMulNBits does.
+        With a zero point per group (``middle`` None) the range covers its numbers and 0. Otherwise the number farthest
+        from 0 is one end of the range; ``signed`` makes it the lower one, with a negative scale for a positive number,
+        as onnxruntime's quantiser of MatMulNBits does.
         """
         (low, high), groups, dtype = self.limits, self._groups(floats), self.scales.dtype
         if middle is None:
@@ -102,9 +102,9 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """As ``fitted``; but a group that this quantiser stores as well keeps its scale and zero point.
+        """Like ``fitted``, but a group that this quantiser represents exactly keeps its scale and zero point.
 
-        So numbers that have not changed stay as they are stored, to the last bit.
+        So unchanged numbers are stored unchanged, bit for bit.
         """
         new = self.fitted(floats, middle, signed)
         assert new.points is not None
@@ -122,7 +122,7 @@ class Quantiser:
         return np.asarray(np.abs(self._groups(self.dequantised(self.quantised(floats)) - floats)).max(-1))
 
     def _spread(self, v: Array, shape: Sequence[int]) -> Array:
-        """Scales or zero points, to be broadcast against numbers of this shape."""
+        """Reshape scales or zero points so that they broadcast against numbers of this shape."""
         if v.ndim == 0:
             return v
         axis = self.axis % len(shape)
@@ -131,7 +131,7 @@ class Quantiser:
         return v.reshape([-1 if a == axis else 1 for a in range(len(shape))])
 
     def _groups(self, floats: Array) -> Array:
-        """``floats`` with the numbers of each scale on the last axis; zeros complete the last block."""
+        """``floats`` with the numbers of each scale on the last axis; the last block is zero-padded."""
         if not self.block:
             return floats.reshape(1, -1) if self.scales.size == 1 else _flat(np.moveaxis(floats, self.axis, 0))
         moved, count = np.moveaxis(floats, self.axis, -1), self.scales.shape[self.axis]

@@ -1,7 +1,7 @@
-"""How many axes must an operator's inputs have, and its outputs? One table, as runtimes have it.
+"""Ranks of the inputs and outputs of operators: one table, as runtimes accept them.
 
-Forms that runtimes take though ONNX does not (a scalar for a vector of one size) are not in the table: ``repair.py``
-writes them properly.
+Forms that runtimes accept although ONNX does not (a scalar for a one-element vector) are not in the table:
+``repair.py`` rewrites them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Axes:
 
 _ANY = Axes(0, MOST_AXES)
 
-# inputs, and behind -> outputs: "1" has one axis, "1+" one or more, "0-1" is a number or a vector, "*" whatever it is
+# inputs, then -> outputs: "1" is one axis, "1+" one or more, "0-1" a scalar or a vector, "*" anything
 _TABLE = {
     "AffineGrid": "3 1 -> 4-5",
     "AveragePool": "3+ -> 3+",
@@ -116,14 +116,14 @@ def is_ranked(op_type: str) -> bool:
 
 
 def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
-    """The axes that input ``i`` of such an operator must have, if ``shape`` has others."""
+    """The ranks allowed for input ``i`` of such an operator, if ``shape`` has another one."""
     axes = axes_of(op_type)[0]
     return axes[i] if shape is not None and i < len(axes) and shape not in axes[i] else None
 
 
 @functools.cache
 def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    """Axes of the inputs and of the outputs; one that is missing at the end may have any number."""
+    """Ranks of the inputs and of the outputs; trailing ones that are not listed may be anything."""
     inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
     return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 

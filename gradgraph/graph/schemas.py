@@ -1,4 +1,4 @@
-"""ONNX's schemas of its own operators: how many inputs and outputs, which attributes, of which types."""
+"""ONNX's schemas of its own operators: numbers of inputs and outputs, attributes, and types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
-Schema: TypeAlias = Any  # an onnx.defs.OpSchema, of which ONNX's stubs know only a part
+Schema: TypeAlias = Any  # an onnx.defs.OpSchema, which ONNX's stubs describe only in part
 
 _SINGLE = onnx.defs.OpSchema.FormalParameterOption.Single
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -18,7 +18,7 @@ _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 @dataclass(frozen=True)
 class Formal:
-    """A formal input or output: the type variable, if it has one, and the types that are allowed."""
+    """A formal input or output: the type variable, if it has one, and the allowed types."""
 
     name: str
     required: bool
@@ -28,7 +28,7 @@ class Formal:
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator at an opset; ``attributes`` tells the type of each, and whether it is required."""
+    """An operator at an opset; ``attributes`` maps each name to its type and whether it is required."""
 
     inputs: tuple[Formal, ...]
     outputs: tuple[Formal, ...]
@@ -45,7 +45,7 @@ class Signature:
 
 @functools.cache
 def schema_of(op_type: str, opset: int, domain: str = "") -> Schema | None:
-    """ONNX's schema; None if ``domain`` has no such operator at ``opset``, or none any more."""
+    """ONNX's schema; None if ``domain`` has no such operator at ``opset``, or it was removed."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -55,7 +55,7 @@ def schema_of(op_type: str, opset: int, domain: str = "") -> Schema | None:
 
 @functools.cache
 def default_attributes(op_type: str, opset: int) -> dict[str, ir.Attr]:
-    """The attributes of an operator of ai.onnx that have defaults, with these; none if there is no such operator."""
+    """The attributes of an ai.onnx operator with defaults, and the defaults; empty for an unknown operator."""
     schema = schema_of(op_type, opset)
     known = {} if schema is None else schema.attributes
     return {n: ir.from_proto(a.default_value) for n, a in known.items() if a.default_value.name}
@@ -63,7 +63,7 @@ def default_attributes(op_type: str, opset: int) -> dict[str, ir.Attr]:
 
 @functools.cache
 def signature(op_type: str, opset: int) -> Signature | None:
-    """None if ai.onnx has no such operator at ``opset``, or none any more."""
+    """The signature; None if ai.onnx has no such operator at ``opset``, or it was removed."""
     schema = schema_of(op_type, opset)
     if schema is None:
         return None
@@ -90,13 +90,13 @@ def signature(op_type: str, opset: int) -> Signature | None:
 
 
 def _widened(allowed: Iterable[str]) -> frozenset[str]:
-    """With float64 wherever float32 is: models are written in it for evaluators that are not bound to kernels."""
+    """Add float64 wherever float32 is allowed: evaluators without kernels run such models."""
     return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
 
 
 @functools.cache
 def known_since() -> dict[str, int]:
-    """The first opset that has each of the operators of ai.onnx."""
+    """The first opset of each ai.onnx operator."""
     versions: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":
@@ -105,6 +105,6 @@ def known_since() -> dict[str, int]:
 
 
 def forget_schemas() -> None:
-    """Look schemas up anew: one was registered or replaced."""
+    """Clear cached schemas after one was registered or replaced."""
     for remembered in (schema_of, default_attributes, signature, known_since):
         remembered.cache_clear()

@@ -1,11 +1,11 @@
-"""Names of what is written: the scope that it is written in, then its own; short, however deep scopes lie in scopes."""
+"""Names of new values: the scope, then the own name, shortened for deeply nested scopes."""
 
 from __future__ import annotations
 
-LONGEST = 120  # characters of a name made of others; a name in a name would double with each level of nesting
+LONGEST = 120  # characters of a composed name; otherwise it would double with each level of nesting
 LEFT_OUT = "/../"
 
-# how a saved step calls named operators: as functions of this domain
+# the domain of the functions that named operators become in a saved step
 DOMAIN = "gradgraph"
 VERSION = 1
 
@@ -13,8 +13,8 @@ VERSION = 1
 def scoped(scope: str, name: str) -> str:
     """``scope/name``: ``grad/conv/Mul``.
 
-    Scopes in front of ``name`` that ``scope`` begins with are not said twice; of what is too long, scopes in the middle
-    are left out.
+    Scopes of ``name`` that ``scope`` begins with are not repeated; if the result is too long, scopes in the middle are
+    dropped.
     """
     return _shortened(f"{scope}/{_beyond(scope, name)}" if scope else name)
 
@@ -43,6 +43,6 @@ def function_name(operator: str, number: int) -> str:
 
 
 def operator_name(function: str, domain: str = DOMAIN) -> str:
-    """The operator that a function of ours stands for; any other name stays as it is."""
+    """The operator of one of our functions; any other name unchanged."""
     name, _, number = function.rpartition("_")
     return name if domain == DOMAIN and number.isdecimal() else function

@@ -1,4 +1,4 @@
-"""Shapes of graph values: what is known of them, found only when somebody asks.
+"""Shapes of graph values, inferred on demand.
 
 A shape is a tuple with one entry per axis: an ``int`` (known), a ``str`` (a symbolic dimension: the
 same name is the same size throughout a model) or ``None`` (unknown); ``None`` instead of the tuple
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.graph.alike import asked_once
+from gradgraph.graph.inference_cache import cached_by_node
 from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
 
@@ -29,25 +29,25 @@ Dim = int | str | None
 Shape = tuple[Dim, ...]
 Unknown = TypeVar("Unknown", int, None)
 
-_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and is not worth another try
+_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference has failed and need not be repeated
 
 
 def shape_of(value: ir.Value | None) -> Shape | None:
-    """The shape of ``value`` as far as it is known, inferring through its producers if nothing is recorded."""
+    """The shape of ``value`` as far as it is known, inferred through its producers if none is recorded."""
     if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
     return recorded_shape(value)
 
 
 def recorded_shape(value: ir.Value | None) -> Shape | None:
-    """The shape that is recorded of ``value``; nothing is inferred."""
+    """The recorded shape of ``value``, without inference."""
     return None if value is None or value.shape is None else as_dims(value.shape)
 
 
 def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
-    """The shape that a protobuf type tells; of a sequence or an optional, the shape of its elements.
+    """The shape in a protobuf type; for a sequence or optional, the shape of its elements.
 
-    A size of 0 is a size (an axis without elements). An axis with a name is symbolic, and one with neither is unknown.
+    A size of 0 is a size (an empty axis). A named axis is symbolic, and one without size or name is unknown.
     """
     held = None if kind is None else kind.WhichOneof("value")
     if kind is None or held not in ("tensor_type", "sparse_tensor_type", "sequence_type", "optional_type"):
@@ -61,7 +61,7 @@ def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
 
 
 def ask_again(values: Iterable[ir.Value]) -> None:
-    """Let ``shape_of`` infer those of ``values`` once more of whose node more may be known by now."""
+    """Let ``shape_of`` infer those of ``values`` again whose node may be better known by now."""
     for value in values:
         node = value.producer()
         read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
@@ -70,7 +70,7 @@ def ask_again(values: Iterable[ir.Value]) -> None:
 
 
 def source_of_open_rank(value: ir.Value) -> ir.Value:
-    """The first value of unknown rank on the way on which ``value``, whose rank is unknown, is computed."""
+    """The first value of unknown rank among those that ``value``, of unknown rank, is computed from."""
     before: ir.Value | None = value
     while before is not None:
         value, node = before, before.producer()
@@ -80,7 +80,7 @@ def source_of_open_rank(value: ir.Value) -> ir.Value:
 
 
 def _measured(value: ir.Value) -> ir.Value:
-    """The value that ``value`` is the shape of, if it is one; else itself."""
+    """The value of which ``value`` is the shape, if any; otherwise itself."""
     node = value.producer()
     return node.inputs[0] or value if node is not None and node.op_type == "Shape" else value
 
@@ -90,7 +90,7 @@ def as_dims(shape: ir.Shape) -> Shape:
     for d in dims:
         if not isinstance(d, int):
             return tuple([d if isinstance(d, int) else d.value for d in dims])
-    return dims  # type: ignore[return-value]  # all are numbers, as mostly
+    return dims  # type: ignore[return-value]  # mostly all are numbers
 
 
 def record_shape(value: ir.Value, shape: Shape | None) -> None:
@@ -100,7 +100,7 @@ def record_shape(value: ir.Value, shape: Shape | None) -> None:
 
 @contextlib.contextmanager
 def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
-    """Within, shapes of ``values`` may be recorded for a trial; behind it, all is as it was."""
+    """Within this context, shapes of ``values`` may be recorded tentatively; they are restored afterwards."""
     before = [(v, v.shape, _ASKED in v.meta) for v in values]
     try:
         yield
@@ -116,17 +116,17 @@ def is_static(shape: Iterable[object] | None) -> bool:
 
 
 def known_sizes(shape: Iterable[object] | None) -> list[int]:
-    """The sizes of ``shape`` that are numbers."""
+    """The numeric sizes of ``shape``."""
     return [d for d in shape or () if isinstance(d, int)]
 
 
 def all_sizes(shape: Iterable[object] | None) -> list[int] | None:
-    """The sizes of ``shape``, if every one is a number."""
+    """The sizes of ``shape``, if all are numbers."""
     return known_sizes(shape) if is_static(shape) else None
 
 
 def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unknown]:
-    """The sizes of ``shape``, with ``unknown`` for each that is no number."""
+    """The sizes of ``shape``, with ``unknown`` for each that is not a number."""
     return [d if isinstance(d, int) else unknown for d in shape or ()]
 
 
@@ -136,24 +136,24 @@ def size_factors(name: str) -> list[str]:
 
 
 def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:
-    """The size that ``name`` stands for, or the product of its factors'; ``otherwise`` stands for names without one."""
+    """The size of ``name``, or the product of its factors; ``otherwise`` is used for unknown names."""
     if name in sizes:
         return sizes[name]
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, otherwise) for part in size_factors(name))
 
 
 def differ(a: Dim, b: Dim) -> bool:
-    """Are these two numbers, and not the same one? A size that is open may be any number."""
+    """Whether both are numbers and differ. An unknown size may be any number."""
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def clash(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
-    """Does a size of ``a`` ``differ`` from that of ``b`` on the same axis? Their ranks are the caller's business."""
+    """Whether a size of ``a`` ``differ``s from that of ``b`` on the same axis; ranks are not compared."""
     return any(map(differ, a, b))
 
 
 def is_number(shape: Shape | None, rank: int) -> bool:
-    """Whether that is one element, of at most ``rank`` axes."""
+    """Whether the shape is one element, with at most ``rank`` axes."""
     return shape is not None and len(shape) <= rank and all(d == 1 for d in shape)
 
 
@@ -180,7 +180,7 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
 
 
 def _infer_back(value: ir.Value) -> None:
-    """Infer ``value`` after every producer before it whose shape nobody knows (a stack, not recursion)."""
+    """Infer ``value`` after all its producers of unknown shape (with a stack, not recursion)."""
     stack = [value.producer()]
     while stack:
         node = stack[-1]
@@ -198,9 +198,9 @@ def _infer_back(value: ir.Value) -> None:
 
 
 def infer_node(node: ir.Node) -> None:
-    """Record the output shapes of one node from those of its inputs, as far as ONNX's rules tell.
+    """Record the output shapes of one node from its inputs, by ONNX's rules.
 
-    Element types, too, where the operator's signature does not tell them (what a Scan's body gives).
+    Also records element types that the operator's signature does not determine (outputs of a Scan's body).
     """
     for out in node.outputs:
         out.meta[_ASKED] = True
@@ -221,11 +221,11 @@ def infer_node(node: ir.Node) -> None:
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
-    """Record what ONNX's rules tell at no opset: outputs as large as the first input, of its type, and ranks."""
+    """Record what ONNX's rules infer at no opset: outputs with the shape and type of the first input, and ranks."""
     if node.domain != "":
         return
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
-        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
+        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX has no rule for GroupNormalization
     if node.outputs[0].shape is not None:
         return
     given = [recorded_shape(v) for v in node.inputs]
@@ -241,10 +241,10 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """The shape that our own rules give to the first output (to all, of a Split) of a node with such inputs."""
+    """The shape that our own rules infer for the first output (for all, of a Split), from these input shapes."""
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
-    if node.op_type == "STFT":  # of one signal in each row: frames, frequencies, and a complex number
+    if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
         return given[0][0] if given[0] else None, None, None, 2
     if node.op_type == "Slice" and (kept := _unsliced(node, given[0])) is not None:
         return kept
@@ -253,7 +253,7 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
 
 
 def lost_sizes(node: ir.Node) -> Shape | None:
-    """The sizes, known or not, that ONNX's inference loses: of axes that a Slice does not name, and of sequences."""
+    """The sizes that ONNX's inference loses: axes that a Slice does not name, and sequences."""
     if node.domain or not node.inputs:
         return None
     given = [recorded_shape(v) for v in node.inputs]
@@ -271,7 +271,7 @@ def _unsliced(node: ir.Node, dims: Shape | None) -> Shape | None:
 def _infer_by_schema(node: ir.Node) -> None:
     if any(v is not None and v.type is None for v in node.inputs):
         return
-    found = _told_by_schema(node, [recorded_shape(v) for v in node.inputs], list(map(_steering, node.inputs)), OPSET)
+    found = _infer_outputs(node, [recorded_shape(v) for v in node.inputs], list(map(_steering, node.inputs)), OPSET)
     for out, (kind, shape) in zip(node.outputs, found, strict=True):
         if out.type is None and kind:
             out.type = ir.TensorType(ir.DataType(kind))
@@ -279,21 +279,21 @@ def _infer_by_schema(node: ir.Node) -> None:
             record_shape(out, shape)
 
 
-@asked_once
-def _told_by_schema(
+@cached_by_node
+def _infer_outputs(
     node: ir.Node, given: Sequence[Shape | None], numbers: Sequence[np.ndarray | None], opset: int
 ) -> list[tuple[int, Shape | None]]:
-    """The element type (0 where it is not told) and the shape of each output, as far as ONNX's rules tell."""
+    """The element type (0 if unknown) and the shape of each output, by ONNX's rules."""
     try:
         found = types_by_schema(node, given, opset, _known_data)
     except FAILURES:
-        found = {}  # the checker's business; here unknown is an honest answer
-    found[""] = nothing = onnx.TypeProto()  # the name of all outputs that are left out
+        found = {}  # errors are reported by the checker; here the shape is just unknown
+    found[""] = nothing = onnx.TypeProto()  # the name of all omitted outputs
     kinds = [found.get(out.name or "", nothing) for out in node.outputs]
     return [(k.tensor_type.elem_type, shape_of_type(k) if k.HasField("tensor_type") else None) for k in kinds]
 
 
-FAILURES = (  # of ONNX's rules, where they do not know, or object
+FAILURES = (  # raised by ONNX's rules if they do not know, or object
     onnx.shape_inference.InferenceError,
     onnx.checker.ValidationError,
     RuntimeError,
@@ -308,13 +308,13 @@ def types_by_schema(
     opset: int,
     data: Callable[[ir.Node], dict[str, onnx.TensorProto]],
 ) -> dict[str, onnx.TypeProto]:
-    """The types that ONNX's rules give to outputs of ``node``, with inputs of these shapes; their errors pass.
+    """The types that ONNX's rules infer for outputs of ``node``, with inputs of these shapes; raises their errors.
 
-    ``data`` tells the numbers of inputs that may steer shapes.
+    ``data`` holds constants that may determine shapes.
     """
     schema = schema_of(node.op_type, opset, node.domain)
     vectors = [s[0] for s in given if s is not None and len(s) == 1]
-    if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # taken for sizes, they take for ever
+    if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # read as sizes, they take forever
         return {}
     read = [(v, s) for v, s in zip(node.inputs, given, strict=True) if v is not None and v.name]
     found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
@@ -329,7 +329,7 @@ def types_by_schema(
 
 
 def objects(node: ir.Node, given: Sequence[Shape | None], opset: int) -> bool:
-    """Do ONNX's rules find fault with a ``node`` whose inputs have these shapes? Runtimes do not load it then."""
+    """Whether ONNX's rules reject ``node`` for these input shapes, so that runtimes do not load it."""
     if any(v is not None and not isinstance(v.type, ir.TensorType) for v in node.inputs):
         return False
     try:
@@ -343,16 +343,16 @@ POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
 
 def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> int:
-    """How many windows of ``reach`` elements a pool with ``ceil_mode=1`` has along an axis.
+    """The number of windows of ``reach`` elements of a pool with ``ceil_mode=1`` along an axis.
 
-    A last one that would start behind the end is dropped, which ONNX's rules forget before opset 22.
+    A last window that would start beyond the end is dropped, which ONNX's rules miss before opset 22.
     """
     last = -((reach - size - begin - end) // stride)
     return last if last * stride >= size + begin else last + 1
 
 
 def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
-    """How far the windows of a node with ``kernel_shape`` reach along each axis, their strides, and the pads."""
+    """The extents of the windows of a node with ``kernel_shape`` along each axis, their strides, and the pads."""
     attributes, kernel = node.attributes, node.attributes["kernel_shape"].as_ints()
     rank = len(kernel)
     strides, dilations = (attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
@@ -376,7 +376,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 
 def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """The shape that the elements of a sequence share, which is recorded as the sequence's."""
+    """The shape that the elements of a sequence share, recorded as the sequence's."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
@@ -385,17 +385,17 @@ def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The sizes that both shapes have; None for the others."""
+    """The sizes that both shapes agree on; None for the others."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
 
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
+    """The rank where ONNX infers nothing: convolution with kernels of unknown size, computed shapes."""
     if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
         return 2 + len(kernel)
-    if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have as many axes
+    if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
         return next((len(s) for s in known[:2] if s is not None), None)
     keeps_axes = node.op_type.startswith("Reduce") and node.attributes.get_int("keepdims", 1) == 1
     if node.op_type in _KEEP_RANK or keeps_axes:
@@ -405,14 +405,14 @@ def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
     length = sizes[0] if sizes is not None and len(sizes) == 1 else None
     if not isinstance(length, int) or length > MOST_AXES:
         return None
-    if node.op_type == "Expand":  # to sizes that may be fewer than those of what is expanded
+    if node.op_type == "Expand":  # the target may have fewer axes than the expanded tensor
         return None if known[0] is None else max(length, len(known[0]))
     return length
 
 
 _KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
 _ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
-_SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
+_SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # index of the input that holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
@@ -423,12 +423,12 @@ _ELEMENTWISE = frozenset(_NAMES.split())
 
 
 def is_elementwise(node: ir.Node) -> bool:
-    """Does it compute element by element, with broadcasting?"""
+    """Whether it computes elementwise, with broadcasting."""
     return node.domain == "" and node.op_type in _ELEMENTWISE
 
 
 def operands(node: ir.Node) -> Sequence[ir.Value | None]:
-    """The inputs of an element-wise node that broadcast together: onnxruntime takes bounds of Clip of one axis, too."""
+    """The inputs of an elementwise node that broadcast together; onnxruntime accepts vectors as bounds of Clip, too."""
     return node.inputs[:1] if node.op_type == "Clip" else node.inputs
 
 
@@ -444,7 +444,7 @@ def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:
 
 
 def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
-    """Constant inputs small enough to steer shapes (axes, sizes, repeats)."""
+    """Constant inputs small enough to determine shapes (axes, sizes, repeats)."""
     steering = [(v.name, _steering(v)) for v in node.inputs if v is not None and v.name]
     return {name: onnx.numpy_helper.from_array(data, name) for name, data in steering if data is not None}
 
@@ -458,18 +458,18 @@ def _steering(value: ir.Value | None) -> np.ndarray | None:
 
 
 def stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """The shape of the tensor that an initializer holds."""
+    """The shape of the tensor of an initializer."""
     assert value.const_value is not None
     return tuple(value.const_value.shape.numpy())
 
 
 def is_single(value: ir.Value) -> bool:
-    """Does this initializer hold one number, whatever its rank?"""
+    """Whether this initializer has one element, whatever its rank."""
     return value.const_value is not None and value.const_value.size == 1
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
-    """The array behind an initializer that is not also a graph input, or behind a Constant node."""
+    """The array of an initializer that is not also a graph input, or of a Constant node."""
     if value is None or value.is_graph_input():
         return None
     if value.const_value is not None:
@@ -485,7 +485,7 @@ FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weig
 
 
 def small_constant(value: ir.Value | None) -> np.ndarray | None:
-    """``constant_of``, if it has at most FOLD_LIMIT elements; larger ones are not even read."""
+    """``constant_of``, if it has at most FOLD_LIMIT elements; larger ones are not read."""
     if value is None:
         return None
     if (tensor := value.const_value) is None:
@@ -494,7 +494,7 @@ def small_constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
-    """The value of a small integer or boolean node whose inputs are all constant, or ``None``."""
+    """The value of a small integer or boolean node with constant inputs, or ``None``."""
     how = FOLDS.get(op_type)
     if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
         return None
@@ -509,7 +509,7 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
 
 
 def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Would more than FOLD_LIMIT elements come of ``inputs`` that broadcast? Two of 1,024 make a million."""
+    """Whether broadcasting ``inputs`` gives more than FOLD_LIMIT elements; two of 1,024 may give a million."""
     if op_type not in _ELEMENTWISE:
         return False
     columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)

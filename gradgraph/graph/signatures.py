@@ -1,4 +1,4 @@
-"""The part of an operator's schema that emitting a node needs: types of inputs and outputs, kinds of attributes."""
+"""The part of an operator's schema that is needed to emit a node: types of inputs and outputs, kinds of attributes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPED_LIKE_INPUT = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformL
 
 
 class Signature:
-    """An operator's schema as far as emitting needs it: types of inputs and outputs, kinds of attributes."""
+    """The part of an operator's schema that is needed to emit it."""
 
     def __init__(self, schema: Schema) -> None:
         self.name = schema.name
@@ -73,7 +73,7 @@ class Signature:
         return dtypes
 
     def _dtype_among(self, operands: Sequence[ir.Value | None], type_str: str) -> ir.DataType | None:
-        """The type of the first operand to which the schema gives the type ``type_str``."""
+        """The type of the first operand whose schema type is ``type_str``."""
         for i in self._places.get(type_str, ()):
             if i < len(operands) and (x := operands[i]) is not None:
                 return x.dtype
@@ -103,9 +103,9 @@ _USUAL: dict[type, Callable[[str, Any], ir.Attr]] = {int: ir.AttrInt64, float: i
 
 
 def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
-    """Attributes of an operator that has no schema; one that is ``None`` is left out.
+    """Attributes of an operator without a schema; ``None`` values are omitted.
 
-    onnx-ir finds out their kinds, which takes longer than all else that a node needs; so the usual ones are known here.
+    onnx-ir infers their kinds, but slowly; so the usual ones are handled here.
     """
     made = []
     for name, value in values.items():
@@ -134,7 +134,7 @@ def signature(op_type: str, domain: str = "") -> Signature:
 
 @functools.cache
 def known_signature(op_type: str, domain: str = "") -> Signature | None:
-    """The signature of an operator, or ``None`` for one that has no schema (custom domains)."""
+    """The signature of an operator, or ``None`` if it has no schema (custom domains)."""
     try:
         return Signature(onnx.defs.get_schema(op_type, OPSET, domain))
     except onnx.defs.SchemaError:

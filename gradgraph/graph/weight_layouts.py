@@ -1,7 +1,7 @@
-"""The layouts of weights: which axes count a layer's outputs, and over which axis it sums. All who ask, ask here.
+"""Layouts of weights: which axes index a layer's output units, and which axis it sums over.
 
-An operator says it, never a shape. ``gg.build`` records the layouts before it writes a loss or a backward pass, whose
-nodes read weights, too, and the other way round. Where several layers read one weight, the first of them counts.
+They follow from the operator, never from the shape. ``gg.build`` records layouts before it adds a loss or a backward
+pass, whose nodes read weights, too, possibly transposed. If several layers read one weight, the first of them decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.shapes import all_sizes, shape_of
 
-_RECORDED = "gradgraph.layout"  # in the meta of a value
+_RECORDED = "gradgraph.layout"  # key in the meta of a value
 _SAME = frozenset({"Cast", "CastLike", "DequantizeLinear", "Identity", "QuantizeLinear", "Slice", "Split"})
 _RESHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
@@ -24,10 +24,10 @@ class Layout:
     """How a layer reads a weight.
 
     Attributes:
-        outputs: the axes that count its output units; none of a vector, which is one unit.
-        inputs: the axis over which it sums products (of a Conv, the channels); None of what no layer multiplies.
-        operators: the kinds of all nodes that read it.
-        place: where the first of them stands among all nodes of the model.
+        outputs: the axes that index its output units; empty for a vector, which is one unit.
+        inputs: the axis over which it sums products (for a Conv, the channels); None if no layer multiplies it.
+        operators: the operators of all its readers.
+        place: the index of the first reader among all nodes of the model.
     """
 
     outputs: tuple[int, ...] = ()
@@ -36,17 +36,17 @@ class Layout:
     place: int = 0
 
     def summed(self, rank: int) -> list[int]:
-        """The axes of one output unit: all but those that count units."""
+        """The axes of one output unit: all that do not index units."""
         return [axis for axis in range(rank) if axis not in self.outputs]
 
     def matrix(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """The sizes as PyTorch has those of a linear layer: outputs, and all others."""
+        """The sizes as of a linear layer in PyTorch: outputs, and the product of all others."""
         rows = math.prod(size for axis, size in enumerate(sizes) if axis in self.outputs)
         return rows, math.prod(sizes) // max(rows, 1)
 
 
 def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
-    """The layout in which a node reads its input ``place``, of ``rank`` axes; None if that is no weight of a layer."""
+    """The layout in which a node reads its input ``place``, of ``rank`` axes; None if it is not a layer's weight."""
     kind, number = node.op_type, node.attributes.get_int
     if kind == "Gather" and place == 0:
         return Layout((number("axis", 0) % max(rank, 1),))
@@ -66,7 +66,7 @@ def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
 
 
 def _transposed_conv(node: ir.Node) -> Layout:
-    """A ConvTranspose has a kernel of (inputs, outputs of a group, …); with a group per input, both count outputs."""
+    """A ConvTranspose kernel is (inputs, outputs of a group, …); with a group per input, both index outputs."""
     groups, sizes = node.attributes.get_int("group", 1), shape_of(node.inputs[1])
     by_channel = groups > 1 and sizes is not None and sizes[0] == groups
     return Layout((0, 1), None) if by_channel else Layout((1,), 0 if groups == 1 else None)
@@ -83,7 +83,7 @@ def _einsum(node: ir.Node, place: int) -> Layout | None:
 
 
 def record_layouts(graph: ir.Graph) -> None:
-    """Record how the nodes of a graph read its initializers now. What is recorded already stays."""
+    """Record how the nodes of a graph read its initializers; existing records stay."""
     new = [value for value in graph.initializers.values() if _RECORDED not in value.meta]
     places = {node: i for i, node in enumerate(graph.all_nodes())} if new else {}
     for value in new:
@@ -91,12 +91,12 @@ def record_layouts(graph: ir.Graph) -> None:
 
 
 def carry_layout(weight: ir.Value, other: ir.Value) -> None:
-    """Let a value that stands for a weight, such as its float32 copy, have its layout."""
+    """Copy the layout of a weight to a value that replaces it, such as its float32 copy."""
     other.meta[_RECORDED] = layout_of(weight)
 
 
 def layout_of(weight: ir.Value) -> Layout:
-    """The recorded layout of a weight; of one without a record, that in which nodes read it now."""
+    """The recorded layout of a weight; without a record, the layout in which nodes read it now."""
     recorded = weight.meta.get(_RECORDED)
     return recorded if isinstance(recorded, Layout) else _found(weight, {})
 
@@ -116,7 +116,7 @@ def _found(weight: ir.Value, places: dict[ir.Node, int]) -> Layout:
 
 
 def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
-    """The layout in which a node reads a weight whose axes, as they stand there, are these."""
+    """The layout in which a node reads a weight with these axes at that point."""
     found = layout_at(node, place, len(axes))
     if found is None:
         return None
@@ -125,7 +125,7 @@ def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
 
 
 def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
-    """The nodes that compute with a weight, as which input, and its axes as they stand there; −1 is a new one."""
+    """The nodes that compute with a weight, the input index, and its axes at that point; −1 is a new one."""
     waiting, seen = [(weight, tuple(range(len(shape_of(weight) or ()))))], {weight}
     while waiting:
         value, now = waiting.pop()
@@ -143,7 +143,7 @@ def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
 
 
 def _behind(node: ir.Node, place: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes behind a node that only hands a weight on; None for one that computes with it."""
+    """The axes after a node that only passes a weight on; None for one that computes with it."""
     if node.domain not in ("", "com.microsoft") or place:
         return None
     if node.op_type in _SAME:

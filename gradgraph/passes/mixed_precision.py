@@ -171,7 +171,7 @@ def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]
         if not by_name and not by_type:
             raise UnknownNameError(
                 f"'{shown(pattern)}', whose precision is given, is neither a node nor an operator of the model "
-                f"(bodies of loops aside){suggestion(pattern, dict.fromkeys([*operators, *names]))}"
+                f"(except bodies of loops){suggestion(pattern, dict.fromkeys([*operators, *names]))}"
             )
         found |= {n for n in nodes if n.name in by_name or n.op_type in by_type}
     return found

@@ -34,7 +34,7 @@ Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: its node's index 
 Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and a function that computes its tensor
 
 
-class Inside:
+class Internal:
     """Weights stored in a protobuf message, together with their integers."""
 
     def numbers(self, tensor: onnx.TensorProto) -> Array:
@@ -45,7 +45,7 @@ class Inside:
         return ir.to_proto(tensor)
 
 
-class Beside(Inside):
+class External(Internal):
     """Large external weights of a message; their integers become external, too.
 
     Args:
@@ -76,7 +76,7 @@ def with_stored_integers(model: ir.Model) -> ir.Model:
     for stored in proto.graph.initializer:
         if stored.name in large:
             stored.CopyFrom(_elsewhere(large[stored.name]))
-    weights = Beside(large)
+    weights = External(large)
     store_integers(proto, weights)
     result: ir.Model = ir.from_proto(proto)
     for name, value in result.graph.initializers.items():
@@ -97,7 +97,7 @@ def stores_integers(model: onnx.ModelProto) -> bool:
     return any(p.key == QUANTISED for p in model.metadata_props)
 
 
-def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> None:
+def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> None:
     """Apply the pass to ``model`` in place, with the values of its ``weights``."""
     if not stores_integers(model):
         return
@@ -106,7 +106,7 @@ def store_integers(model: onnx.ModelProto, weights: Inside | None = None) -> Non
     made_by = {name: (i, node) for i, node in enumerate(graph.node) for name in node.output}
     known = _computable(graph, set(stored))
     new: Tensors = {}
-    values = _Values(model, stored, made_by, weights or Inside())
+    values = _Values(model, stored, made_by, weights or Internal())
     clips = {n.input[0]: n for n in graph.node if n.op_type == "Clip" and len(n.input) == 3 and {*n.input} <= known}
     for node in graph.node:
         for name, computed in _stored_for(node, values, known, clips.get(next(iter(node.output), ""))):
@@ -185,7 +185,7 @@ class _Values:
     model: onnx.ModelProto
     stored: Tensors
     made_by: Makers
-    weights: Inside
+    weights: Internal
 
     def __call__(self, names: list[str]) -> list[Array]:
         """The values of ``names``; an empty array for an omitted one."""

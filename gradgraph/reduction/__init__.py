@@ -1,4 +1,4 @@
-"""Reduction: a model that shows a fault becomes a small one, without names and weights, that still shows it.
+"""Reduction: shrink a model that shows a fault to a small one, without names and weights, that still shows it.
 
-It knows models as messages, and faults by how they show; it must not know why they come about.
+It knows models as messages and the symptoms of faults, but not their causes.
 """

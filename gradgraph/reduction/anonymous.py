@@ -1,4 +1,4 @@
-"""Names, texts and weights of a model that say where it comes from are replaced."""
+"""Replace names, texts and weights that identify a model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import onnx
 from onnx import numpy_helper
 
 from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes
-from gradgraph.reduction.parts import Learn
-from gradgraph.reduction.ways import Tries, Way, copied
+from gradgraph.reduction.strategies import Strategy, Tries, copied
+from gradgraph.reduction.submodels import Learn
 
-_STEERING = 64  # elements of an integer tensor that may be sizes or axes, which say nothing of anybody
+_STEERING = 64  # elements of an integer tensor that may be sizes or axes, which identify nobody
 
 
 def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Leave out descriptions, metadata and the name of the program that wrote the model."""
+    """Drop descriptions, metadata and the name of the program that wrote the model."""
     small = copied(model)
     for field in ("metadata_props", "doc_string", "producer_name", "producer_version", "domain", "model_version"):
         small.ClearField(field)
@@ -29,7 +29,7 @@ def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Number inputs, weights, outputs, other values, nodes and open sizes."""
+    """Number inputs, weights, outputs, other values, nodes and symbolic sizes."""
     small = copied(model)
     names = _Numbered()
     for prefix, values in (("x", small.graph.input), ("w", small.graph.initializer), ("y", small.graph.output)):
@@ -61,7 +61,7 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Draw other numbers of about the same size: for all weights, then for one after the other."""
+    """Draw other numbers of similar size: for all weights, then for one after the other."""
     places = [i for i, t in enumerate(model.graph.initializer) if _tells(t)]
     redrawn = _redrawn(model, places)
     if places and (yield redrawn):
@@ -73,13 +73,13 @@ def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def kept_weights(model: onnx.ModelProto, original: onnx.ModelProto) -> list[str]:
-    """The names of weights of ``model`` whose numbers are the original's."""
+    """The names of weights of ``model`` that still have the original's numbers."""
     before = {t.raw_data for t in original.graph.initializer if t.raw_data}
     return [t.name for t in model.graph.initializer if _tells(t) and t.raw_data in before]
 
 
 class _Numbered(dict[str, str]):
-    """A name to each name: the first is ``x0``."""
+    """A map from names to generated ones: the first is ``x0``."""
 
     def add(self, prefix: str, name: str) -> None:
         if name and name not in self:
@@ -102,7 +102,7 @@ def _redrawn(model: onnx.ModelProto, places: list[int]) -> onnx.ModelProto:
 
 
 def _like(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Random numbers with the signs and the mean size of those in ``array``, or a draw from its range of integers."""
+    """Random numbers with the signs and mean magnitude of ``array``, or drawn from its integer range."""
     if array.dtype.kind == "f":
         size = float(np.abs(array[np.isfinite(array)].astype(np.float64)).mean()) if array.size else 0.0
         positive = bool((array > 0).all())
@@ -115,4 +115,4 @@ def _like(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return array
 
 
-ANONYMOUS: tuple[Way, ...] = (without_texts, without_names, without_weights)
+ANONYMOUS: tuple[Strategy, ...] = (without_texts, without_names, without_weights)

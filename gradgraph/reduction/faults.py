@@ -1,6 +1,6 @@
-"""The faults that a model can have, each with how it shows.
+"""The faults that a model can have, each with its symptom.
 
-What a fault says is compared without the names and numbers of the model, as a smaller one has others.
+Symptoms are compared without the names and numbers of the model, as a smaller one has others.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from gradgraph.verify.reference import Oracle, in_float64
 
 Fault = Callable[[onnx.ModelProto], str | None]
 
-_MOST_WORDS = 12  # of a message: what follows tells details
-_ROUNDED = 1e4  # roundings by which a result may differ from the reference, in units of its largest entry
-_WIDEST = 0.1  # of the largest entry, whatever the element type
+_MOST_WORDS = 12  # of a message; the rest is detail
+_ROUNDED = 1e4  # rounding errors by which a result may differ from the reference, in units of its largest entry
+_WIDEST = 0.1  # relative to the largest entry, for every element type
 
 
 def of_build(model: onnx.ModelProto) -> str | None:
-    """The gradients of the model cannot be written."""
+    """Check whether the gradients of the model cannot be written."""
     try:
         vjp(model)
-    except Exception as error:  # whatever it is: a bug has any class
+    except Exception as error:  # of any class: a bug may raise anything
         return said(error, model)
     return None
 
 
 def of_gradient(model: onnx.ModelProto) -> str | None:
-    """A gradient differs from central differences (``gradgraph check``)."""
+    """Check whether a gradient differs from central differences (``gradgraph check``)."""
     try:
         report = check_gradients(model)
     except GradgraphError:
@@ -46,15 +46,15 @@ def of_gradient(model: onnx.ModelProto) -> str | None:
 
 
 def of_run(model: onnx.ModelProto) -> str | None:
-    """The model does not run in onnxruntime, or gives other results than the reference implementation."""
+    """Check whether the model fails in onnxruntime, or its results differ from the reference implementation."""
     return _seen_in_onnxruntime(model)
 
 
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
-    """The same of the model's gradients, as ``gradgraph grad --vjp`` writes them."""
+    """Check the same for the model's gradients, as ``gradgraph grad --vjp`` writes them."""
     try:
         gradient = vjp(model)
-    except Exception:  # that is the fault of building
+    except Exception:  # which is the fault "build"
         return None
     assert isinstance(gradient, onnx.ModelProto)
     return _seen_in_onnxruntime(gradient)
@@ -65,11 +65,11 @@ LOOKS: dict[str, Fault] = {
     "run": of_run,
     "gradient-run": of_gradient_run,
     "gradient": of_gradient,
-}  # one for each of ``gradgraph.reduction.kinds.FAULTS``
+}  # one per entry of ``gradgraph.reduction.kinds.FAULTS``
 
 
 def said(error: Exception, model: onnx.ModelProto) -> str:
-    """The kind of error, and its first words without what is quoted, names of the model, and numbers."""
+    """The class of an error and its first words, without quotes, names of the model, and numbers."""
     names = {n for node in model.graph.node for n in (node.name, *node.input, *node.output)}
     text = re.sub(r"'[^']*'|\"[^\"]*\"", " ", str(error))
     words = (w.strip(".,:;()[]") for w in text.split())
@@ -92,11 +92,11 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
     except Exception as error:  # onnxruntime's own classes, which it does not export
         return said(error, model)
     pairs = zip(got, wanted.values(), strict=True)
-    return "onnxruntime computes something else" if any(_differ(a, b) for a, b in pairs) else None
+    return "onnxruntime's results differ" if any(_differ(a, b) for a, b in pairs) else None
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first feeds at which the reference implementation gives finite results, and these, in float64."""
+    """The first feeds for which the reference implementation returns finite results, and these, in float64."""
     work = load_model(model)
     infer_shapes(work)
     double = Oracle(in_float64(model))
@@ -104,7 +104,7 @@ def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[s
         wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in feeds.items()}
         try:
             results = double(wide)
-        except Exception:  # other sizes may do
+        except Exception:  # other sizes may work
             continue
         arrays = {n: y for n, y in results.items() if isinstance(y, np.ndarray)}
         if arrays and all(np.isfinite(y).all() for y in arrays.values() if y.dtype.kind == "f"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# how each shows, in the order in which "auto" looks for them: each needs what the one before does
+# symptoms, in the order in which "auto" checks for them: each requires what the previous one does
 FAULTS = {
     "build": "the model's gradients cannot be written",
-    "run": "onnxruntime refuses the model, ends, or computes something else than the reference implementation",
-    "gradient-run": "onnxruntime does so with the model's gradients",
+    "run": "onnxruntime rejects the model, crashes, or differs from the reference implementation",
+    "gradient-run": "the same for the model's gradients",
     "gradient": "a gradient differs from central differences",
 }

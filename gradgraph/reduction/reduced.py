@@ -1,4 +1,4 @@
-"""A model that shows a fault becomes a small one that still shows it."""
+"""Shrink a model that shows a fault, keeping the fault."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from gradgraph.files.protos import proto_nodes
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.reduction.anonymous import ANONYMOUS, kept_weights
 from gradgraph.reduction.kinds import FAULTS
-from gradgraph.reduction.parts import Facts, learnt
-from gradgraph.reduction.watched import VALUES, Command, observer
-from gradgraph.reduction.ways import WAYS, in_turn, size_of
+from gradgraph.reduction.observer import VALUES, Command, observer
+from gradgraph.reduction.strategies import STRATEGIES, apply_strategies, size_of
+from gradgraph.reduction.submodels import Facts, learnt
 
 Observed = Callable[[onnx.ModelProto], str | None]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A small model, and how it was found.
+    """A reduced model, and how it was found.
 
     Attributes:
         model: the small model.
         fault: the kind of fault, a name of ``FAULTS`` or ``"test"``.
-        seen: how it shows, without names and numbers of the model.
-        nodes_before, nodes: how many nodes the model had, and has, with those in bodies.
-        operators: how often each operator is there.
-        tried: how many models were looked at.
-        not_anonymous: weights without whose own numbers the fault does not show.
+        seen: its symptom, without names and numbers of the model.
+        nodes_before, nodes: the number of nodes before and after, including bodies.
+        operators: the count of each operator.
+        tried: how many models were tried.
+        not_anonymous: weights whose own numbers the fault requires.
     """
 
     model: onnx.ModelProto
@@ -65,29 +65,29 @@ def reduce(
     anonymous: bool = True,
     progress: Callable[[int, int], None] = lambda nodes, size: None,
 ) -> Reduction:
-    """Shrink ``model`` as far as a fault still shows, for a report that says nothing of where it comes from.
+    """Shrink ``model`` while a fault still shows, for an anonymous report.
 
-    Nodes, outputs, branches, sizes and weights are left out or made smaller by delta debugging (Zeller and Hildebrandt,
-    "Simplifying and isolating failure-inducing input", 2002), again and again until nothing changes.
+    Nodes, outputs, branches, sizes and weights are dropped or made smaller by delta debugging (Zeller and Hildebrandt,
+    "Simplifying and isolating failure-inducing input", 2002), repeated until nothing changes.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed. Its weights must fit into one
             message (2 GB).
-        fault: how it shows. ``"build"``: its gradients cannot be written. ``"run"``: onnxruntime refuses the model,
-            ends, or computes something else than the reference implementation. ``"gradient-run"``: the same of its
-            gradients. ``"gradient"``: a gradient differs from central differences. ``"auto"``: the first of these that
-            shows. Each is looked for in a process of its own.
-        shows: your own judge of a model, run in this process, instead of ``fault``.
-        test: a command that ends with 0 where the fault shows, as a list of words, instead of ``fault``; ``{}`` stands
-            for the path of the model.
+        fault: its symptom. ``"build"``: gradients cannot be written. ``"run"``: onnxruntime rejects the model, crashes,
+            or differs from the reference implementation. ``"gradient-run"``: the same for its gradients.
+            ``"gradient"``: a gradient differs from central differences. ``"auto"``: the first of these that shows. Each
+            is checked in a subprocess.
+        shows: your own check of a model, run in this process, instead of ``fault``.
+        test: a command that exits with 0 if the fault shows, as a list of words, instead of ``fault``; ``{}`` is
+            replaced by the path of the model.
         out: write the small model to this path.
-        seconds: of the processor, after which looking at one model ends; that is a fault, too.
-        anonymous: replace names, texts and weights, as far as the fault still shows.
+        seconds: CPU time limit for checking one model; exceeding it is a fault, too.
+        anonymous: replace names, texts and weights, as long as the fault still shows.
         progress: called with the nodes and the bytes of the smallest model so far.
 
     Raises:
-        DataError: no fault shows, or there is no such fault.
-        ModelError: there is no model.
+        DataError: no fault shows, or the fault is unknown.
+        ModelError: the model does not exist.
         OutputError: ``out`` cannot be written.
     """
     if out is not None:
@@ -106,7 +106,7 @@ def reduce(
             nonlocal runs
             found = values(candidate) if runs else None
             facts = learnt(candidate, found)
-            runs = found is None or facts.ran  # what ends the process, or takes for ever, is not run again
+            runs = found is None or facts.ran  # a model that crashed or timed out is not run again
             return facts
 
         def still(candidate: onnx.ModelProto) -> bool:
@@ -121,9 +121,9 @@ def reduce(
         small, before = original, (0, 0)
         while size_of(small) != before:
             before = size_of(small)
-            small = in_turn(small, WAYS, still, learn)
+            small = apply_strategies(small, STRATEGIES, still, learn)
         if anonymous:
-            small = in_turn(small, ANONYMOUS, still, learn)
+            small = apply_strategies(small, ANONYMOUS, still, learn)
     if out is not None:
         save_model(small, out)
     operators = Counter(n.op_type for n in proto_nodes(small.graph.node))
@@ -143,10 +143,10 @@ def _message(model: Source) -> onnx.ModelProto:
 
 
 def _is_whole(model: onnx.ModelProto) -> int:
-    """How well formed a model is: 2 if types fit as well, 1 if the message does, else 0. It must not get worse."""
+    """How well formed a model is: 2 if types match as well, 1 if the message is valid, else 0; must not decrease."""
     try:
         onnx.checker.check_model(model)
-    except Exception:  # whatever the checker stumbles over
+    except Exception:  # the checker may raise anything
         return 0
     with contextlib.suppress(Exception):
         onnx.shape_inference.infer_shapes(model, strict_mode=True)
@@ -162,9 +162,9 @@ def _observed(
     test: Sequence[str] | None,
     seconds: float,
 ) -> Iterator[tuple[str, str, Observed]]:
-    """The fault that ``model`` has, how it shows, and how to look for it."""
+    """The fault of ``model``, its symptom, and a function that checks for it."""
     if shows is not None and test is not None:
-        raise DataError("shows= and test= are two judges; give one of them")
+        raise DataError("give either shows= or test=, not both")
     if shows is not None:
         judge = shows
         yield "test", *_first(model, lambda candidate: "the test says so" if judge(candidate) else None, "the test")
@@ -181,16 +181,16 @@ def _observed(
             if seen is not None:
                 yield kind, seen, look
                 return
-    what = "none of the faults that are looked for" if fault == "auto" else f"no fault of the kind '{fault}'"
+    what = "none of the known faults" if fault == "auto" else f"no fault of the kind '{fault}'"
     raise DataError(
         f"the model shows {what}",
-        remedy="give shows= or test=, a judge of your own",
-        shell="add --test 'COMMAND {}', a command that ends with 0 where the fault shows",
+        remedy="give your own check as shows= or test=",
+        shell="add --test 'COMMAND {}', a command that exits with 0 if the fault shows",
     )
 
 
 def _first(model: onnx.ModelProto, look: Observed, what: str) -> tuple[str, Observed]:
     seen = look(model)
     if seen is None:
-        raise DataError(f"{what} does not say that the model shows a fault; look at what it does with the whole model")
+        raise DataError(f"{what} does not report a fault of the whole model; try it on that model first")
     return seen, look

@@ -1,5 +1,5 @@
-"""The words and objects of other libraries, and where each lives here.
+"""The names and objects of other libraries, and their equivalents here.
 
-It knows how PyTorch, Lightning, Keras, Hugging Face, scikit-learn, PEFT and onnxruntime-training call things; it must
-not know what anything here does: messages ask it, and nothing is accepted under another name.
+It knows the names in PyTorch, Lightning, Keras, Hugging Face, scikit-learn, PEFT and onnxruntime-training, but not what
+anything here does: error messages use it, and nothing is accepted under a foreign name.
 """

@@ -1,7 +1,7 @@
-"""The names that other libraries give to losses, metrics, optimizers, schedules and methods, with those here.
+"""Names of losses, metrics, optimizers, schedules and methods in other libraries, with their equivalents here.
 
-Only those that differ by more than capitals, signs between words and a "loss" at the end. A text that is no name says
-what to do where there is no equal.
+Only names that differ by more than case, separators and a trailing "loss". A text that is not a name is advice where
+there is no equivalent.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ AUGMENTATIONS = {
     "random_augment": "rand_augment", "inception_crop": "random_resized_crop", "pad_crop": "random_crop",
 }  # fmt: skip
 
-_BUILD, _EXPORT = "gradgraph.build(model, loss, optimizer, metrics=…) before", "export(path)"
-# methods of the objects that train, with those of a Trainer
+_BUILD, _EXPORT = "gradgraph.build(model, loss, optimizer, metrics=…) first", "export(path)"
+# methods of other libraries' training objects, with those of a Trainer
 METHODS = {
     "backward": "step(batch)", "compile": _BUILD, "configure_optimizers": _BUILD, "get_weights": "state_dict()",
     "load_checkpoint": "load(path)", "load_weights": "load_state_dict(values)", "lr_find": "find_lr(data)",

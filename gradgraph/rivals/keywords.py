@@ -1,4 +1,4 @@
-"""The arguments that users of other libraries type, and where each lives here: one table, for Python and the shell."""
+"""Arguments of other libraries and their equivalents here: one table, for Python and the shell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-# functions whose own arguments are often looked for elsewhere, as users call them, in the order of the search
+# functions whose arguments users look for elsewhere, by public name, in search order
 OWN = {
     "build": "building.pipeline:build",
     "Trainer": "runtime.trainer:Trainer",
@@ -23,13 +23,13 @@ OWN = {
 
 @dataclass(frozen=True)
 class Home:
-    """Where the thing behind some words lives.
+    """Where the equivalent of foreign argument names is found.
 
     Attributes:
-        words: what others call it.
+        words: the names in other libraries.
         python: a call such as ``Trainer.fit(epochs=…)``; "" if there is none.
         shell: an option such as ``--epochs``, perhaps with a value; "" if there is none.
-        instead: what to do where there is no such call or option.
+        instead: advice if there is no such call or option.
     """
 
     words: str
@@ -44,7 +44,7 @@ class Home:
         return found[1] if found else ""
 
     def in_python(self, known: Collection[str]) -> str:
-        """The advice to somebody who calls a function with the arguments ``known``."""
+        """Advice to the caller of a function with the arguments ``known``."""
         if self.argument in known:
             return f"did you mean '{self.argument}'?"
         return f"that is gradgraph.{self.python}" if self.python else self.instead
@@ -52,11 +52,11 @@ class Home:
     def in_shell(self) -> str:
         if self.shell:
             return f"that is {self.shell}"
-        return self.instead or f"no option has it; in Python that is gradgraph.{self.python}"
+        return self.instead or f"there is no option for it; in Python that is gradgraph.{self.python}"
 
 
 def _advice(names: str, instead: str) -> Home:
-    """There is no such argument here."""
+    """An entry without an equivalent."""
     return Home(names, instead=instead)
 
 
@@ -64,11 +64,11 @@ HOMES = (
     # data: Keras' fit, Lightning's fit, Hugging Face's Trainer
     Home("x train_data training_data train_dataset train_dataloader train_dataloaders dataloaders datamodule dataset "
          "generator", "Trainer.fit(data=…)", "--data"),
-    Home("labels label y_true", "Trainer.fit(y=…)", "", "labels stand in the data, under the name of the target"),
+    Home("labels label y_true", "Trainer.fit(y=…)", "", "labels are part of the data, under the name of the target"),
     Home("validation_data val_data valid_data eval_data dev_data eval_set eval_dataset val_dataset val_dataloader "
          "val_dataloaders val", "Trainer.fit(validation=…)", "--validation"),
     _advice("validation_split validation_fraction",
-            "cut the data in two before, and give the second part as validation"),
+            "split the data first, and pass the second part as validation"),
     Home("per_device_train_batch_size per_gpu_train_batch_size train_batch_size mini_batch_size bs",
          "Trainer.fit(batch_size=…)", "--batch-size"),
     Home("auto_find_batch_size auto_scale_batch_size", "Trainer.fit(batch_size=\"auto\")", "--batch-size auto"),
@@ -81,7 +81,7 @@ HOMES = (
     _advice("num_workers workers max_queue_size use_multiprocessing dataloader_num_workers dataloader_pin_memory "
             "dataloader_persistent_workers dataloader_prefetch_factor pin_memory persistent_workers prefetch_factor "
             "use_distributed_sampler reload_dataloaders_every_n_epochs",
-            "a thread of its own reads the next batch while a step runs, so leave it out"),
+            "a background thread reads the next batch while a step runs, so drop it"),
     _advice("tokenizer processing_class data_collator collate_fn remove_unused_columns",
             "gradgraph.text.table(frame, 'tokenizer.json') makes batches of texts, and gradgraph.Padded of any rows"),
     # how long, and when it stops
@@ -91,21 +91,21 @@ HOMES = (
     Home("fast_dev_run", "Trainer.fit(max_steps=1)", "--dry-run"),
     Home("steps_per_epoch validation_steps limit_train_batches limit_val_batches", "Trainer.fit(limit=…)", "--limit"),
     Home("limit_test_batches limit_predict_batches", "Trainer.evaluate(limit=…)", "",
-         "cut the data before"),
+         "truncate the data first"),
     Home("early_stopping early_stopping_patience early_stopping_rounds n_iter_no_change load_best_model_at_end",
          "Trainer.fit(patience=…)", "--patience"),
     Home("metric_for_best_model", "Trainer.fit(monitor=…)", "--monitor"),
     Home("greater_is_better", "Trainer.fit(mode=…)", "--mode"),
     Home("tol early_stopping_threshold", "Trainer.fit(min_delta=…)", "--min-delta"),
-    _advice("min_epochs min_steps max_fun", "a run ends after its epochs, or by its patience; nothing keeps it going"),
+    _advice("min_epochs min_steps max_fun", "a run ends after its epochs, or by its patience; there is no minimum"),
     Home("eval_steps val_check_interval eval_interval evaluate_every eval_freq", "Trainer.fit(eval_every=…)",
          "--eval-every"),
     _advice("eval_strategy evaluation_strategy eval_delay eval_on_start validation_freq check_val_every_n_epoch "
             "num_sanity_val_steps do_eval",
-            "held-out data are evaluated after each epoch, or after so many steps (eval_every, --eval-every)"),
+            "validation data are evaluated after each epoch, or every so many steps (eval_every, --eval-every)"),
     _advice("do_train do_predict warm_start",
             "gradgraph.Trainer has fit, evaluate and predict, and a second fit goes on"),
-    # what is written down
+    # logging
     Home("verbose show_progress progress_bar progress_bar_refresh_rate enable_progress_bar enable_model_summary "
          "disable_tqdm log_level", "Trainer.fit(progress=…)", "--quiet"),
     Home("logger logging_dir log_dir report_to default_root_dir", "Trainer.fit(log=…)", "--log"),
@@ -123,13 +123,13 @@ HOMES = (
     Home("calibrate_probabilities temperature_scaling", "calibrate(data=…)", "",
          "`gradgraph export` takes --calibrate"),
     _advice("push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
-            "model_registry", "nothing is sent anywhere, and gradgraph.Trainer.export writes a file to upload"),
-    # trials
+            "model_registry", "nothing is uploaded; gradgraph.Trainer.export writes a file to upload"),
+    # trial runs
     Home("overfit_batches", "Trainer.overfit(data=…)", "--overfit"),
     Home("auto_lr_find lr_find lr_finder learning_rate_finder", "Trainer.find_lr(data=…)", "--find-lr"),
     Home("profiler", "Trainer.profile(batch=…)", "--profile"),
     Home("detect_anomaly debug", "Trainer.find_nonfinite(batch=…)", "",
-         "a loss that is not finite stops a run, and its node is named"),
+         "a nonfinite loss stops the run, and the error names its node"),
     # the machine
     Home("accelerator gpu use_gpu use_cuda no_cuda use_cpu use_mps_device", "Trainer(device=…)", "--device"),
     _advice("gpus devices num_devices num_nodes n_gpu tpu_cores tpu_num_cores strategy local_rank world_size "
@@ -140,12 +140,12 @@ HOMES = (
             "programs that average gradients over several"),
     Home("random_state random_seed manual_seed data_seed", "Trainer(seed=…)", "--seed"),
     Home("n_jobs num_threads nthread intra_op_num_threads", "RuntimeOptions(threads=…)", "",
-         "the environment variable OMP_NUM_THREADS says it"),
+         "set the environment variable OMP_NUM_THREADS"),
     Home("full_determinism benchmark", "RuntimeOptions(deterministic=…)", "",
-         "a run of the same seed on the same machine gives the same bits"),
+         "runs with the same seed on the same machine are bit for bit equal"),
     _advice("run_eagerly jit_compile steps_per_execution torch_compile torch_compile_backend torch_compile_mode "
             "torchdynamo use_liger_kernel jit_mode_eval use_ipex tf32 torch_empty_cache_steps reduce_overhead",
-            "a step is a graph already, which onnxruntime makes fast, so leave it out"),
+            "a step is already a graph, which onnxruntime optimizes, so drop it"),
     # loss and metrics
     Home("criterion loss_fn loss_func loss_function compute_loss_func objective", "build(loss=…)", "--loss"),
     Home("loss_weights", "build(loss={\"logits\": (\"mse\", 0.5)})", "--loss OUTPUT=NAME:WEIGHT"),
@@ -196,22 +196,22 @@ HOMES = (
     Home("rank_pattern alpha_pattern", "lora(target=…, rank=…)", "",
          "call `gradgraph surgery` with --lora once for each rank"),
     _advice("init_lora_weights loftq_config eva_config corda_config fan_in_fan_out inference_mode",
-            "an adapter begins as nothing, and the model says how its weights lie, so leave it out"),
-    # what only others have
+            "an adapter starts at zero, and the model determines the layout of its weights, so drop it"),
+    # without an equivalent
     Home("custom_op_library", "RuntimeOptions(custom_ops=…)", "--custom-ops"),
     Home("additional_output_names", "Trainer.export(outputs=…)", "", "`gradgraph export` takes --output"),
     Home("model_init", "build(model=…)", "", "the model is a file, whose name is the first word"),
-    _advice("ort_format", "a trained model becomes one by `gradgraph export --ort`"),
+    _advice("ort_format", "`gradgraph export --ort` writes one of a trained model"),
     _advice("weights_only save_only_model save_safetensors save_on_each_node",
-            "a checkpoint is a safetensors file, and an export is the model alone, so leave it out"),
+            "a checkpoint is a safetensors file, and an export is the model only, so drop it"),
     _advice("include_for_metrics prediction_loss_only preprocess_logits_for_metrics batch_eval_metrics "
             "eval_do_concat_batches eval_accumulation_steps eval_use_gather_object include_num_input_tokens_seen "
             "skip_memory_metrics",
-            "metrics are computed in the graph, exactly over all batches, so leave it out"),
+            "metrics are computed in the graph, exactly over all batches, so drop it"),
     _advice("barebones enable_autolog_hparams log_level_replica log_on_each_node logging_nan_inf_filter past_index "
             "prefix restore_callback_states_from_checkpoint group_by_length length_column_name neftune_noise_alpha "
             "nominal_checkpoint liger_kernel_config megatron_config layer_replication",
-            "nothing here needs it or has it, so leave it out"),
+            "there is no equivalent and no need for it, so drop it"),
 )  # fmt: skip
 RIVALS = {word: home for home in HOMES for word in home.words.split()}
 
@@ -228,13 +228,13 @@ def own_homes(word: str) -> Iterator[Home]:
 
 
 def advice(word: str, known: Collection[str] = ()) -> str | None:
-    """Advice for somebody who gives ``word`` to a function with the arguments ``known``; None if nobody says so."""
+    """Advice for a caller who passes ``word`` to a function with the arguments ``known``; None if it is unknown."""
     homes = [*own_homes(word), *([RIVALS[word]] if word in RIVALS else [])]
     home = next((home for home in homes if home.argument in known), homes[0] if homes else None)
     return None if home is None else home.in_python(known)
 
 
 def shell_advice(option: str) -> str | None:
-    """Likewise of an option of the command line, such as ``--max-epochs``."""
+    """Like ``advice``, for a command-line option such as ``--max-epochs``."""
     home = RIVALS.get(option.strip("-").replace("-", "_").casefold())
     return None if home is None else home.in_shell()

@@ -1,4 +1,4 @@
-"""Objects of other libraries that are given where one of ours belongs, known by their classes: nothing is imported."""
+"""Objects of other libraries passed in place of ours, recognised by class names without imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = frozenset({
     "peft", "pytorch_lightning", "sklearn", "tensorflow", "tf_keras", "torch", "torchmetrics", "torchvision",
     "transformers", "xgboost",
 })  # fmt: skip
-# class: what to do with an object of it, or of one derived from it
+# class: advice for an instance of it or of a subclass
 ADVICE = {
     ("datasets", "DatasetDict"): "give one of its splits, such as data['train'], and another one as validation",
     ("keras", "Model"): "model.export('model.onnx', format='onnx') writes a file of it",
@@ -28,7 +28,7 @@ ADVICE = {
 
 
 def library_of(value: Any) -> str:
-    """The library that an object, a class or a function comes from, as far as it is one of others; else ""."""
+    """The library that an object, a class or a function comes from; "" if it is not one of the known ones."""
     classes = [value] if callable(value) and hasattr(value, "__name__") else []
     for one in (*classes, *_classes(value)):
         root = str(getattr(one, "__module__", "") or "").partition(".")[0]
@@ -38,12 +38,12 @@ def library_of(value: Any) -> str:
 
 
 def name_in_library(value: Any) -> str:
-    """The name of a class, of a function, or of the class of an object."""
+    """The name of a class or function, or of the class of an object."""
     return str(getattr(value, "__name__", None) or type(value).__name__)
 
 
 def advice_on(value: Any) -> str:
-    """``; `` and what to do with an object of another library; "" if there is nothing to say."""
+    """``; `` and advice for an object of another library; "" if there is none."""
     known: Mapping[tuple[str, str], str] = ADVICE
     for one in _classes(value):
         root = str(getattr(one, "__module__", "") or "").partition(".")[0]

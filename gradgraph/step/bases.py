@@ -3,7 +3,7 @@
 A built step leaves large external weights in the model's files. A step folder that shares them stores each file's path
 relative to the folder, its size and its digest. The file is used only if all three match, so a folder cannot make its
 reader open a file that its author did not have. Weights in memory that exceed protobuf's limit go to a temporary file
-(``gradgraph.files.aside``), which is one more base.
+(``gradgraph.files.spilled``), which is one more base.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files.aside import Folder, write_aside
 from gradgraph.files.external import point_at, store_inside, stored_values
 from gradgraph.files.held_files import HeldFile, own_file
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of, place_of
+from gradgraph.files.spilled import Folder, spill
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.step.manifest import BASES
 
@@ -65,7 +65,7 @@ def bases_of(model: ir.Model) -> dict[str, Base]:
 
     Weights in memory that exceed protobuf's limit are written to a temporary one, in place.
     """
-    aside = write_aside(model, LEAST_BYTES, MOST_IN_MEMORY)
+    aside = spill(model, LEAST_BYTES, MOST_IN_MEMORY)
     return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
 
 

@@ -23,12 +23,12 @@ import safetensors.numpy
 
 from gradgraph.arguments import NAMES, PATH, TEXT, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, DataError, listed, shown
-from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.array_files import safetensors_in
+from gradgraph.files.untrusted.contained_paths import path_inside
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
-from gradgraph.files.untrusted.inside import path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shapes import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
@@ -126,7 +126,7 @@ def save_adapter(
         arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
         config = _config(adapters, {a.module: _rank_held(work, a) for a in adapters if _is_low_rank(a.kind)})
     target = FilePath(os.fspath(folder))
-    with says_why(folder):
+    with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # of parts it would write others
     write_atomically(target / WEIGHTS, safetensors.numpy.save(whole, {"format": "pt"}))

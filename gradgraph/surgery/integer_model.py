@@ -19,11 +19,11 @@ from gradgraph.arguments import WHOLE, Kind, checked, described
 from gradgraph.errors import DataError, OutputError, listed, shown
 from gradgraph.export import Compared, compared, drawn
 from gradgraph.files import large_weights
-from gradgraph.files.aside import Folder
 from gradgraph.files.external import bytes_of, store_outside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, large_outside
 from gradgraph.files.mapped import passing_through
 from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.files.spilled import Folder
 from gradgraph.passes.stored_integers import with_stored_integers
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.preprocess.frames import is_table

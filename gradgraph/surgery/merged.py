@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.errors import BuildError, shown
-from gradgraph.files.aside import PutAside
 from gradgraph.files.models import Source
+from gradgraph.files.spilled import SpilledWeights
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
@@ -99,7 +99,7 @@ def merge_aside(
         OutputError: nothing can be written there.
     """
     work = opened(model, None)
-    _merge_all(work, weights, None, requantise, errors, PutAside(folder))
+    _merge_all(work, weights, None, requantise, errors, SpilledWeights(folder))
     result = closed(work, model, None)
     assert isinstance(result, ir.Model)  # as the one that was given
     return result

@@ -16,8 +16,8 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.contained_paths import path_inside
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.inside import path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 from gradgraph.runtime.data.batch import Array
 from gradgraph.step.data_names import DataNames

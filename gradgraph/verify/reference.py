@@ -19,7 +19,7 @@ from onnx.reference.op_run import OpRun
 from gradgraph.files.external import is_external
 from gradgraph.files.mapped import pieces
 from gradgraph.files.protos import reads
-from gradgraph.files.streamed import apart
+from gradgraph.files.streamed import without_weights
 from gradgraph.verify import (  # noqa: F401  (they fill the list of kernels)
     kernels_control,
     kernels_conv,
@@ -239,7 +239,7 @@ def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
 
 def model_in_float64(model: ir.Model) -> ir.Model:
     """As ``in_float64``; the numbers of large weights are converted whenever they are read, and not before."""
-    proto, weights = apart(model)
+    proto, weights = without_weights(model)
     double: ir.Model = ir.from_proto(in_float64(proto))
     for name, tensor in weights.items():
         value = double.graph.initializers[name]
@@ -265,7 +265,7 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 def oracle_of(model: ir.Model) -> Oracle:
     """The oracle of ``model``, which leaves large weights where they are until a node reads them."""
-    proto, weights = apart(model)
+    proto, weights = without_weights(model)
     inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(inside)

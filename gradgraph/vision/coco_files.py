@@ -12,8 +12,8 @@ import numpy as np
 
 from gradgraph.arguments import PATH, checked
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.untrusted.contained_paths import check_relative
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
-from gradgraph.files.untrusted.inside import check_relative
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.runtime.data.image_form import Augment, Layout, Order, form_of
 from gradgraph.vision.annotated import OPTIONS, Annotated, Found, Options, is_there

@@ -21,7 +21,7 @@ from gradgraph.chat.adapted_layers import largest_merged
 from gradgraph.chat.chat_recipe import RANK
 from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, planned
 from gradgraph.errors import DataError
-from gradgraph.files import aside
+from gradgraph.files import spilled
 from gradgraph.files.models import load_model
 from gradgraph.surgery.merged import merge_aside
 
@@ -194,7 +194,7 @@ def test_kinds_without_rank_keep_all(quickly: None) -> None:
 def test_weights_that_are_merged_lie_in_a_file(
     requantise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "LEAST_BYTES", 256)  # the model is small
+    monkeypatch.setattr(spilled, "LEAST_BYTES", 256)  # the model is small
     adapted = gg.lora(load_model(small_folder.MODEL), ["*attn*", "*mlp*"], rank=2)
     rng = np.random.default_rng(0)
     state = {

@@ -17,7 +17,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.prompts import stop_tokens
 from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import DataError, GradgraphError, ModelError
-from gradgraph.files.untrusted.inside import bytes_inside, check_relative, path_inside
+from gradgraph.files.untrusted.contained_paths import bytes_inside, check_relative, path_inside
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.text.tokenizer import Tokenizer
 

@@ -78,7 +78,7 @@ TRAIN = ["train", "model.onnx", "--data", "train.npz"]
 # what to prepare, the command, the exit code, what the sentence says
 BAD = [
     ("truncated.onnx", ["build", "truncated.onnx"], 1, "truncated"),
-    ("text.onnx", ["build", "text.onnx"], 1, "no ONNX model"),
+    ("text.onnx", ["build", "text.onnx"], 1, "not an ONNX model"),
     ("empty.onnx", ["inspect", "empty.onnx"], 1, "is empty"),
     ("", ["build", "missing.onnx"], 1, "there is no file 'missing.onnx'"),
     ("", ["check", "."], 1, "is a folder"),

@@ -106,7 +106,7 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path
 
 PATHS = [
     ("missing/a", "create the folder"),
-    ("file/a", "a part of its path is a file"),
+    ("file/a", "part of its path is a file"),
     ("folder", "not a regular file"),
     ("fifo", "not a regular file"),
 ]

@@ -22,7 +22,7 @@ import gradgraph as gg
 from benchmarks.large_models import backbone, language_model
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
-from gradgraph.files import aside, large_weights
+from gradgraph.files import large_weights, spilled
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
@@ -390,7 +390,7 @@ def test_no_room_for_them_is_said(model: Path, tmp_path: Path, monkeypatch: pyte
     def full(*_: Any) -> None:
         raise OutputError("cannot write 'weights.data': no space left on device")
 
-    monkeypatch.setattr(aside, "store_outside", full)
+    monkeypatch.setattr(spilled, "store_outside", full)
     with pytest.raises(OutputError, match=r"cannot be written to a temporary file.*TMPDIR"):
         built(in_memory(model))
     gc.collect()

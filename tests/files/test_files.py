@@ -30,9 +30,9 @@ def _bytes(content):
 
 NOT_MODELS = [
     ("empty", _bytes(b""), "is empty"),
-    ("text", _bytes(b"hello, this is no model\n" * 9), "is no ONNX model"),
-    ("image", _bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is no ONNX model|no graph"),
-    ("truncated", lambda p: p.write_bytes(model().SerializeToString()[:60]), "is no ONNX model"),
+    ("text", _bytes(b"hello, this is no model\n" * 9), "is not an ONNX model"),
+    ("image", _bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is not an ONNX model|no graph"),
+    ("truncated", lambda p: p.write_bytes(model().SerializeToString()[:60]), "is not an ONNX model"),
     ("another message", lambda p: p.write_bytes(X.SerializeToString()), "no ONNX model|no graph"),
     ("folder", lambda p: p.mkdir(), "is a folder"),
     ("fifo", lambda p: os.mkfifo(p), "not a regular file"),

@@ -107,12 +107,12 @@ def test_its_own_and_unknown_extensions_are_written(name: str, tmp_path: Path) -
 
 def test_what_writes_that_format_is_named(tmp_path: Path) -> None:
     trainer = gg.Trainer(STEP, device="cpu")
-    says = (r"'w.safetensors' has the extension of weights alone, and a model is to be written there; "
+    says = (r"'w.safetensors' has the extension of weights alone, but a model is written there; "
             r"call it 'w.onnx'; .safetensors is written by "
             r"gradgraph.export.save_weights\(step, path, checkpoint\)")  # fmt: skip
     with pytest.raises(OutputError, match=says):
         trainer.export(tmp_path / "w.safetensors")
     with pytest.raises(OutputError, match=r"call it 'w.ckpt'; .onnx is written by trainer.export\(path\)"):
         trainer.save(tmp_path / "w.onnx")
-    with pytest.raises(OutputError, match=r"a model of Core ML, and a model is to be written there; call it 'w.onnx'$"):
+    with pytest.raises(OutputError, match=r"a model of Core ML, and a model is written there; call it 'w.onnx'$"):
         trainer.export(tmp_path / "w.mlmodel")

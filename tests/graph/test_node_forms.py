@@ -202,7 +202,7 @@ def test_data_are_stored_once(name: str, inside: str) -> None:
         model(node("Add", "x w"), weights=[tensor]) if inside == "initializer" else model(constant, node("Add", "x w"))
     )
     with pytest.raises(
-        ModelError, match=r"tensor 'w' of shape \[2\] has data in '\w+', and must have them in '\w+' alone"
+        ModelError, match=r"tensor 'w' of shape \[2\] has data in '\w+', and must have them in '\w+' only"
     ):
         load_model(whole)
 
@@ -219,7 +219,7 @@ def test_an_attribute_of_a_function_has_none_outside() -> None:
     attribute = whole.graph.node[0].attribute[0]
     attribute.ClearField("i")
     attribute.ref_attr_name = "a"
-    with pytest.raises(ModelError, match="refers to 'a', an attribute of a function, and this node lies in none"):
+    with pytest.raises(ModelError, match="refers to 'a', an attribute of a function, and this node is not in"):
         load_model(whole)
 
 

@@ -16,7 +16,7 @@ READERS = {
     "gradgraph/passes/normal/sizes/infer.py",  # it names huge sizes, which ONNX would write out, and numbers them again
     "gradgraph/passes/normal/sizes/long_vectors.py",  # it bounds them before ONNX's inference writes them out
     "gradgraph/reduction/anonymous.py",  # it names sizes anew
-    "gradgraph/reduction/ways.py",  # it makes them smaller
+    "gradgraph/reduction/strategies.py",  # it makes them smaller
 }
 
 

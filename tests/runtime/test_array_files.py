@@ -163,7 +163,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "negative shape": (lambda p: zipped(p, x__npy=lying("(-4,)")), "is damaged"),
     "shape too small": (lambda p: zipped(p, x__npy=lying("(2,)")), "needs 8 bytes, but 16 are stored"),
     "not npy": (lambda p: zipped(p, x__npy=b"hello"), "cannot be read"),
-    "other member": (lambda p: zipped(p, readme__txt=b"hello"), "no .npy array"),
+    "other member": (lambda p: zipped(p, readme__txt=b"hello"), "not a .npy array"),
     "no member": (lambda p: zipped(p), "holds 0 arrays"),
     "twice": (duplicate, "two arrays called 'x'"),
     "bomb": (lambda p: zipped(p, x__npy=npy(np.zeros(2_000_000))), "unpacks to 16,000,000 bytes, more than the"),

@@ -219,12 +219,12 @@ WRITERS = {
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/reduction/reduced.py": {"TemporaryDirectory"},
-    "gradgraph/reduction/watched.py": {"TemporaryDirectory", "write_bytes"},
+    "gradgraph/reduction/observer.py": {"TemporaryDirectory", "write_bytes"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
-    "gradgraph/files/aside.py": {"mkdtemp", "open"},
+    "gradgraph/files/spilled.py": {"mkdtemp", "open"},
     "gradgraph/chat/answers.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {

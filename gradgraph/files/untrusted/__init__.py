@@ -1,4 +1,4 @@
-"""Files that anybody may have written are read here, and nowhere else: JSON, TOML, arrays, archives, ONNX messages.
+"""Readers of untrusted files, and the only place that reads them: JSON, TOML, arrays, archives, ONNX messages.
 
-Each reader ends in a value of known types, or in an UnreadableError of one line, in bounded time and memory.
+Each returns values of known types, or raises a one-line UnreadableError, in bounded time and memory.
 """

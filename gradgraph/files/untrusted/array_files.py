@@ -1,7 +1,7 @@
-"""Arrays that anybody may have written: members of ``.npz``, ``.npy``, safetensors. Nothing is unpickled, ever.
+"""Untrusted arrays: members of ``.npz``, ``.npy``, safetensors. Nothing is ever unpickled.
 
-An ``.npz`` is a zip file, whose headers may lie and whose members may be bombs: names, dtypes and sizes are checked
-before the memory for them is allocated.
+An ``.npz`` is a zip file, whose headers may be wrong and whose members may be bombs: names, dtypes and sizes are
+checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular, rea
 Array = np.ndarray[Any, Any]
 
 MAX_MEMBERS = 10_000
-_LONGEST_HEADER = 10_000  # bytes, as in NumPy: what it holds is parsed as Python
-# what zip files raise besides BadZipFile: on damage, passwords, methods of compression that are not there
+_LONGEST_HEADER = 10_000  # bytes, as in NumPy: the header is parsed as Python
+# errors of zip files besides BadZipFile: damage, passwords, unsupported compression
 _ZIP_ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, RuntimeError, NotImplementedError)
 
 
 class NoArchiveError(UnreadableError):
-    """A file that is no zip file."""
+    """Raised for a file that is not a zip file."""
 
 
 # --- .npy ---------------------------------------------------------------------------------------------
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape, Fortran order and dtype in the header of a ``.npy``; the file stands behind it then.
+    """The shape, Fortran order and dtype in the header of a ``.npy``; leaves the file positioned after it.
 
     Raises:
-        UnreadableError: it is damaged, of another version, or longer than any header.
+        UnreadableError: it is damaged, of another version, or too long.
     """
     magic = file.read(npy.MAGIC_LEN)
     width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(magic)
     if width is None:
-        raise UnreadableError("it is no .npy of version 1 or 2")
+        raise UnreadableError("it is not a .npy file of version 1 or 2")
     length = file.read(width)
     size = int.from_bytes(length, "little")
     if size > _LONGEST_HEADER:
@@ -71,14 +71,14 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 @contextlib.contextmanager
 def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An archive, and its members by the names of their arrays.
+    """An archive, and its members by array name.
 
     Args:
-        most: the bytes that all of them may have.
+        most: the maximum total size in bytes.
 
     Raises:
-        DataError: a member is no array, or they are too large.
-        UnreadableError: it is no regular file, or damaged. (What is read of members later, ``archive_errors`` guards.)
+        DataError: a member is not an array, or they are too large.
+        UnreadableError: it is not a regular file, or is damaged. (Wrap later reads of members in ``archive_errors``.)
     """
     with open_regular(path) as file, archive_errors(), zipfile.ZipFile(file) as archive:
         yield archive, _checked_members(archive, path, most)
@@ -86,7 +86,7 @@ def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[st
 
 @contextlib.contextmanager
 def archive_errors() -> Iterator[None]:
-    """Raise UnreadableError in place of what zip files raise, NoArchiveError where it is none."""
+    """Convert errors of zip files to UnreadableError, or NoArchiveError if it is not a zip file."""
     try:
         yield
     except UnreadableError:
@@ -98,7 +98,7 @@ def archive_errors() -> Iterator[None]:
 
 
 def array_in(file: IO[bytes]) -> Array:
-    """The array of a member that :func:`opened_npz` has checked."""
+    """The array of a member checked by :func:`opened_npz`."""
     return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
@@ -110,7 +110,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
     for info in infos:
         name = info.filename.removesuffix(".npy")
         if name == info.filename:
-            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is no .npy array; save plain arrays")
+            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is not a .npy array; save plain arrays")
         if name in members:
             raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; give each a name of its own")
         members[name] = info
@@ -124,7 +124,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
-    """The bytes that a member's array needs by its own header; the zip directory must say the same."""
+    """The size of a member's array by its own header, which the zip directory must confirm."""
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()
@@ -150,31 +150,31 @@ def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict
     """The tensors of a safetensors file by name, and its metadata.
 
     Raises:
-        UnreadableError: it is no regular file, damaged, or has element types that NumPy has not.
+        UnreadableError: it is not a regular file, is damaged, or has element types that NumPy lacks.
     """
     open_regular(path).close()
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no dict
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableError(reason_of(error)) from None
 
 
 def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """As ``safetensors_in``; the tensors are what is mapped of the file, whatever takes its name later.
+    """Like ``safetensors_in``, with tensors mapped from the file, even if another file takes its name later.
 
     Raises:
-        UnreadableError: likewise.
+        UnreadableError: as for ``safetensors_in``.
     """
     try:
         with open_regular(path) as opened, safetensors.safe_open(path, framework="np") as file:  # checks the header
-            if not os.path.samestat(os.fstat(opened.fileno()), Path(path).stat()):  # another one has just been saved
+            if not os.path.samestat(os.fstat(opened.fileno()), Path(path).stat()):  # the file was just replaced
                 return safetensors_mapped(path)
             whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
             places = json_of(whole[8:start].tobytes())
             found = {}
-            for name in file.keys():  # noqa: SIM118 - no dict
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 begin, end = (start + at for at in places[name]["data_offsets"])
                 one = file.get_slice(name)
                 if (shape := one.get_shape()) and 0 not in shape:

@@ -1,4 +1,4 @@
-"""JSON, TOML and CSV that anybody may have written, and the fields of their tables by kind."""
+"""Untrusted JSON, TOML and CSV, and the fields of their tables by kind."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ else:
 
 T = TypeVar("T")
 
-LARGEST = 32 << 20  # bytes of a document: what it becomes takes up to 25 times as many
+LARGEST = 32 << 20  # bytes of a document: parsed, it takes up to 25 times as many
 LARGEST_NUMBER = 1e18
-LARGEST_COUNT = 1 << 53  # whole numbers up to it are exact in every reader of JSON
+LARGEST_COUNT = 1 << 53  # integers up to it are exact in every reader of JSON
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# 32 parts of a TOML key in a row: its reader takes the square of their number, in time
+# a TOML key of 32 parts: the parser takes quadratic time in the parts
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
 
 
 class KeyTwiceError(UnreadableError):
-    """A table of a document has a key more than once."""
+    """Raised for a duplicate key in a table."""
 
 
 def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -> Any:
@@ -40,12 +40,12 @@ def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -
 
     Args:
         content: text, or UTF-8.
-        finite: refuse NaN and Infinity, which are no JSON, and numbers beyond a float64.
-        largest: bytes that it may have.
+        finite: reject NaN and Infinity, which are not JSON, and numbers beyond float64.
+        largest: the maximum size in bytes.
 
     Raises:
-        UnreadableError: it is no JSON, or too large; it is nested more deeply than Python goes, has numbers
-            of thousands of digits, a key twice, or half a character.
+        UnreadableError: it is not JSON, or too large; it is nested too deeply for Python, has numbers of thousands of
+            digits, duplicate keys, or lone surrogates.
     """
     with _reading():
         text = _decoded(content, largest)
@@ -60,8 +60,8 @@ def toml_of(content: bytes) -> dict[str, Any]:
     """The tables of a TOML document.
 
     Raises:
-        UnreadableError: it is no TOML, or larger than LARGEST; it is nested more deeply than Python goes, or has keys
-            of 32 parts.
+        UnreadableError: it is not TOML, or larger than LARGEST; it is nested too deeply for Python, or has keys of 32
+            parts.
     """
     with _reading():
         text = _decoded(content)
@@ -72,7 +72,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """A block whose ValueErrors, and nesting beyond Python's, become an UnreadableError."""
+    """A context that converts ValueErrors, and nesting beyond Python's limit, to UnreadableError."""
     try:
         yield
     except UnreadableError:
@@ -84,7 +84,7 @@ def _reading() -> Iterator[None]:
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns of a CSV table with a header, and its rows: cells by column, those that stick out left away.
+    """The columns of a CSV table with a header, and its rows as cells by column; extra cells are dropped.
 
     Raises:
         UnreadableError: a line has a zero byte, or a cell of more than 128 KiB.
@@ -98,9 +98,9 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
-    """The header of a CSV table, of which no more is read than that; none where there is no CSV.
+    """The header of a CSV table, reading no further; empty if it is not CSV.
 
-    It may go over several lines, where names are quoted, and have LARGEST bytes.
+    It may span several lines if names are quoted, and have up to LARGEST bytes.
     """
     try:
         rows = csv.reader(_lines(file), delimiter=separator)
@@ -110,8 +110,10 @@ def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
 
 
 def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | None:
-    """The number of the first row that has more or fewer cells than the header, these, and the columns; None where
-    there is none. Empty lines do not count.
+    """Find the first row with more or fewer cells than the header.
+
+    Return the row number, the number of its cells, and that of the columns; None if there is no such row. Empty lines
+    do not count.
     """
     text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
     try:
@@ -133,7 +135,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 
 
 def csv_head(content: bytes, separator: str = ",") -> tuple[list[str], list[str]]:
-    """The header and the first row of a CSV table, of its beginning; empty where there is no CSV."""
+    """The header and the first row of a CSV table, from the start of its content; empty if it is not CSV."""
     lines = content.decode("utf-8-sig", "replace").splitlines(keepends=True)
     try:
         rows = (row for row in csv.reader(lines, delimiter=separator) if any(cell.strip() for cell in row))
@@ -152,7 +154,7 @@ def _decoded(content: str | bytes, largest: int = LARGEST) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise UnreadableError(f"it holds {name}, which is no number")
+    raise UnreadableError(f"it holds {name}, which is not a number")
 
 
 def _finite(digits: str) -> float:
@@ -171,12 +173,12 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_characters(value: Any) -> None:
-    """Raise UnreadableError for half a pair of surrogates, which no file can hold as text."""
+    """Raise UnreadableError for a lone surrogate, which no file can store as text."""
     waiting = [value]
     while waiting:
         match waiting.pop():
             case str() as text if any("\ud800" <= char <= "\udfff" for char in text):
-                raise UnreadableError("it holds half a character")
+                raise UnreadableError("it contains half a character (a lone surrogate)")
             case list() as values:
                 waiting.extend(values)
             case dict() as table:
@@ -184,12 +186,12 @@ def _check_characters(value: Any) -> None:
 
 
 class Fields:
-    """A table of a document, each of its fields read by kind; a message begins with ``what``.
+    """A table of a document whose fields are read by kind; error messages begin with ``what``.
 
-    A field that is left out, or null, is its default; there is none for those that must be given.
+    A missing or null field is its default, or an error if it has none.
 
     Raises:
-        UnreadableError: ``value`` is no table; or, of each method, a field is missing or of another kind.
+        UnreadableError: ``value`` is not a table; or, in each method, a field is missing or of another kind.
     """
 
     def __init__(self, value: Any, what: str) -> None:
@@ -198,7 +200,7 @@ class Fields:
         self.what, self._table = what, value
 
     def check_keys(self, *known: str) -> None:
-        """Raise UnreadableError for a key that is none of these."""
+        """Raise UnreadableError for any other key."""
         if unknown := [key for key in self._table if key not in known]:
             raise UnreadableError(f"{self.what} has {listed(unknown, 3)}, which is not known")
 
@@ -217,14 +219,14 @@ class Fields:
         return value
 
     def wholes(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of whole numbers from 0 on."""
+        """A list of integers of at least 0."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
             raise self._no(key, "a list of whole numbers")
         return tuple(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number whose square, too, is one in float32."""
+        """A number whose square is finite in float32."""
         value = self._given(key, default)
         if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
             raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")
@@ -245,7 +247,7 @@ class Fields:
         return tuple((first, second) for first, second in value)
 
     def pairs_of_wholes(self, key: str, default: tuple[tuple[int, int], ...] | None = None) -> Any:
-        """A list of pairs of whole numbers from 0 on."""
+        """A list of pairs of integers of at least 0."""
         value = self._given(key, default)
         numbers = value if isinstance(value, list | tuple) else None
         if numbers is None or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_count, p)) for p in numbers):
@@ -253,14 +255,14 @@ class Fields:
         return tuple((first, second) for first, second in numbers)
 
     def table(self, key: str) -> Fields:
-        """A table, without fields where it is left out."""
+        """A table; empty if it is missing."""
         return Fields(self._given(key, {}), f"'{shown(key)}' of {self.what}")
 
     def keys(self) -> list[str]:
         return list(self._table)
 
     def value(self, key: str) -> Any:
-        """A field of any kind; None where it is left out."""
+        """A field of any kind; None if it is missing."""
         return self._table.get(key)
 
     def _given(self, key: str, default: object) -> Any:
@@ -276,11 +278,11 @@ class Fields:
 
     def _no(self, key: str, expected: str) -> UnreadableError:
         value = self._table.get(key)
-        return UnreadableError(f"'{shown(key)}' of {self.what} is {_brief(value)}, and {expected} is expected")
+        return UnreadableError(f"'{shown(key)}' of {self.what} is {_brief(value)}; expected {expected}")
 
 
 def tables_of(value: Any, what: str) -> Iterator[Fields]:
-    """Each table of a list; raises UnreadableError where it is no list, or holds anything else."""
+    """Each table of a list; raises UnreadableError if it is not a list, or contains anything else."""
     if not isinstance(value, list):
         raise UnreadableError(f"{what} is {_kind(value)}, not a list")
     for i, entry in enumerate(value):

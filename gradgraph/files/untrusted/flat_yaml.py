@@ -1,4 +1,4 @@
-"""The YAML of small tables that anybody may have written: keys, each with a text, a list or a table of texts."""
+"""Untrusted YAML of small tables: keys with a text, a list or a table of texts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Value = str | list[str] | dict[str, str]
 
 
 def flat_yaml_of(content: bytes) -> dict[str, Value]:
-    """The table of a YAML document that is one table of texts, lists of texts and tables of texts.
+    """The table of a YAML document that consists of texts, lists of texts and tables of texts.
 
-    Lists and tables are written in lines (``- cat``, ``0: cat``) or in brackets (``[cat, dog]``, ``{0: cat, 1: dog}``).
-    Anchors, tags, several documents, texts of many lines and deeper tables are not read.
+    Lists and tables may be block style (``- cat``, ``0: cat``) or flow style (``[cat, dog]``, ``{0: cat, 1: dog}``).
+    Anchors, tags, several documents, multi-line texts and deeper tables are not supported.
 
     Raises:
-        UnreadableError: it is anything else, not UTF-8, or larger than LARGEST; a key stands twice.
+        UnreadableError: it is anything else, not UTF-8, or larger than LARGEST, or has duplicate keys.
     """
     if len(content) > LARGEST:
         raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
@@ -51,7 +51,7 @@ def flat_yaml_of(content: bytes) -> dict[str, Value]:
 
 
 def _whole(lines: list[str]) -> list[str]:
-    """Lines, with those that follow an open bracket joined to it."""
+    """Lines, with continuation lines of an open bracket joined to it."""
     joined: list[str] = []
     for line in lines:
         before = _without_comment(joined[-1]) if joined else ""
@@ -78,7 +78,7 @@ def _value(text: str, number: int) -> Value:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no quotes."""
+    """The parts between unquoted commas."""
     parts, start, quote = [], 0, ""
     for i, char in enumerate(text):
         if quote:
@@ -119,7 +119,7 @@ def _append(table: dict[str, Value], key: str, item: str, number: int) -> None:
     if held == "":
         held = table[key] = []
     if not isinstance(held, list):
-        raise UnreadableError(f"line {number} is an item of no list")
+        raise UnreadableError(f"line {number} is an item without a list")
     held.append(item)
 
 
@@ -128,11 +128,11 @@ def _set(table: dict[str, Value], key: str, name: str, item: str, number: int) -
     if held == "":
         held = table[key] = {}
     if not isinstance(held, dict):
-        raise UnreadableError(f"line {number} is indented, and belongs to no table")
+        raise UnreadableError(f"line {number} is indented, but not part of a table")
     if name in held:
         raise UnreadableError(f"line {number} gives '{shown(name)}' for the second time")
     held[name] = item
 
 
 def _odd(number: int, text: str) -> UnreadableError:
-    return UnreadableError(f"line {number} ('{shown(text[:60])}') is no key with a text, a list or a table of texts")
+    return UnreadableError(f"line {number} ('{shown(text[:60])}') is not a key with a text, a list or a table of texts")

@@ -1,8 +1,8 @@
-"""Runs templates of Jinja in a process of its own, which ``jinja_worker`` starts, bounds and ends.
+"""Renders Jinja templates in a subprocess, which ``jinja_worker`` starts, limits and ends.
 
-It is run as a script, and imports nothing but the standard library and jinja2. A request is a line of JSON, and so are
-its answers: ``{"text": …}`` each, or ``{"fault": …, "reason": …}``. Templates run in Jinja's sandbox, with the filters
-and functions that Hugging Face's ``apply_chat_template`` gives them.
+It runs as a script, and imports only the standard library and jinja2. Requests and answers are lines of JSON; an answer
+is ``{"text": …}`` or ``{"fault": …, "reason": …}``. Templates run in Jinja's sandbox, with the filters and functions of
+Hugging Face's ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
-BEGIN, END = "\ufdd0", "\ufdd1"  # around {% generation %}: no characters of Unicode, so in no text
-MEMORY = 500 << 20  # bytes that a template may take beside what it is given
+BEGIN, END = "\ufdd0", "\ufdd1"  # marks around {% generation %}: not Unicode characters, so not in any text
+MEMORY = 500 << 20  # bytes that a template may use in addition to its input
 _READY = "ready"
 _DIGITS = 128  # of a power, in binary
 
 
 def environment(now: datetime | None) -> Any:
-    """The sandbox: what a template may use."""
+    """The sandbox and what a template may use in it."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):  # type: ignore[misc]
-        """``{% generation %}`` … ``{% endgeneration %}``, with marks around what stands between."""
+        """``{% generation %}`` … ``{% endgeneration %}``, with marks around the content."""
 
-        tags = {"generation"}  # noqa: RUF012 - as the class of jinja2 has it
+        tags = {"generation"}  # noqa: RUF012 - as in jinja2's class
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -47,7 +47,7 @@ def environment(now: datetime | None) -> Any:
         raise jinja2.exceptions.TemplateError(message)
 
     class Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
-        """Without names that begin with an underscore, by which a template could reach Python."""
+        """A namespace without names that begin with an underscore, through which a template could reach Python."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             given = dict(*args[1:], **kwargs)
@@ -64,7 +64,7 @@ def environment(now: datetime | None) -> Any:
             raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
 
     class Sandbox(ImmutableSandboxedEnvironment):  # type: ignore[misc]
-        """Without powers of more digits than a text needs, as it is without ranges of more than 100,000 numbers."""
+        """A sandbox that rejects powers with too many digits, as jinja2's rejects ranges of over 100,000 numbers."""
 
         intercepted_binops = frozenset({"**"})
 
@@ -86,12 +86,12 @@ def environment(now: datetime | None) -> Any:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
              sort_keys: bool = False) -> str:  # fmt: skip
-    """As Hugging Face has it: Jinja's own writes < and > as numbers."""
+    """JSON as in Hugging Face; Jinja's own filter escapes < and >."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """The texts of a request, up to the first that there is none of."""
+    """The texts of a request, up to the first failure."""
     if "source" in request:
         yield _answer(request, templates, {})
         return
@@ -103,7 +103,7 @@ def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict
 
 
 def _answer(request: dict[str, Any], templates: dict[str, Any], variables: dict[str, Any]) -> dict[str, str]:
-    """One text, or why there is none."""
+    """One text, or the reason of a failure."""
     import jinja2
 
     try:
@@ -119,7 +119,7 @@ def _answer(request: dict[str, Any], templates: dict[str, Any], variables: dict[
         return {"fault": "recursion", "reason": ""}
     except jinja2.exceptions.SecurityError as error:
         return _fault("security", error)
-    except Exception as error:  # of any class: it is a program that somebody wrote
+    except Exception as error:  # of any class, as the template is foreign code
         return _fault("source" if "source" in request else "other", error)
 
 
@@ -128,23 +128,23 @@ def _fault(fault: str, error: Exception) -> dict[str, str]:
 
 
 def _bound(seconds: float, given: int) -> None:
-    """Let the system end what takes too much of its memory and time, where it has such bounds."""
+    """Let the system kill the process if it exceeds memory or time, where it supports such limits."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         spent = resource.getrusage(resource.RUSAGE_SELF)
-        with contextlib.suppress(OSError, ValueError):  # whoever started this process may be gone, too
+        with contextlib.suppress(OSError, ValueError):  # the parent may have died, too
             most = int(spent.ru_utime + spent.ru_stime + 2 * seconds) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - imports of pathlib take a while
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - importing pathlib is slow
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY + 16 * given, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def main(seconds: float) -> None:
-    """Answer requests, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
-    importlib.import_module("jinja2.sandbox")  # which takes a while, and is no template's time
+    """Answer requests until end of input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    importlib.import_module("jinja2.sandbox")  # the import is slow, and does not count as the template's time
     templates: dict[str, Any] = {}
     print(_READY, flush=True)
     for line in sys.stdin:

@@ -1,8 +1,8 @@
-"""Templates of Jinja that anybody may have written: rendered in a process that is ended when it takes too much.
+"""Untrusted Jinja templates, rendered in a subprocess that is killed if it exceeds its limits.
 
-A template is a program: ``{{ 'x' * 10**9 }}`` takes all memory, and a loop in a loop never ends. One process runs all
-templates of this one, is started when it is first asked, and anew after it has been ended. Time is bounded everywhere;
-memory is where the system bounds that of a process (Linux).
+A template is a program: ``{{ 'x' * 10**9 }}`` exhausts memory, and nested loops may never end. One subprocess renders
+all templates; it is started on first use, and again after it was killed. Time is always limited, memory where the
+system can limit it for a process (Linux).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gradgraph.machine.processes import Process, start_python
 __all__ = ["BEGIN", "END", "TemplateError", "Templates", "is_installed", "of_this_process"]
 
 SECONDS = 10.0  # for one rendering
-MOST = 16 << 20  # characters that a rendering may have beside four times those that it is given
+MOST = 16 << 20  # characters of output allowed in addition to four times the input
 _STARTING = 120.0  # seconds, on a busy machine
 _CODE = "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 _WORDS = {
@@ -39,11 +39,11 @@ _WORDS = {
 
 
 class TemplateError(UnreadableError):
-    """A template gives no text.
+    """Raised if a template renders no text.
 
     Attributes:
-        kind: ``"source"`` where it is no template; ``"security"``, ``"recursion"``, ``"time"``, ``"memory"``,
-            ``"long"``, ``"end"``; or ``"other"``, where it refuses what it is given.
+        kind: ``"source"`` if it is not a template; ``"security"``, ``"recursion"``, ``"time"``, ``"memory"``,
+            ``"long"``, ``"end"``; or ``"other"``, if it rejects its input.
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -52,12 +52,12 @@ class TemplateError(UnreadableError):
 
 
 def is_installed() -> bool:
-    """Whether the package jinja2 is."""
+    """Whether the package jinja2 is installed."""
     return importlib.util.find_spec("jinja2") is not None
 
 
 class Templates:
-    """A process that renders templates, one at a time.
+    """A subprocess that renders templates, one at a time.
 
     Args:
         seconds: for one rendering.
@@ -70,15 +70,15 @@ class Templates:
         self._lock = threading.Lock()
 
     def check(self, source: str, now: datetime | None) -> None:
-        """Raise TemplateError where a text is no template."""
+        """Raise TemplateError if a text is not a template."""
         with self._lock:
             self._compiled(source, now)
 
     def render(self, source: str, now: datetime | None, variables: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The texts of a template, one for each set of variables, which are plain JSON.
+        """Render a template once per set of variables, which are plain JSON.
 
         Raises:
-            TemplateError: the template refuses them, fails, or takes too much.
+            TemplateError: the template rejects them, fails, or exceeds its limits.
         """
         given = json.dumps(variables)
         with self._lock:
@@ -87,7 +87,7 @@ class Templates:
             return self._asked(request, len(variables))
 
     def _compiled(self, source: str, now: datetime | None) -> str:
-        """The key by which the process knows a template."""
+        """The key of the compiled template in the subprocess."""
         request = {"source": source, "now": None if now is None else now.isoformat()}
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if self._process is None or key not in self._known:
@@ -96,7 +96,7 @@ class Templates:
         return key
 
     def _asked(self, request: str, count: int = 1) -> list[str]:
-        """The answers to a request; the process is ended if one of them does not come, or this process is stopped."""
+        """The answers to a request; the subprocess is killed if one is missing, or this process is interrupted."""
         process, texts = self._running(), list[str]()
         is_whole = False
         try:
@@ -129,7 +129,7 @@ class Templates:
         return self._process
 
     def close(self) -> None:
-        """End the process; the next rendering starts another one."""
+        """End the subprocess; the next rendering starts another one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -139,12 +139,12 @@ class Templates:
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # what could not be written is nobody's
+                except OSError:  # unwritten data are lost
                     continue
 
 
 def _line(process: Process, request: str, seconds: float) -> tuple[str, bool]:
-    """The next line that a process writes, after a request, and whether it was ended for want of one."""
+    """The next line from a process after a request, and whether the process was killed while waiting."""
     late = threading.Event()
 
     def end() -> None:
@@ -169,16 +169,16 @@ _ONE = Templates()
 
 
 def of_this_process() -> Templates:
-    """The process that renders the templates of this one."""
+    """The renderer of this process."""
     return _ONE
 
 
 def _forget() -> None:
-    """Begin with a process of its own, in one that was forked."""
+    """Start anew in a forked process."""
     global _ONE
     parents, _ONE = _ONE._process, Templates()
     if parents is not None:
-        parents.returncode = 0  # it is no child of this one, to wait for
+        parents.returncode = 0  # not a child of this process, so it cannot be waited for
 
 
 atexit.register(lambda: _ONE.close())

@@ -1,4 +1,4 @@
-"""ONNX messages that anybody may have written: parsed here, and checked by ``gradgraph.files.protos``."""
+"""Untrusted ONNX messages: parsed here, and checked by ``gradgraph.files.protos``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 from gradgraph.files.untrusted.regular import UnreadableError
 
-LEAST_APART = 1 << 16  # bytes of data that are left in the file
+LEAST_APART = 1 << 16  # bytes above which data stay in the file
 _TENSOR: Mapping[int, Mapping[int, object]] = {}
 _INSIDE: Mapping[int, object] = {7: {5: _TENSOR}}  # ModelProto.graph, GraphProto.initializer in onnx.proto
 _SINGLE = 7
@@ -21,27 +21,27 @@ Place: TypeAlias = Callable[[onnx.TensorProto, int, int], bool]
 
 
 def message_of(content: bytes) -> onnx.ModelProto:
-    """The model in the bytes of a file, before anybody has looked at what it says.
+    """The model in the bytes of a file, parsed but not checked.
 
     Raises:
         UnreadableError: they do not parse.
     """
     try:
         return onnx.ModelProto.FromString(content)
-    except Exception as error:  # protobuf raises DecodeError, a class of no public module
+    except Exception as error:  # protobuf raises DecodeError, which no public module exports
         raise UnreadableError("its protobuf does not parse, nor would graphs nested more than 32 deep") from error
 
 
-def message_apart(file: BinaryIO, place: Place) -> onnx.ModelProto | None:
-    """The model in ``file``, of which the data of large initializers are not read.
+def message_without_data(file: BinaryIO, place: Place) -> onnx.ModelProto | None:
+    """The model in ``file``, without reading the data of large initializers.
 
     Args:
-        file: at its start.
-        place: is given an initializer without its data, the byte of the file at which these begin, and how many they
-            are; lets it say where they lie and returns True, or returns False where they are to be read as usual.
+        file: positioned at its start.
+        place: called with an initializer without its data, and their offset and length in the file; records the
+            location and returns True, or returns False to read the data as usual.
 
     Returns:
-        None where the file is not written as plainly as exporters write it: ``message_of`` tells what it is.
+        None for a truncated or non-canonical file; ``message_of`` reports what it is.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -52,24 +52,24 @@ def message_apart(file: BinaryIO, place: Place) -> onnx.ModelProto | None:
 
 
 class _OddError(Exception):
-    """These bytes end too soon, or say in another way than usual what they say."""
+    """Raised for a truncated or non-canonical message."""
 
 
 class _Walk:
-    """One pass over the messages of a file: fields are copied, but for the data of large tensors."""
+    """One pass over the messages of a file, copying all fields except the data of large tensors."""
 
     def __init__(self, file: BinaryIO, place: Place) -> None:
         self._file, self._place, self._at = file, place, 0
 
     def message(self, size: int, inside: Mapping[int, object]) -> bytearray:
-        """The next ``size`` bytes, a message; ``inside`` are the fields of it in which there may be large tensors."""
+        """Copy the next ``size`` bytes, a message; ``inside`` are its fields that may contain large tensors."""
         end, copy, entered = self._at + size, bytearray(), set[int]()
         while self._at < end:
             key = self._varint()
             number, kind = key >> 3, key & 7
             copy += varint(key)
             if number == _SINGLE and number in inside:
-                self._check(number not in entered)  # two are one, whose fields are those of both
+                self._check(number not in entered)  # repeated messages are merged
                 entered.add(number)
             if kind != _COUNTED:
                 copy += self._plain(kind)
@@ -86,9 +86,9 @@ class _Walk:
         return copy
 
     def _tensor(self, size: int) -> bytes:
-        """A tensor whose data are left where they are, if that is all that it has; else as it stands."""
+        """A tensor without its data if they are in raw_data and large; otherwise unchanged."""
         start, end = self._at, self._at + size
-        apart, data = bytearray(), list[tuple[int, int]]()
+        header, data = bytearray(), list[tuple[int, int]]()
         plain = True
         while plain and self._at < end:
             key = self._varint()
@@ -100,14 +100,14 @@ class _Walk:
             elif kind == _COUNTED and number in _PLAIN:
                 length = self._varint()
                 self._check(self._at + length <= end)
-                apart += varint(key) + varint(length) + self._read(length)
+                header += varint(key) + varint(length) + self._read(length)
             elif kind == _VARINT and number in _PLAIN:
-                apart += varint(key) + self._plain(kind)
+                header += varint(key) + self._plain(kind)
             else:
                 plain = key == _PLACE << 3 | _VARINT and self._varint() == onnx.TensorProto.DEFAULT
         if plain and self._at == end and len(data) == 1 and data[0][1] >= LEAST_APART:
             try:
-                tensor = onnx.TensorProto.FromString(bytes(apart))
+                tensor = onnx.TensorProto.FromString(bytes(header))
             except Exception:
                 raise _OddError from None
             if self._place(tensor, *data[0]):
@@ -116,14 +116,14 @@ class _Walk:
         return self._read(size)
 
     def _plain(self, kind: int) -> bytes:
-        """The value of a field whose length is told by its kind."""
+        """The value of a field whose wire type determines its length."""
         if kind == _VARINT:
             return varint(self._varint())
         self._check(kind in (_EIGHT_BYTES, _FOUR_BYTES))
         return self._read(8 if kind == _EIGHT_BYTES else 4)
 
     def _varint(self) -> int:
-        """The next number: seven bits a byte, the low ones first; all bytes but the last have their high bit set."""
+        """Read a varint: seven bits per byte, low bits first, with the high bit set on all bytes but the last."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read(1)[0]
@@ -149,7 +149,7 @@ class _Walk:
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, the low ones first; all bytes but the last have their high bit set."""
+    """Write a varint: seven bits per byte, low bits first, with the high bit set on all bytes but the last."""
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)

@@ -1,4 +1,4 @@
-"""Regular files alone are read: a pipe would wait for ever, a device never ends."""
+"""Reading of regular files only: a pipe would block forever, a device never ends."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from gradgraph.errors import shown
 
 
 class UnreadableError(ValueError):
-    """Content that cannot be read, or is not what it should be: says why in one line that steers no terminal."""
+    """Raised for unreadable or invalid content, with the reason in one line that is safe to print."""
 
 
 class MissingFileError(UnreadableError):
-    """There is no such file."""
+    """Raised if there is no such file."""
 
 
 class IrregularFileError(UnreadableError):
-    """There is a folder, pipe, socket or device of this name."""
+    """Raised for a folder, pipe, socket or device."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading, once it is sure that it is a regular one.
+    """Open a file for reading if it is a regular file.
 
-    It is looked at after it is open, so that nobody can put a pipe in its place in between.
+    It is checked after opening, so that nobody can replace it by a pipe in between.
 
     Raises:
-        UnreadableError: it is not there, cannot be opened, or is a folder, pipe, socket or device.
+        UnreadableError: it does not exist, cannot be opened, or is a folder, pipe, socket or device.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError as error:
         raise MissingFileError(reason_of(error)) from None
-    except (OSError, ValueError) as error:  # a name with a zero byte is the latter
-        _check_regular(path)  # a socket, or a folder of Windows, cannot even be opened
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        _check_regular(path)  # a socket, or a folder on Windows, cannot even be opened
         raise UnreadableError(reason_of(error)) from None
     try:
         _check_regular(handle)
@@ -46,7 +46,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 def _check_regular(file: str | os.PathLike[str] | int) -> None:
     try:
-        mode = os.stat(file).st_mode  # noqa: PTH116 - of a handle, too
+        mode = os.stat(file).st_mode  # noqa: PTH116 - works on a handle
     except (OSError, ValueError):
         return
     if not stat.S_ISREG(mode):
@@ -57,10 +57,10 @@ def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> byte
     """The content of a regular file.
 
     Args:
-        most: the bytes that it may have; any number by default.
+        most: the maximum size in bytes; unlimited by default.
 
     Raises:
-        UnreadableError: as for :func:`open_regular`; it has more bytes, or cannot be read.
+        UnreadableError: as for :func:`open_regular`; it is larger, or cannot be read.
     """
     with open_regular(path) as file:
         try:
@@ -73,6 +73,6 @@ def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> byte
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what an error says, harmless to a terminal; its class where it says nothing."""
+    """The first line of an error message, safe to print; the class of the error if it is empty."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return shown((strerror or str(error)).split("\n", 1)[0] or type(error).__name__)

@@ -1,4 +1,4 @@
-"""WAV files that anybody may have written: samples as floats, read as far as they are wanted."""
+"""Untrusted WAV files: samples as floats, read on demand."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class WavFile:
 
     Attributes:
         path: of the file.
-        rate: samples a second.
-        channels: beside each other in each sample.
-        frames: how many samples each channel has.
-        kind, bits: PCM or FLOAT, and the bits of a number.
-        start: where the samples begin.
+        rate: samples per second.
+        channels: the number of interleaved channels.
+        frames: the number of samples per channel.
+        kind, bits: PCM or FLOAT, and the bits per number.
+        start: the offset of the samples.
     """
 
     path: Path
@@ -41,10 +41,10 @@ class WavFile:
     start: int
 
     def read(self, first: int = 0, count: int | None = None) -> Array:
-        """Samples from ``first`` on: float32 [channels, count], whole numbers as parts of their largest one.
+        """Samples from ``first`` on: float32 [channels, count], integers scaled to ±1.
 
         Raises:
-            UnreadableError: the file is shorter than it was, or holds numbers that are not finite.
+            UnreadableError: the file was truncated, or contains nonfinite numbers.
         """
         count = self.frames - first if count is None else count
         width = self.bits // 8
@@ -60,11 +60,11 @@ class WavFile:
 
 
 def _floats(content: bytes, kind: int, width: int) -> Array:
-    """Numbers of ``width`` bytes as float32 from −1 to 1."""
+    """Convert numbers of ``width`` bytes to float32 from −1 to 1."""
     if kind == FLOAT:
-        with np.errstate(over="ignore"):  # what float32 cannot hold is not finite, and refused
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
             return np.frombuffer(content, f"<f{width}").astype(np.float32)
-    if width == 1:  # the only one without a sign
+    if width == 1:  # the only unsigned format
         return (np.frombuffer(content, np.uint8).astype(np.float32) - 128) / 128
     if width == 3:
         whole = np.zeros((len(content) // 3, 4), np.uint8)
@@ -77,13 +77,13 @@ def wav_file(path: str | os.PathLike[str]) -> WavFile:
     """Read the header of a WAV file.
 
     Raises:
-        UnreadableError: it is no regular file or no WAV, damaged, or has samples that are not PCM of 8, 16, 24 or 32
-            bits nor float of 32 or 64.
+        UnreadableError: it is not a regular file or not WAV, is damaged, or its samples are neither PCM of 8, 16, 24 or
+            32 bits nor float of 32 or 64.
     """
     with open_regular(path) as file:
         head = file.read(12)
         if head[:4] != b"RIFF" or head[8:] != b"WAVE":
-            raise UnreadableError("it is no WAV file")
+            raise UnreadableError("it is not a WAV file")
         end = file.seek(0, os.SEEK_END)
         file.seek(12)
         return _header(Path(path), file, end)
@@ -111,7 +111,7 @@ def _header(path: Path, file: BinaryIO, end: int) -> WavFile:
 
 
 def _format(chunk: bytes) -> tuple[int, int, int, int]:
-    """The kind of numbers, the channels, the rate, and the bits of a number."""
+    """The sample format, the channels, the rate, and the bits per number."""
     if len(chunk) < 16:
         raise UnreadableError("its format is too short")
     kind, channels = (int.from_bytes(chunk[i : i + 2], "little") for i in (0, 2))
@@ -120,7 +120,7 @@ def _format(chunk: bytes) -> tuple[int, int, int, int]:
         kind = int.from_bytes(chunk[24:26], "little")
     if bits not in {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}.get(kind, ()):
         what = FORMATS.get(kind, f"numbers of {bits} bits in format {kind}")
-        raise UnreadableError(f"its samples are {what}, and PCM or float is read")
+        raise UnreadableError(f"its samples are {what}; only PCM and float are supported")
     if not 0 < channels <= MOST_CHANNELS or not 0 < rate <= MOST_RATE or align != channels * bits // 8:
-        raise UnreadableError(f"its format says {channels} channels, {rate:,} samples a second and {align} bytes each")
+        raise UnreadableError(f"its format declares {channels} channels, {rate:,} samples/s and {align} bytes each")
     return kind, channels, rate, bits

@@ -15,12 +15,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph.files.aside import Folder, mapped_aside
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, lie_in, location_of
 from gradgraph.files.large_weights import LEAST_KEPT
 from gradgraph.files.mapped import Array, passing_through
 from gradgraph.files.models import to_proto
 from gradgraph.files.protos import reads
+from gradgraph.files.spilled import Folder, spill_arrays
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.step import Step
@@ -145,7 +145,7 @@ def _at_whole_addresses(
     if sum(raw.nbytes for raw in moved.values()) < LEAST_KEPT:
         return {}, None
     try:
-        arrays, folder = mapped_aside(list(moved.values()))
+        arrays, folder = spill_arrays(list(moved.values()))
     except OSError as error:
         log.debug("weights are copied in memory, as no temporary file can be written: %s", error)
         return {}, None

@@ -32,7 +32,7 @@ import onnxruntime as ort
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_native import library
 from gradgraph.errors import GradgraphError
-from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.external import external_entry, is_external, location_of, point_at
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.untrusted.messages import message_of
@@ -142,7 +142,7 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
     body = bytes([executed is not None]) + model.SerializeToString()
     path = _path(key)
     try:
-        with says_why(path):
+        with explain_errors(path):
             open_private(path.parent)
             write_atomically(path, _MARK + _digest(key, body) + body, FILE_MODE)
     except GradgraphError as error:  # the next opening takes longer, nothing else

@@ -26,7 +26,7 @@ from gradgraph.backends.engine import Choose, lower, opened
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.errors import GradgraphError
-from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.models import to_proto
 from gradgraph.files.untrusted.documents import LARGEST, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -158,7 +158,7 @@ class Tuner:
         stored = _stored(self.cache)
         stored[self._machine] = {**stored.get(self._machine, {}), **self.chosen}
         try:
-            with says_why(self.cache):
+            with explain_errors(self.cache):
                 open_private(self.cache.parent)
                 write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode(), FILE_MODE)
         except GradgraphError as error:  # it costs another measurement, nothing else

@@ -20,7 +20,7 @@ import numpy as np
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
-from gradgraph.files.atomic import link_atomically, says_why
+from gradgraph.files.atomic import explain_errors, link_atomically
 from gradgraph.files.digest import Digest
 from gradgraph.files.mapped import pieces
 from gradgraph.files.path_kinds import Kind as Place
@@ -271,7 +271,7 @@ class CheckpointKeeper:
             self._look_at_folder(trainer, name)
         value = self._sign * row[name]
         try:
-            with says_why(self.folder):
+            with explain_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
             trainer.save(self.folder / f"step-{steps:08d}.ckpt")
             if value < self.best_value:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradgraph.errors import OutputError, shown
-from gradgraph.files.atomic import says_why
+from gradgraph.files.atomic import explain_errors
 from gradgraph.files.paths import output_target
 
 SUFFIX = ".gradgraph-lock"
@@ -30,7 +30,7 @@ def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         OutputError: another run holds it, or somebody has laid a link or another file at its name.
     """
-    with says_why(path):
+    with explain_errors(path):
         target = output_target(path)
     file = target.with_name(f".{target.name[:100]}{SUFFIX}")
     handle = _open_lock(file, path)

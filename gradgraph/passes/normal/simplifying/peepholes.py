@@ -298,8 +298,8 @@ def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
     bare = [source_of(x, "Expand") or x for x in inputs]
     if bare == inputs:
         return None
-    beside = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
-    return op.emit(node.op_type, *map(op.wrap, bare)) if beside else None
+    is_broadcast = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
+    return op.emit(node.op_type, *map(op.wrap, bare)) if is_broadcast else None
 
 
 # --- constants -------------------------------------------------------------------------------------------

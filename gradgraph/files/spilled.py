@@ -1,4 +1,4 @@
-"""Weights that lie in memory, more of them than a protobuf message holds, in a temporary file that all sessions map."""
+"""Spilling: large weights in memory move to a temporary file that all sessions map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import OutputError
-from gradgraph.files.atomic import says_why
+from gradgraph.files.atomic import explain_errors
 from gradgraph.files.external import PAGE, DataFile, bytes_of, store_outside, tensor_pieces
 from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.files.mapped import Array, pieces
@@ -24,10 +24,10 @@ _NAME = "weights.data"
 
 
 class Folder:
-    """A folder for a moment: it goes when nobody refers to it any more. What was mapped of its files stays.
+    """A temporary folder, deleted with its last reference. Mappings of its files stay valid.
 
     Args:
-        inside: the folder that it lies in; by default that of temporary files.
+        inside: the parent folder; by default the folder of temporary files.
     """
 
     def __init__(self, inside: Path | None = None) -> None:
@@ -38,11 +38,11 @@ class Folder:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_folder, ()  # another process reads the file while this one keeps it
+        return _no_folder, ()  # another process may read the file while this one keeps it
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not a child of it, which ends sooner
+    if os.getpid() == owner:  # only the owner removes it, not a forked child
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -50,25 +50,25 @@ def _no_folder() -> None:
     return None
 
 
-class PutAside:
-    """Large weights that are made one after the other, each put into a file before the next one is made.
+class SpilledWeights:
+    """Spills large weights one at a time, each before the next one is computed.
 
     Args:
-        folder: that the file lies in, and as long as the weights are read.
+        folder: the folder of the file; it must exist as long as the weights are read.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
-        with says_why(self._path), self._path.open("wb"):
-            pass  # it is there, and empty
+        with explain_errors(self._path), self._path.open("wb"):
+            pass  # create it empty
 
     def __call__(self, model: ir.Model) -> None:
-        """Let the large weights of ``model`` that lie in memory lie in the file, in place; raises OutputError."""
+        """Move the large weights of ``model`` from memory to the file, in place; raises OutputError."""
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is None or isinstance(tensor, ir.ExternalTensor) or bytes_of([value]) < LEAST_BYTES:
                 continue
-            with says_why(self._path), self._path.open("ab") as file:
+            with explain_errors(self._path), self._path.open("ab") as file:
                 file.write(bytes(-file.tell() % PAGE))
                 offset = file.tell()
                 file.writelines(tensor_pieces(tensor))
@@ -78,11 +78,11 @@ class PutAside:
             )  # fmt: skip
 
 
-def write_aside(model: ir.Model, least: int, limit: int) -> Folder | None:
-    """Let the weights of ``model`` that lie in memory, of ``least`` bytes and more, lie in a temporary file, in place.
+def spill(model: ir.Model, least: int, limit: int) -> Folder | None:
+    """Move weights of ``model`` of at least ``least`` bytes from memory to a temporary file, in place.
 
     Returns:
-        What keeps that file; None where they have ``limit`` bytes or less, and stay in memory.
+        The folder that keeps the file; None if they total at most ``limit`` bytes and stay in memory.
 
     Raises:
         OutputError: they cannot be written.
@@ -101,15 +101,15 @@ def write_aside(model: ir.Model, least: int, limit: int) -> Folder | None:
         raise OutputError(
             f"{bytes_of(held) / 1e9:.1f} GB of weights in memory are too many for protobuf, and cannot be written to a "
             f"temporary file: {error}",
-            remedy="let TMPDIR name a folder with more room, or write the model there first, onnx_ir.save(model, path, "
+            remedy="set TMPDIR to a folder with more space, or write the model there first, onnx_ir.save(model, path, "
             "external_data='weights.data'), and build that path",
-            shell="let TMPDIR name a folder with more room",
+            shell="set TMPDIR to a folder with more space",
         ) from None
     return folder
 
 
-def mapped_aside(arrays: Sequence[Array]) -> tuple[list[Array], Folder]:
-    """The bytes of ``arrays`` in a temporary file, mapped, each at the start of a page; and what keeps that file.
+def spill_arrays(arrays: Sequence[Array]) -> tuple[list[Array], Folder]:
+    """Map the bytes of ``arrays`` from a temporary file, page-aligned; also returns the folder that keeps it.
 
     Raises:
         OSError: they cannot be written.

@@ -1,7 +1,7 @@
-"""Nodes that are alike: ONNX's rules tell the same of their outputs, so they are asked once.
+"""A cache for ONNX's shape inference of single nodes.
 
-Many nodes of a network are: the update of each weight, the layers of one size. To ask takes 0.1 ms, most of which is
-spent on writing the node as a protobuf message.
+Many nodes of a network are alike: the updates of all weights, layers of one size. Inferring one takes 0.1 ms, mostly
+for writing the node as a protobuf message.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import onnx_ir as ir
 
 from gradgraph.graph.schemas import schema_of
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 Dims = Sequence[tuple[int | str | None, ...] | None]
 Numbers = Sequence[np.ndarray | None]
 
-_MOST = 4096  # nodes of which the answer is remembered
+_MOST = 4096  # entries in the cache
 _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
 
 
-def asked_once(
-    ask: Callable[[ir.Node, Dims, Numbers, int], Told],
-) -> Callable[[ir.Node, Dims, Numbers, int], Told]:
-    """Let ``ask`` be called once for nodes that are alike.
+def cached_by_node(
+    ask: Callable[[ir.Node, Dims, Numbers, int], Answer],
+) -> Callable[[ir.Node, Dims, Numbers, int], Answer]:
+    """Cache ``ask`` for equal nodes.
 
     Args:
-        ask: takes a node, the shapes of its inputs, the numbers of those that may steer shapes, and the opset. What it
-            gives has no names of the node.
+        ask: called with a node, the shapes of its inputs, the constants that may determine shapes, and the opset. Its
+            result must not contain names of the node.
     """
-    remembered: dict[Hashable, Told] = {}
+    remembered: dict[Hashable, Answer] = {}
 
     @functools.wraps(ask)
-    def answer(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Told:
+    def answer(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Answer:
         key = _key(node, given, numbers, opset)
         if key is None:
             return ask(node, given, numbers, opset)
@@ -50,7 +50,7 @@ def asked_once(
 
 
 def _key(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Hashable | None:
-    """All that ONNX's rules read of ``node``; None if that is much: tensors, bodies, sequences."""
+    """A key of everything that ONNX's rules read of ``node``; None if that is large: tensors, bodies, sequences."""
     if any(a.type not in _PLAIN or a.is_ref() for a in node.attributes.values()):
         return None
     read: list[Hashable] = []
@@ -60,5 +60,5 @@ def _key(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Hashable |
         known = None if array is None else (array.dtype.str, array.shape, array.tobytes())
         read.append(None if v is None else (v.dtype, shape, known))
     attributes = tuple([(a.name, a.type, a.value) for a in node.attributes.values()])
-    named = tuple([bool(out.name) for out in node.outputs])  # those without a name are left out
+    named = tuple([bool(out.name) for out in node.outputs])  # absent ones are skipped
     return schema_of(node.op_type, opset, node.domain), attributes, tuple(read), named

@@ -1,7 +1,7 @@
-"""A path that a file names, and any file of a folder that somebody gave us: neither leads out of the folder.
+"""Paths named in untrusted files, and files of untrusted folders: neither may lead out of the folder.
 
-Every reader of such a name asks here: external data of a model, what ``genai_config.json`` names, pictures of
-annotations, tokenizers and chat templates, adapters, and what is copied from one folder to another.
+Every reader of such a name uses this: external data of a model, files named by ``genai_config.json``, images of
+annotations, tokenizers and chat templates, adapters, and files copied from one folder to another.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from gradgraph.files.untrusted.regular import IrregularFileError, MissingFileError, UnreadableError, regular_bytes
 
-_SNAPSHOTS, _BLOBS = "snapshots", "blobs"  # of a cache of downloads: snapshots/<revision>/name -> ../../blobs/<hash>
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"  # in a download cache: snapshots/<revision>/name -> ../../blobs/<hash>
 
 
 class OutsideError(UnreadableError):
-    """A name leads out of its folder: by its words, a symlink or a hard link."""
+    """A name that leads out of its folder: by its text, a symlink or a hard link."""
 
 
 def check_relative(name: str) -> str:
-    """The name, if it is a relative path that goes down alone, on any system: of Windows, too, wherever we are.
+    """Return the name if it is a relative path without ``..``, on every system, including Windows.
 
     Raises:
         OutsideError: it is absolute, has ``..``, a drive or a zero byte, or is empty.
@@ -34,22 +34,22 @@ def check_relative(name: str) -> str:
 
 
 def is_inside(folder: str | os.PathLike[str], name: str) -> bool:
-    """Whether a folder has something of this name, a link that leads nowhere too."""
+    """Whether the folder has an entry of this name, including dangling links."""
     return os.path.lexists(Path(folder) / name)
 
 
 def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None = None) -> Path:
-    """The real path of a regular file that ``folder`` has under ``name``.
+    """The real path of a regular file ``name`` in ``folder``.
 
-    A link is followed within the folder alone, and into the store of a cache of downloads whose revision it is.
+    Links are followed within the folder only, and into the blob store of a download cache.
 
     Args:
-        folder: the folder, or link to it, that a user gave.
-        name: of a file in it or below, as a file says it.
-        linked: a file that the user gave as a link: those that lie beside its end may be led to.
+        folder: the folder, or a link to it, given by the user.
+        name: of a file in it or below, as named by an untrusted file.
+        linked: a file given by the user as a link: files next to its target are allowed, too.
 
     Raises:
-        OutsideError: it is, or leads, out of the folder.
+        OutsideError: it is, or leads, outside the folder.
         MissingFileError: there is no such file.
         IrregularFileError: it is a folder, pipe, socket or device.
     """
@@ -57,7 +57,7 @@ def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None =
     try:
         real = path.resolve(strict=True)
         status = real.stat()
-    except (OSError, RuntimeError, ValueError):  # links in a circle are of the second kind, in Python before 3.13
+    except (OSError, RuntimeError, ValueError):  # circular links raise the latter before Python 3.13
         raise MissingFileError("it is not there") from None
     stores = {linked.resolve().parent} if linked is not None and linked.is_symlink() else set[Path]()
     if root.parent.name == _SNAPSHOTS:
@@ -72,7 +72,7 @@ def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None =
 
 
 def bytes_inside(folder: str | os.PathLike[str], name: str, most: int | None = None) -> bytes | None:
-    """The content of such a file, of at most so many bytes; None where the folder has nothing of this name.
+    """The content of such a file, up to the maximum size; None if the folder has no such entry.
 
     Raises:
         UnreadableError: as for :func:`path_inside`, and ``regular_bytes``.

@@ -1,4 +1,4 @@
-"""A fault is looked for in a process of its own: a model may end it, or take for ever."""
+"""Checks for a fault in a subprocess, as a model may crash it or never finish."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import onnx
 from gradgraph.errors import DataError, shown
 from gradgraph.machine.processes import Process, ends_well, start_python
 
-VALUES = "values"  # beside the faults: what the model computes
-_WAITING = 10  # times the processor's time that is given, by the clock: the machine may be busy
+VALUES = "values"  # an additional question: what the model computes
+_WAITING = 10  # wall-clock limit as a multiple of the CPU limit: the machine may be busy
 _LATE = ("SIGPROF", "SIGKILL")
 _MODEL = "model.onnx"
-_CODE = "from gradgraph.reduction.watched import answer; answer({})"
+_CODE = "from gradgraph.reduction.observer import answer; answer({})"
 
 
 class Observer:
-    """Says what of a fault is seen in a model.
+    """Checks a model for a fault in a subprocess.
 
     Args:
         fault: a name of ``gradgraph.reduction.kinds.FAULTS``, or ``VALUES``.
-        seconds: of the processor, after which a model counts as one that takes for ever.
+        seconds: CPU time limit, after which a model counts as never finishing.
     """
 
     def __init__(self, fault: str, seconds: float, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Observer:
         self._process: Process | None = None
 
     def __call__(self, model: onnx.ModelProto) -> str | None:
-        """Say what is seen: words, the signal that ends the process, or ``None``."""
+        """Return the symptom: words, the signal that ended the process, or ``None``."""
         self._path.write_bytes(model.SerializeToString())
         process = self._running()
         assert process.stdin is not None
@@ -64,7 +64,7 @@ class Observer:
         if self._process is None:
             self._process = start_python(_CODE.format(self.seconds))
             assert self._process.stdout is not None
-            self._process.stdout.readline()  # it has imported what it needs
+            self._process.stdout.readline()  # imports are done
         return self._process
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Observer:
 
 @contextmanager
 def observer(fault: str, seconds: float) -> Iterator[Observer]:
-    """An :class:`Observer` with a folder of its own."""
+    """An :class:`Observer` with a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
         found = Observer(fault, seconds, Path(folder))
         try:
@@ -90,18 +90,18 @@ def observer(fault: str, seconds: float) -> Iterator[Observer]:
 
 
 def answer(seconds: float) -> None:
-    """The process's own part: a line when it is ready; then it answers a fault and a path a line, by JSON.
+    """Serve in the subprocess: print a line when ready, then answer one JSON request (fault and path) per line.
 
-    It ends where a look takes more than ``seconds`` of the processor, as far as the system has such a limit.
+    The process ends if a check exceeds ``seconds`` of CPU time, on systems with such a limit.
     """
     import warnings
 
     from gradgraph.reduction.faults import LOOKS
-    from gradgraph.reduction.parts import values_of
+    from gradgraph.reduction.submodels import values_of
 
     warnings.simplefilter("ignore")
     looks = {**LOOKS, VALUES: values_of}
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries is not an answer
     print(file=answers, flush=True)
     for line in sys.stdin:
         fault, _, path = line.rstrip("\n").partition("\t")
@@ -112,17 +112,17 @@ def answer(seconds: float) -> None:
 
 
 class Command:
-    """A command of the user's that ends with 0 where the fault shows; ``{}`` stands for the model's path."""
+    """A user's command that exits with 0 if the fault shows; ``{}`` is replaced by the model's path."""
 
     def __init__(self, words: list[str], seconds: float, folder: Path) -> None:
         if "{}" not in " ".join(words):
-            raise DataError(f"the test {shown(words)} has no {{}}, which stands for the path of the model")
+            raise DataError(f"the test {shown(words)} has no {{}}, the placeholder for the path of the model")
         self._words, self._seconds, self._path = words, seconds, folder / _MODEL
 
     def __call__(self, model: onnx.ModelProto) -> str | None:
         self._path.write_bytes(model.SerializeToString())
         words = [w.replace("{}", str(self._path)) for w in self._words]
         try:
-            return "the test ends with 0" if ends_well(words, self._seconds) else None
+            return "the test exits with 0" if ends_well(words, self._seconds) else None
         except OSError as error:
             raise DataError(f"the test '{shown(words[0])}' does not start: {shown(error.strerror)}") from error

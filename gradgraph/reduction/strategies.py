@@ -1,6 +1,6 @@
-"""Ways to make a model smaller. Each yields models to try, the boldest first, and goes on from the last that was kept.
+"""Shrinking strategies: generators of smaller candidate models, boldest first.
 
-A way is a generator that is sent ``True`` where the model that it gave still shows the fault.
+A strategy is sent ``True`` if its candidate still shows the fault, and continues from the last one that did.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes, proto_tensors
-from gradgraph.reduction.parts import Learn, part
+from gradgraph.reduction.submodels import Learn, part
 
 Tries = Generator[onnx.ModelProto, bool, None]
-Way = Callable[[onnx.ModelProto, Learn], Tries]
+Strategy = Callable[[onnx.ModelProto, Learn], Tries]
 
-_OPEN = (1, 2, 3, 4, 8, 16, 32, 64)  # numbers for sizes that are open
+_OPEN = (1, 2, 3, 4, 8, 16, 32, 64)  # numbers for unknown sizes
 _DIVISORS = (64, 32, 16, 8, 4, 3, 2)
-_SMALLEST = 2  # sizes of 1 broadcast, which is another case
+_SMALLEST = 2  # sizes of 1 broadcast, which is a different case
 _STEERING = 64  # elements of an integer tensor that may hold sizes
 
 
 def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Leave out half of the nodes, then a quarter, … (delta debugging: Zeller and Hildebrandt, 2002)."""
+    """Drop half of the nodes, then a quarter, … (delta debugging: Zeller and Hildebrandt, 2002)."""
     facts, kept = learn(model), [*range(len(model.graph.node))]
     length = (len(kept) + 1) // 2
     while length:
@@ -41,7 +41,7 @@ def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Leave out one output after the other."""
+    """Drop one output after the other."""
     facts, places = learn(model), range(len(model.graph.node))
     for name in [o.name for o in model.graph.output]:
         small = copied(model)
@@ -54,7 +54,7 @@ def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Let an input of a node stand for its output, in bodies too."""
+    """Replace an output of a node by one of its inputs, in bodies too."""
     types = learn(model).types
     for name in [y for g in proto_graphs(model) for n in g.node for y in n.output[:1] if y]:
         small = copied(model)
@@ -78,7 +78,7 @@ def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Let the nodes of one branch stand for an If."""
+    """Replace an If by the nodes of one branch."""
     for name in [n.output[0] for n in model.graph.node if n.op_type == "If"]:
         for branch in ("then_branch", "else_branch"):
             small = copied(model)
@@ -102,13 +102,13 @@ def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_functions(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Write the model's own functions out where they are called."""
+    """Inline the model's own functions."""
     if model.functions:
         yield onnx.inliner.inline_local_functions(model)
 
 
 def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Without recorded sizes of inner values."""
+    """Drop recorded sizes of inner values."""
     small = copied(model)
     for graph in proto_graphs(small):
         del graph.value_info[:]
@@ -116,7 +116,7 @@ def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Give each open size a number."""
+    """Give each unknown size a number."""
     for name in sorted({d.dim_param for d in _dims(model) if d.dim_param}):
         for number in _OPEN:
             small = copied(model)
@@ -132,7 +132,7 @@ def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def smaller_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Divide all sizes that a number divides, then make one after the other small, weights and integers with them."""
+    """Divide all sizes by a common factor, then shrink one after the other, with weights and integers."""
     by_all = ({n: n // d for n in _sizes(model) if n % d == 0 and n > d} for d in _DIVISORS)
     by_one = ({n: m} for n in sorted(_sizes(model), reverse=True) for m in (_SMALLEST, 3, 4, n // 2) if m < n)
     for mapping in (*by_all, *by_one):
@@ -144,7 +144,7 @@ def smaller_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
                 model = _without_inner_sizes(small)
 
 
-WAYS: tuple[Way, ...] = (
+STRATEGIES: tuple[Strategy, ...] = (
     fixed_sizes, fewer_nodes, fewer_outputs, without_functions, without_branches, bypassed, bare, smaller_sizes,
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _sizes(model: onnx.ModelProto) -> set[int]:
 
 
 def _resized(model: onnx.ModelProto, mapping: Mapping[int, int]) -> onnx.ModelProto:
-    """The model with other sizes, wherever these numbers are: of values, in weights, integers and attributes."""
+    """The model with other sizes, wherever these numbers occur: in shapes, weights, integers and attributes."""
     small = copied(model)
     for dim in _dims(small):
         if dim.dim_value in mapping:
@@ -215,15 +215,15 @@ def _resize(tensor: onnx.TensorProto, mapping: Mapping[int, int]) -> None:
 
 
 def size_of(model: onnx.ModelProto) -> tuple[int, int]:
-    """How large a model is: its nodes, then its bytes."""
+    """The size of a model: its nodes, then its bytes."""
     return sum(1 for _ in proto_nodes(model.graph.node)), model.ByteSize()
 
 
-def in_turn(
-    model: onnx.ModelProto, ways: Iterable[Way], shows: Callable[[onnx.ModelProto], bool], learn: Learn
+def apply_strategies(
+    model: onnx.ModelProto, strategies: Iterable[Strategy], shows: Callable[[onnx.ModelProto], bool], learn: Learn
 ) -> onnx.ModelProto:
-    """Go every way once; each begins with the smallest model so far."""
-    for way in ways:
+    """Apply each strategy once, each to the smallest model so far."""
+    for way in strategies:
         tries, kept = way(model, learn), False
         try:
             candidate = next(tries)

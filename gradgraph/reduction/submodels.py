@@ -1,4 +1,4 @@
-"""Parts of a model: some of its nodes, with the values between them and the rest as inputs and outputs."""
+"""Submodels: some of the nodes of a model, with the values between them and the rest as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gradgraph.verify.feeds import candidates
 from gradgraph.verify.reference import Oracle, in_float64
 
 _TRIES = 4  # sizes at which the model may run
-_MOST_KEPT = 64  # elements of an integer tensor that steers: a shape, axes, indices
+_MOST_KEPT = 64  # elements of an integer tensor that determines shapes: a shape, axes, indices
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Learnt of a model by reading and running it: types of its values, small integer values, and whether it ran."""
+    """Facts learned by reading and running a model: types of values, small integer values, and whether it ran."""
 
     types: Mapping[str, onnx.TypeProto]
     integers: Mapping[str, np.ndarray]
@@ -36,10 +36,10 @@ Learn = Callable[[onnx.ModelProto], Facts]
 
 
 def learnt(model: onnx.ModelProto, values: str | None) -> Facts:
-    """Types as far as inference tells them, sizes and integers from what ``values_of`` says, if it does."""
+    """Facts about a model: inferred types, and the sizes and integers that ``values_of`` reports, if it succeeds."""
     types = types_in(_typed(model).graph)
     found: dict[str, Any] = {}
-    with contextlib.suppress(TypeError, ValueError):  # no answer, or words of how the process ended
+    with contextlib.suppress(TypeError, ValueError):  # no answer, or a message about the end of the process
         found = json.loads(values or "")
     for name, (shape, _) in found.items():
         tensor = types[name].tensor_type if name in types else None
@@ -50,7 +50,7 @@ def learnt(model: onnx.ModelProto, values: str | None) -> Facts:
 
 
 def values_of(model: onnx.ModelProto) -> str | None:
-    """Shapes of all values, and small integers, as the reference implementation computes them: JSON by name."""
+    """Shapes of all values, and small integers, computed by the reference implementation: JSON by name."""
     typed = _typed(model)
     types = types_in(typed.graph)
     names = [y for node in model.graph.node for y in node.output if y and types.get(y)]
@@ -61,7 +61,7 @@ def values_of(model: onnx.ModelProto) -> str | None:
         wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in feeds.items()}
         try:
             results = Oracle(in_float64(typed))(wide)
-        except Exception:  # the reference implementation raises whatever its NumPy code stumbles over
+        except Exception:  # the reference implementation raises any error of its NumPy code
             continue
         arrays = {n: y for n, y in results.items() if isinstance(y, np.ndarray)}
         return json.dumps({n: (y.shape, y.ravel().tolist() if _steers(y) else None) for n, y in arrays.items()})
@@ -73,7 +73,7 @@ def _steers(value: np.ndarray) -> bool:
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with the types that inference tells."""
+    """A copy with inferred types."""
     try:
         work = load_model(model)
         infer_shapes(work)
@@ -85,10 +85,10 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.ModelProto | None:
-    """The model of the nodes at these places; ``None`` if there are none, or a value's type is not known.
+    """The model of the nodes at these indices; ``None`` if there are none, or a value's type is unknown.
 
-    What they read and nobody computes becomes an input, or a constant where it steers. The model's outputs stay as far
-    as they are computed; where none is, what nobody reads is returned.
+    A value that they read and do not compute becomes an input, or a constant if it determines shapes. The model's
+    outputs stay if they are computed; if none is, unread values become the outputs.
     """
     kept = set(kept)
     small = onnx.ModelProto()
@@ -132,7 +132,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
 
 
 def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """Nodes that ``wanted`` are computed by; they stand in order."""
+    """The nodes that ``wanted`` depend on, in order."""
     wanted, needed = set(wanted), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
