@@ -112,6 +112,12 @@ def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var])
     scratch tensors there, and the running statistics are updated by separate nodes. A layer that is applied several
     times updates them each time, as in PyTorch; the scratch tensors of its nodes differ, so that onnxruntime does not
     merge them.
+
+    Args:
+        so_far: the statistics that earlier nodes have updated.
+
+    Returns:
+        The output, and the updated value of each running statistic.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)

@@ -1,4 +1,4 @@
-"""Gradient rules: the table, its language, and the rules, a file a family; ``families`` lists these.
+"""Gradient rules: the table, its helpers, and the rules, one file per family; ``families`` lists them.
 
-A rule knows its operator's formula, and nothing of paths, of who asks for a gradient, or of runtimes.
+A rule knows its operator's formula, but not the path, which gradients are wanted, or runtimes.
 """

@@ -1,7 +1,7 @@
-"""Activations. Derivatives at kinks are PyTorch's: the left one for Relu and its kin, 0 at the ends of HardSigmoid.
+"""Activations. Derivatives at kinks are PyTorch's: the left one for Relu and similar, 0 at the ends of HardSigmoid.
 
-Where the output tells the side of the kink as well as the input does, the output is read: a forward pass that fuses
-or overwrites the activation's input stays possible. No formula overflows at large inputs.
+Where the output determines the side of the kink as well as the input does, rules read the output, so that a forward
+pass may fuse or overwrite the activation's input. No formula overflows at large inputs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
     point([0.0, -1.0, -2.0], gives=[[1.0, 0.0, 0.0]], alpha=-1.0),
 )
 def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
-    return (dy * op.cast(wide(op, x) > alpha, dy.dtype),)  # alpha is float32, and may lie between numbers of x's type
+    return (dy * op.cast(wide(op, x) > alpha, dy.dtype),)  # alpha is float32, and may not be representable in x's type
 
 
 @vjp(
@@ -115,7 +115,7 @@ def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: fl
     producer = x.value.producer()
     is_erf = producer is not None and key_of(producer) == ("", "Erf")
     if is_erf and abs(alpha) <= min(beta, 1.0 - beta):
-        return (dy * alpha,)  # it never leaves the ramp
+        return (dy * alpha,)  # never outside the ramp
     y = op.HardSigmoid(wide(op, x), alpha=alpha, beta=beta)
     return (dy * op.cast(y > y * y, dy.dtype) * alpha,)  # 0 < y < 1
 
@@ -131,11 +131,11 @@ def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: fl
 )
 def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     u = x * (1.0 / 6.0)
-    inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # next to the Clip's own bounds, rounded or not
+    inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # like the Clip's own bounds, rounded or not
     return (dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside),)  # one Where costs as much as four of these nodes
 
 
-# --- exponential on the left -------------------------------------------------------------------------------
+# --- exponential for x < 0 -------------------------------------------------------------------------------
 
 
 @vjp(
@@ -232,9 +232,9 @@ def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
 
 
 def normal_cdf(op: Builder, x: Var) -> Var:
-    """Φ(x)."""
+    """The normal distribution function Φ(x)."""
     erf = op.Erf(x * math.sqrt(0.5))
-    if x.dtype == ir.DataType.FLOAT:  # one pass, with the same digits; onnxruntime has no HardSigmoid of doubles
+    if x.dtype == ir.DataType.FLOAT:  # one pass with the same accuracy; onnxruntime has no HardSigmoid for doubles
         return op.HardSigmoid(erf, alpha=0.5, beta=0.5)
     return erf * 0.5 + 0.5
 
@@ -242,7 +242,7 @@ def normal_cdf(op: Builder, x: Var) -> Var:
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     """The slope of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
     if x.dtype != ir.DataType.DOUBLE:
-        x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 long before
+        x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 well before that
     k = 2.0 * math.sqrt(2.0 / math.pi)
     square = x * x
     sigmoid = op.Sigmoid(x * (square * (0.044715 * k) + k))
@@ -251,5 +251,5 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
 
 @named_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
 def silu_gradient(op: Builder, dy: Var, y: Var, gate: Var) -> Var:
-    """The slope of y = x·σ(x), written with y and σ(x): y·(1 − σ) + σ."""
+    """The slope of y = x·σ(x) in terms of y and σ(x): y·(1 − σ) + σ."""
     return dy * (y * (1.0 - gate) + gate)

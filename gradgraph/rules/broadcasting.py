@@ -1,4 +1,4 @@
-"""Broadcasting undone, in the one place: a gradient shaped like the output, summed down to an input's shape."""
+"""The only place that undoes broadcasting: sum a gradient shaped like the output down to an input's shape."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gradgraph.graph.builder import Builder, Var
 
 
 def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
-    """Sum ``dx`` (shaped like ``y``, or already like ``x``) over the axes along which ``x`` was repeated.
+    """Sum ``dx`` (shaped like ``y``, or already like ``x``) over the axes along which ``x`` was broadcast.
 
-    The axes are found now where sizes or equal symbolic names decide, and at run time otherwise.
+    The axes are static if sizes or equal symbolic names determine them, and computed at run time otherwise.
     """
     if x.shape is None or y.shape is None:
         return _at_run_time(op, dx, x)
@@ -23,13 +23,13 @@ def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
     if not axes:
         return dx
     total = op.ReduceSum(dx, axes, keepdims=int(not lead))
-    if len(axes) > lead > 0:  # size-1 axes of x went with the leading ones: put them back
+    if len(axes) > lead > 0:  # size-1 axes of x were summed with the leading ones: restore them
         total = op.Reshape(total, op.shape(x), allowzero=1)
     return total
 
 
 def _at_run_time(op: Builder, dx: Var, x: Var) -> Var:
-    """Axes of size 1 in ``x`` (padded with leading ones) are summed: a size-1 axis of ``dx`` loses nothing by it."""
+    """Sum over axes of size 1 in ``x`` (padded with leading ones), which is a no-op if ``dx`` has size 1, too."""
     size = op.shape(x)
     missing = op.Sub(op.Shape(op.Shape(dx)), op.Shape(size))
     padded = op.Concat(op.full(missing, 1, size.dtype), size, axis=0)

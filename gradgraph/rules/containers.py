@@ -1,5 +1,6 @@
-"""Words for gradients of sequences and optionals: that of a sequence is one, element by element; that of an optional
-is its content's.
+"""Helpers for gradients of sequences and optionals.
+
+The gradient of a sequence is a sequence of gradients; that of an optional is that of its content.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
 
 
 def typed(x: Var, like: Var) -> Var:
-    """``x``, known to have the type of ``like`` (a sequence's shape is that of its elements, if they share one)."""
+    """Return ``x`` with the type of ``like`` (a sequence's shape is that of its elements, if they share one)."""
     x.value.type, x.value.shape = like.value.type, like.value.shape
     return x
 
 
 def element(op: Builder, sequence: Var, place: Var) -> Var:
-    """One element, with its type."""
+    """Return one element, with its type."""
     x = op.SequenceAt(sequence, place)
     x.value.type, x.value.shape = ir.TensorType(sequence.dtype), sequence.value.shape
     return x
@@ -48,19 +49,19 @@ def erased(op: Builder, sequence: Var, place: Var | int) -> Var:
 
 
 def empty(op: Builder, like: Var) -> Var:
-    """An empty sequence of tensors of the element type of ``like``."""
+    """An empty sequence of tensors with the element type of ``like``."""
     sequence = op.SequenceEmpty(dtype=int(like.dtype))
     sequence.value.type = ir.SequenceType(ir.TensorType(like.dtype))
     return sequence
 
 
 def counters(number: str) -> list[ir.Value]:
-    """The first inputs of a Loop's body: the iteration's number, under this name, and whether it goes on."""
+    """The first inputs of a Loop's body: the iteration number, under this name, and the condition."""
     return [ir.Value(name=number, type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
 
 
 def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -> Var:
-    """The sequence ``start`` with ``write(place)`` behind it for each of ``count`` places."""
+    """The sequence ``start``, extended by ``write(place)`` for each of ``count`` indices."""
     body = op.graph(
         [*counters("place"), ir.Value(name="done", type=start.value.type)],
         lambda place, go, done: [go, inserted(op, done, write(place))],
@@ -71,12 +72,12 @@ def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -
 
 
 def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
-    """The sequence of ``write(place)`` for every place of ``sequence``; its elements have the same type."""
+    """The sequence of ``write(place)`` for every index of ``sequence``; its elements have the same type."""
     return typed(extended(op, empty(op, sequence), op.SequenceLength(sequence), write), sequence)
 
 
 def zeros(op: Builder, x: Var) -> Var:
-    """Zeros for each element of a sequence, for the content of an optional, for a tensor."""
+    """Zeros for each element of a sequence, for the content of an optional, or for a tensor."""
     if is_sequence(x):
         return mapped(op, x, lambda place: op.zeros_like(element(op, x, place)))
     return op.zeros_like(content(op, x) if is_optional(x) else x)
@@ -109,7 +110,7 @@ def content(op: Builder, optional: Var) -> Var:
 
 
 def added(op: Builder, a: Var, b: Var) -> Var:
-    """The sum of two cotangents; element by element for sequences."""
+    """The sum of two cotangents, elementwise for sequences."""
     if is_sequence(a):
         return mapped(op, a, lambda place: op.Add(element(op, a, place), element(op, b, place)))
     return op.sum_of([a, b])

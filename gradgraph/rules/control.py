@@ -1,9 +1,9 @@
-"""Control flow, differentiated in place: the gradient of a branch is a branch, that of a loop a loop run backwards.
+"""Gradients of control flow: that of a branch is a branch, that of a loop is a loop run backwards.
 
-The backward body computes the forward pass of an iteration again, from the state that entered it. The forward loop
-saves these states as scan outputs (only those that the gradient reads). So the cost is linear in the number of
-iterations, and intermediate values are held for one iteration only. Cotangents of states are states of the backward
-loop; so are the sums of cotangents of captured values. Cotangents of scanned tensors are scanned.
+The backward body recomputes the forward pass of an iteration from the state that entered it. The forward loop saves
+these states as scan outputs (only those that the gradient reads). So the cost is linear in the number of iterations,
+and only one iteration's intermediate values are in memory. Cotangents of states are states of the backward loop, and so
+are sums of cotangents of captured values. Cotangents of scanned tensors are scanned.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def if_(
     else_branch: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """On the same condition: the backward pass of the branch that ran, zeros for what only the other one reads."""
+    """An If with the same condition: the backward pass of the branch taken, and zeros for values of the other one."""
     captured = bodies.captured
 
     def backward(branch: ir.Graph) -> ir.Graph:
@@ -133,7 +133,7 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real
 }> (two, x0)
 """
 
-# what enters an iteration is an output: backwards first, then as the gradient reads it
+# the state that enters an iteration is an output: in reverse, then in the order that the gradient needs
 _SHOWN = """
 y0, y1, y2 = Scan <
     num_scan_inputs = 1, scan_output_axes = [0, 0], scan_output_directions = [1, 0],
@@ -143,7 +143,7 @@ y0, y1, y2 = Scan <
 > (x0, x1)
 """
 
-# the state is what it starts from in the first iteration only
+# the state has its initial value in the first iteration only
 _REPLACED = """
 y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, int64[n] k) => (real[n] t, real[n] y) {
     t = CastLike(k, s) y = Mul(s, s)
@@ -173,13 +173,13 @@ def scan(
     bodies: Bodies,
     **along: Sequence[int],
 ) -> Gradients:
-    """A Scan that reads backwards what the forward one reads and writes, and writes the gradients so."""
+    """A Scan that reads in reverse what the forward one reads and writes, and writes gradients likewise."""
     n = len(inputs) - num_scan_inputs
     _refuse_sequences(bodies.captured, ys)
     back = Backward(op, dys, ys, inputs[:n], body, bodies)
     read = _along(inputs[n:], along.get("scan_input_axes"), along.get("scan_input_directions"))
     written = _along(dys[n:], along.get("scan_output_axes"), along.get("scan_output_directions"))
-    places = back.used or [n]  # the length of a Scan is that of its sequences: there must be one
+    places = back.used or [n]  # the length of a Scan is that of its sequences, so it needs one
     others = [*read, *(written[j - n] for j in back.rows)]
     rows = [others[k - n] if k >= n else (saved(op, ys[0], body, body.inputs[k], n), 0, 0) for k in places]
     back.step.inputs[:] = [*back.entering, *(back.slices[k] for k in places)]
@@ -205,13 +205,13 @@ def _along(
 
 
 def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
-    """The states of a Scan are tensors, and so are sums of gradients."""
+    """Reject captured sequences: states of a Scan, including sums of gradients, are tensors."""
     node = ys[0].value.producer()
     found = next((x for x in captured if is_sequence(x)), None)
     if found is not None and node is not None:
         raise UnsupportedOperatorError(
             f"{describe(node)} reads the sequence '{shown(found.value.name)}' from outside, whose "
-            "gradient a Scan cannot add up; make it a scan input (ConcatFromSequence), or use a Loop"
+            "gradient a Scan cannot accumulate; make it a scan input (ConcatFromSequence), or use a Loop"
         )
 
 
@@ -233,7 +233,7 @@ y0, y1 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real
 }> ( , yes, x0)
 """
 
-# the second state grows, and the first, a counter without a gradient, chooses from what is captured
+# the second state grows, and the first, a counter without a gradient, indexes a captured value
 _GROWING = """
 zero = Constant <value_int = 0> ()
 k, y0, y1 = Loop <body = b (int64 i, bool c, int64 k, real[n] s) => (bool d, int64 l, real[m] t, real y) {
@@ -276,7 +276,7 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
 }> (x0, yes)
 """
 
-# a row is read by counting, and by other means, too
+# a row is read by the iteration number, and in another way, too
 _READ_TWICE = """
 one = Constant <value_int = 1> ()
 yes = Cast <to = 9> (one)
@@ -290,7 +290,7 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
 }> (x0, yes)
 """
 
-# the places of the first iteration are one, of the next ones two
+# one index in the first iteration, two afterwards
 _WIDENED = """
 zero = Constant <value_ints = [0]> ()
 k, y0 = Loop <body = b (int64 i, bool c, int64[n] k) => (bool d, int64[m] l, real y) {
@@ -303,21 +303,21 @@ k, y0 = Loop <body = b (int64 i, bool c, int64[n] k) => (bool d, int64[m] l, rea
 }> (x0, , zero)
 """
 
-# what enters an iteration is an output, behind another one
+# the state that enters an iteration is an output, after another one
 _STACKED = """
 y0, y1, y2 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real[n] y, real[n] z) {
     d = Identity(c) t = Mul(s, s) y = Sin(s) z = Identity(s)
 }> (x0, , x1)
 """
 
-# the second state is what it starts from in the first iteration only, and the first one takes it in
+# the second state has its initial value in the first iteration only, and the first state accumulates it
 _RESTARTED = """
 y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[n] r) => (bool d, real[n] t, real[n] q) {
     d = Identity(c) p = Mul(r, r) t = Add(s, p) q = CastLike(x2, s)
 }> (x0, , x1, x1)
 """
 
-# nothing reads the second state, which gets another shape
+# nothing reads the second state, whose shape changes
 _UNREAD = """
 y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[m] r) => (bool d, real[n] t, real[k] q) {
     d = Identity(c) t = Sin(s) q = Concat <axis = 0> (s, t)
@@ -354,14 +354,14 @@ def loop(
     body: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """As many iterations as the forward Loop made, each at what entered its counterpart."""
+    """A Loop of as many iterations as the forward one, each from the state that entered its counterpart."""
     back = Backward(op, dys, ys, states, body, bodies, lead=1)
     rows = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
     needed = [k for k in back.used if 2 <= k < len(body.inputs)]
     moving = [k for k in needed if changes(body.inputs[k], body.outputs[k - 1])]
     rows |= {k: saved(op, ys[0], body, body.inputs[k], len(states)) for k in needed if k not in moving}
     counted = next(iter(rows.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states))
-    trips = op.Squeeze(op.dim(counted, 0), [0])  # each iteration made a row
+    trips = op.Squeeze(op.dim(counted, 0), [0])  # each iteration wrote a row
     read: dict[int, Callable[[Var], Var]] = {k: functools.partial(op.Gather, x) for k, x in rows.items()}
     if moving:
         read |= replayed(op, trips, states, body, moving)
@@ -376,10 +376,10 @@ def loop(
     results = op.Loop(trips, True, *back.initial, body=graph, outputs=len(back.initial) + back.row_count)
     node = ys[0].value.producer()
     assert node is not None
-    before = len(node.inputs) - len(states)  # without states, the condition may be left out altogether
+    before = len(node.inputs) - len(states)  # without states, the condition may be absent
     return [*[None] * before, *back.gradients(results, states)]
 
 
 def _as_number(op: Builder, x: Var, number: ir.Value) -> Var:
-    """The scalar ``x`` as the body takes its number: in PyTorch's legacy exports, which onnxruntime takes, a vector."""
+    """Reshape the scalar ``x`` like the body's iteration number, which is a vector in PyTorch's legacy exports."""
     return op.Unsqueeze(x, [0]) if number.shape is not None and len(number.shape) == 1 else x

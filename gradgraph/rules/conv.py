@@ -2,7 +2,7 @@
 
 Notation: windows read ``x`` (Conv's input, ConvTranspose's output), ``y`` has one element per window; ``w`` is
 [channels of y, channels of x / group, *kernel] for both operators. Only ``input_gradient`` and ``weight_gradient``
-choose the ONNX nodes that compute the two gradients: those that onnxruntime runs fast. The mathematics is the same.
+choose the ONNX nodes of the two gradients, those that onnxruntime runs fast; the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, positions, ranked, sizes, space, spatial, windows
 
-# measured in onnxruntime on x86-64; either form is right at any size
-LEAST_CHANNELS_GATHERED = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient
-LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with turned weights beats ConvTranspose
+# measured in onnxruntime on x86-64; both forms are correct at any size
+LEAST_CHANNELS_GATHERED = 4  # channels per group from which gathered windows beat a Conv for the weight gradient
+LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with flipped weights beats ConvTranspose
 
 
 @vjp(
@@ -29,7 +29,7 @@ LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with turned weight
     case(real(2, 2, 4, 3, 5), real(3, 2, 2, 3, 2), real(3), pads=[1, 1, 0, 0, 1, 1]),
     case(real(2, 3, 8, 7), real(4, 3, 3, 3), real(4), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(1, 9, 9, 8), real(2, 9, 3, 2), strides=[3, 2], pads=[0, 2, 1, 0], dilations=[2, 3]),
-    case(real(2, 3, 9), real(2, 3, 2), strides=[4]),  # three elements at the end are never read
+    case(real(2, 3, 9), real(2, 3, 2), strides=[4]),  # the last three elements are never read
     case(real(2, 3, 10), real(2, 3, 2), strides=[4], dilations=[2], pads=[2, 1]),  # two
     case(real(2, 4, 6, 6), real(6, 2, 3, 3), real(6), group=2, pads=[1, 1, 1, 1]),
     case(real(1, 4, 7, 6), real(6, 2, 3, 3), group=2, strides=[2, 2], dilations=[1, 2], pads=[0, 2, 1, 1]),
@@ -38,21 +38,21 @@ LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with turned weight
     case(real(1, 16, 3, 4), real(4, 8, 2, 3), group=2, pads=[1, 1, 0, 1]),
     case(real(1, 16, 4), real(16, 1, 3), group=16, pads=[1, 1]),
     case(real(1, 16, 3), real(8, 2, 2), group=8),
-    case(real(1, 16, 3), real(2, 16, 2), pads=[2, 0]),  # the first window sees nothing but padding
+    case(real(1, 16, 3), real(2, 16, 2), pads=[2, 0]),  # the first window reads only padding
     case(real(1, 4, 2, 3, 4), real(2, 4, 1, 2, 3)),  # gathered windows with three axes
     case(real(2, 3, 5, 5), real(3, 1, 3, 3), real(3), group=3, pads=[1, 1, 1, 1]),  # depthwise
     case(real(2, 3, 6), real(6, 1, 3), group=3, strides=[2]),  # depthwise, channel multiplier 2
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), real(4)),
     case(real(2, 4, 5), real(6, 2, 1), group=2, kernel_shape=[1]),
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), strides=[2, 3]),
-    case(real(2, 4, 4, 6), real(3, 4, 2, 2), strides=[2, 2]),  # side by side
+    case(real(2, 4, 4, 6), real(3, 4, 2, 2), strides=[2, 2]),  # adjacent windows
     case(real(2, 3, 4), real(4, 3, 1), pads=[1, 2]),
     case(real(1, 2, 5, 6), real(2, 2, 3, 2), kernel_shape=[3, 2], auto_pad="SAME_UPPER", strides=[2, 2]),
     case(real(1, 2, 5, 6), real(2, 2, 2, 4), kernel_shape=[2, 4], auto_pad="SAME_LOWER"),
     case(real(1, 2, 5, 6), real(2, 2, 2, 4), kernel_shape=[2, 4], auto_pad="VALID"),
     case(real(1, 1, 1, 1), real(1, 1, 1, 1)),
     case(real(1, 2, 3, 3), real(2, 2, 3, 3)),  # one window
-    case(real(1, 1, 4), real(1, 1, 2), pads=[2, 3]),  # windows that see nothing but padding
+    case(real(1, 1, 4), real(1, 1, 2), pads=[2, 3]),  # windows that read only padding
     point([[[1.0, 2.0, 3.0]]], [[[10.0]]], [5.0], gives=[[[[10.0, 0.0, 10.0]]], [[[4.0]]], [2.0]], strides=[2]),
 )
 def conv(op: Builder, dy: Var, y: Var, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Gradients:
@@ -73,7 +73,7 @@ def conv(op: Builder, dy: Var, y: Var, x: Var, w: Var, b: Var | None = None, **a
         dilations=[3],
         strides=[2],
         output_padding=[2],
-        onnxruntime="refuses output_padding not below the stride, which the specification allows",
+        onnxruntime="rejects output_padding not below the stride, which the specification allows",
     ),
     case(real(2, 4, 3, 4), real(4, 3, 2, 3), real(6), group=2, strides=[2, 1], dilations=[1, 2]),
     case(real(2, 3, 5), real(3, 1, 3), group=3, strides=[2], pads=[1, 1], output_padding=[1]),  # depthwise
@@ -111,12 +111,12 @@ def conv_transpose(
 
 
 def _where(attrs: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that say which elements a window sees."""
+    """The attributes that define the windows."""
     return {name: attrs.get(name) for name in ("group", "kernel_shape", "strides", "pads", "dilations")}
 
 
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
-    """The windows, with the kernel's sizes as far as they are known: by the attribute, or the weight's shape."""
+    """The windows, with the kernel's sizes as far as known, from the attribute or the weight's shape."""
     dims = (w.shape or ())[2 : w.rank]  # an error, if the rank is unknown
     return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
@@ -125,22 +125,22 @@ def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
 
 
 def bias_gradient(op: Builder, dy: Var) -> Var:
-    """Summed over space, then over the batch: in onnxruntime twice as fast as at once."""
+    """Sum over space, then over the batch: in onnxruntime twice as fast as both at once."""
     return op.ReduceSum(op.ReduceSum(dy, spatial(dy), keepdims=0), [0], keepdims=0)
 
 
 @named_operator("ConvGradInput", like=[2], shape_only=[2])
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """Every window hands its cotangent back to what it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
+    """Scatter every window's cotangent to the elements it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
     return hand_back(op, dy, w, x, _seen(w, attrs), group)
 
 
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
-    """``input_gradient``, of which only the spatial sizes are those of ``x``.
+    """The input gradient; only the spatial sizes of ``x`` matter.
 
-    Stride 1 is a Conv with turned weights (with many channels a third faster than ConvTranspose). Otherwise, and for
-    few channels, a ConvTranspose, which leaves room for what the last window did not read: exactly where the sizes
-    are known, else as much as a stride allows, to be cut at run time.
+    Stride 1 is a Conv with flipped weights (with many channels a third faster than ConvTranspose). Otherwise, and for
+    few channels, a ConvTranspose with room for elements that the last window did not read: exact for known sizes, else
+    as much as a stride allows, cropped at run time.
     """
     c = _channels(w)[1] or LEAST_CHANNELS_TURNED
     if seen.mirrored is not None and c * group >= LEAST_CHANNELS_TURNED:
@@ -158,8 +158,8 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
     """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
 
-    As a matrix product over gathered windows where a group has channels enough to gather in runs (in onnxruntime 2 to
-    4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown kernels.
+    With enough channels per group, a matrix product over gathered windows (in onnxruntime 2 to 4 times faster than a
+    Conv); with few channels or unknown kernels, a Conv with image x and kernel dy.
     """
     seen, c = _seen(w, attrs), _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LEAST_CHANNELS_GATHERED and sizes(w))
@@ -170,7 +170,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **a
 
 
 def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
-    """The weights that lead from y back to x: channels trade places within each group, taps run backwards."""
+    """The weights for the map from y back to x: channels swapped within each group, taps flipped."""
     turned = _channels_traded(op, w, group)
     back = [axis for axis, k in zip(spatial(w), seen.kernel, strict=True) if k != 1]
     return op.Slice(turned, [-1] * len(back), [-(2**31)] * len(back), back, [-1] * len(back)) if back else turned
@@ -189,19 +189,19 @@ def _channels_traded(op: Builder, w: Var, group: int) -> Any:
 
 
 def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
-    """Batch and channels trade places, and so do stride and dilation; each group is a run of the batch."""
+    """Swap batch and channels, and stride and dilation; each group is a slice of the batch."""
     axes = spatial(x)
     rest = seen.rest(x, dy)
     cut = [min(r or 0, end) for r, end in zip(rest, seen.ends, strict=True)]
     pads = seen.padded_by([-c for c in cut]).pads
-    if any(pads):  # by itself: onnxruntime never returns from a padded Conv without channels, here an empty batch
+    if any(pads):  # separate: onnxruntime never returns from a padded Conv without channels, here an empty batch
         x = op.Pad(x, pads, None, axes)
     swapped = _groups_in_batch(op, x, w, group) if group > 1 else op.Transpose(x, perm=[1, 0, *axes])
     kernel = op.Transpose(dy, perm=[1, 0, *axes])
     dw = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides)
     unread = [s - 1 if r is None else r - c for r, c, s in zip(rest, cut, seen.strides, strict=True)]
     if any(u >= d for u, d in zip(unread, seen.dilations, strict=True)):
-        dw = crop(op, dw, w)  # taps that w does not have
+        dw = crop(op, dw, w)  # drop taps that w does not have
     return op.Transpose(dw, perm=[1, 0, *axes])
 
 
@@ -213,7 +213,7 @@ def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Any:
 
 
 def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """The product of dy [N, group, m, windows] and what the windows see [N, group, windows, taps·c], summed over N."""
+    """The product of dy [N, group, m, windows] and gathered windows [N, group, windows, taps·c], summed over N."""
     m, c = _channels(w)
     per_window = flat(op, dy, 0, group, m // group)
     total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, w, seen, group)), [0], keepdims=0)
@@ -224,7 +224,7 @@ def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) 
 
 
 def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """im2col with channels last, so that a gather copies runs of numbers: [N, group, windows, taps·c]."""
+    """The im2col matrix with channels last, so that a gather copies runs: [N, group, windows, taps·c]."""
     _, run = _channels(w)
     if any(seen.pads):
         x = op.Pad(x, seen.pads, None, spatial(x))
@@ -238,7 +238,7 @@ def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
 
 
 def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
-    """One axis' share of the flat position of [*windows, *taps] in the padded ``x``, ready to broadcast."""
+    """One axis' contribution to the flat index [*windows, *taps] into the padded ``x``, ready to broadcast."""
     along = positions(op, dy, seen, axis)
     if axis < seen.rank - 1:
         along = op.Mul(along, op.ReduceProd(op.Concat(*(op.dim(x, a) for a in spatial(x)[axis + 1 :]), axis=0)))
@@ -246,6 +246,6 @@ def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
 
 
 def _channels(w: Var) -> tuple[int, int]:
-    """How many channels y has, and how many x has in each group; zeros where they are unknown."""
+    """The number of channels of y, and of x per group; zeros if unknown."""
     m, c = all_sizes((w.shape or ())[:2]) or (0, 0)
     return m, c

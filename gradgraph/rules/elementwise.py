@@ -1,4 +1,4 @@
-"""One number in, one number out: arithmetic, the elementary functions, and choices such as Max, Where and Clip.
+"""Elementwise operators: arithmetic, elementary functions, and choices such as Max, Where and Clip.
 
 Notation: ``z = f(x, y)``; ``dz`` is the cotangent of ``z``. Kinks and ties follow PyTorch: 0 for Abs at 0,
 pass-through for Clip on the closed interval, equal shares among the ties of Min and Max.
@@ -36,7 +36,7 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """The array, where ``x`` is a number in a formula; an initializer may be trained, so its value decides nothing."""
+    """The array if ``x`` is a constant; the value of an initializer, which may be trained, decides nothing."""
     return x.const if is_marked_constant(x.value) else None
 
 
@@ -112,7 +112,7 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 def stepped_sign(op: Builder, x: Var) -> Var:
     """``Sign(x)``: clipped to [-½, ½], ``x`` rounds up to [x > 0] and down to -[x < 0].
 
-    onnxruntime's CPU kernels vectorise these four operators and not Sign, which elsewhere is one pass.
+    onnxruntime's CPU kernels vectorise these four operators, but not Sign. Other runtimes use Sign.
     """
     near = op.Clip(x, -0.5, 0.5)
     return op.Ceil(near) + op.Floor(near)
@@ -155,7 +155,7 @@ def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
     case(real(5), [-2, -1, 0, 1, 3]),
     case([2.0, 0.5], real(3, 2)),
     case(positive(0, 3), real(3)),
-    # x: 0**0 and 0**y are flat in y, 0**-1 has an infinite slope; y varies over no negative base
+    # x: 0**0 and 0**y are flat in y, 0**-1 has an infinite slope; y is constant over negative bases
     point(
         [0.0, 0.0, 0.0, 0.0, -2.0, -2.0, 3.0],
         [0.0, 1.0, 2.0, -1.0, 2.0, -1.0, 0.0],
@@ -163,7 +163,7 @@ def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
     ),
     point([0.0, -2.0, 0.0, 0.0], [0, 3, 1, 2], gives=[[0.0, 12.0, 1.0, 0.0], None]),
     point([0.0, 4.0], 0.5, gives=[[INF, 0.25], None]),
-    # exponents that are numbers of the formula
+    # constant exponents
     *(
         case(positive(2, 3), graph=f"c = Constant<value_float = {c}>()  y0 = Pow(x0, c)")
         for c in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)
@@ -369,11 +369,11 @@ def where(op: Builder, dz: Var, z: Var, condition: Var, x: Var, y: Var) -> Gradi
     point([-2.0, -1.0, 0.0, 1.0, 2.0], -1.0, 1.0, gives=[[0.0, 1.0, 1.0, 1.0, 0.0], 1.0, 1.0]),
     point([-2.0, -1.0, 0.0], -1.0, gives=[[0.0, 1.0, 1.0], 1.0]),
     point([0.0, 1.0, 2.0], None, 1.0, gives=[[1.0, 1.0, 0.0], None, 1.0]),
-    # what is not a number passes nothing on, and beside such a bound only beyond the other one does anything pass
+    # NaN in x passes no gradient, and with a NaN bound only values beyond the other bound do
     point([NAN, -2.0, 0.0, 2.0], -1.0, 1.0, gives=[[0.0, 0.0, 1.0, 0.0], 1.0, 1.0]),
     point([NAN, -2.0, 0.0, 2.0], NAN, 1.0, gives=[[0.0] * 4, 0.0, 1.0]),
-    point([0.0, 1.0, 2.0], 1.0, 1.0, gives=[[0.0, 1.0, 0.0], 0.0, 1.0]),  # min = max: below, nothing is min
-    # min > max: everything is max
+    point([0.0, 1.0, 2.0], 1.0, 1.0, gives=[[0.0, 1.0, 0.0], 0.0, 1.0]),  # min = max: nothing below counts as min
+    # min > max: everything counts as max
     point([-2.0, -1.0, 0.0, 1.0, 2.0], 1.0, -1.0, gives=[[0.0] * 5, 0.0, 5.0]),
     broadcasts=True,
 )
@@ -408,11 +408,11 @@ def _clip_gradients(op: Builder, dy: Var, x: Var, low: Var | None, high: Var | N
     like=[1],
 )
 def clip_gradient(op: Builder, dy: Var, x: Var, y: Var) -> Var:
-    """``dy`` where Clip, with its bounds in order, let x through."""
+    """``dy`` where Clip, with its bounds in order, passed x through."""
     return dy * op.cast(op.Equal(x, y), dy.dtype)
 
 
-# --- the same number again -----------------------------------------------------------------------------------
+# --- copies ----------------------------------------------------------------------------------------------
 
 
 @vjp("Identity", case(real(2, 3)), case(real()), case(real(0)))

@@ -1,4 +1,4 @@
-"""Gradient rules by family, and composites, named below. Importing this module fills the tables of both."""
+"""Gradient rules and composites by family. Importing this module fills both tables."""
 
 # ruff: noqa: F401
 from gradgraph.rules import (

@@ -1,7 +1,7 @@
-"""Operators that choose elements by position, and those that write at positions: each is the other's derivative.
+"""Operators that read or write elements at positions: each is the other's derivative.
 
-A choice made by run-time numbers is never worked out a second time: the forward operator is applied to the elements'
-own positions (``positions``), and tells where each of them went.
+A data-dependent choice is never recomputed: the forward operator is applied to the elements' own positions
+(``positions``), which shows where each element went.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def slice_(
     op: Builder, dy: Var, y: Var, x: Var, starts: Var, ends: Var, axes: Var | None = None, steps: Var | None = None
 ) -> Gradients:
     along, stride = _along(x, starts, axes), _constant(steps, starts)
-    if along is None or stride is None:  # which axes, or how they are strided, is known at run time only
+    if along is None or stride is None:  # which axes are sliced, or their strides, is known at run time only
         return (put(op, dy, op.Slice(positions(op, x), starts, ends, axes, steps), x),)
     if not along:
         return (dy,)
@@ -71,7 +71,7 @@ def slice_(
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """The axes that are sliced, not negative; None if these numbers are known at run time only."""
+    """The sliced axes, nonnegative; None if they are known at run time only."""
     if axes is not None:
         if axes.const is None or (x.shape is None and (axes.const < 0).any()):
             return None
@@ -81,7 +81,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
 
 
 def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
-    """Steps no longer than their axes: a longer one takes one element, too, but needs more room around it."""
+    """Limit steps to the size of their axis: a longer one takes one element, too, but needs more room around it."""
     sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
     return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 
@@ -94,7 +94,7 @@ def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
 
 
 def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray) -> Var:
-    """The lowest position taken along each axis: where the slice starts (clamped), or ends if the step is negative."""
+    """The lowest position taken along each axis: the clamped start, or the end if the step is negative."""
     back = (stride < 0).astype(np.int64)
     if starts.const is not None and not starts.const.any() and not back.any():
         return op.const(np.zeros(len(stride), np.int64))
@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """``dx`` at position ``low`` of each axis, zeros around it (the last element's gap may stick out: cut off)."""
+    """Place ``dx`` at position ``low`` of each axis among zeros (the gap after the last element may be cropped)."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low
@@ -117,7 +117,7 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
 
 
 def spread(op: Builder, x: Var, axis: int, step: int, rank: int | None) -> Var:
-    """``x`` with ``step - 1`` zeros after each element along ``axis``."""
+    """Insert ``step - 1`` zeros after each element of ``x`` along ``axis``."""
     before, size, after = op.dims(x, 0, axis), op.dims(x, axis, axis + 1), op.dims(x, axis + 1, rank)
     gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
     rows = op.Concat(op.Unsqueeze(x, [axis + 1]), gaps, axis=axis + 1)
@@ -166,7 +166,7 @@ def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0)
 
 
 def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> Var:
-    """The vjp of choosing one constant index: its slice among zeros."""
+    """The vjp of a constant index: its slice among zeros."""
     if rank != 1:
         dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
     size, one = op.dim(x, axis), op.const([1])
@@ -206,7 +206,7 @@ def gather_nd(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, batch_dims:
     case(distinct(3, 6), [1], outputs=2, sorted=0),
     case(distinct(3, 6), [2], outputs=2, sorted=0, onnxruntime="the order of the chosen is unspecified"),
     case(distinct(3, 2), [0], outputs=2),
-    point([[1.0, 3.0, 3.0, 0.0]], [1], gives=[[[0.0, 1.0, 0.0, 0.0]], None], outputs=2),  # a tie: the chosen one
+    point([[1.0, 3.0, 3.0, 0.0]], [1], gives=[[[0.0, 1.0, 0.0, 0.0]], None], outputs=2),  # ties: the chosen one
 )
 def top_k(
     op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], x: Var, k: Var, *, axis: int = -1, **_: int
@@ -236,7 +236,7 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """An index out of range chooses nothing: its row is all ``off``."""
+    """An index out of range selects nothing: its row is all ``off``."""
     masks = (op.OneHot(indices, depth, op.const(v, dy.dtype), axis=axis) for v in ([1, 0], [0, 1]))
     off, on = (op.ReduceSum(dy * mask, keepdims=0) for mask in masks)
     return None, None, op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)
@@ -249,7 +249,7 @@ def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var,
     case(distinct(4), outputs=4, sorted=0),
     case(distinct(3, 2), axis=0),
     case(distinct(3, 2), axis=-1),
-    point([3.0, 1.0, 3.0], gives=[[1.0, 1.0, 0.0]]),  # equal elements: the first of them
+    point([3.0, 1.0, 3.0], gives=[[1.0, 1.0, 0.0]]),  # equal elements: the first gets the gradient
 )
 def unique(
     op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], x: Var, *, axis: int | None = None, sorted: int = 1
@@ -270,7 +270,7 @@ Write = Callable[[Var, Var, str], Var]
 def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str) -> Gradients:
     """The gradients of ``data`` and ``updates``, given how positions are read and written.
 
-    Without a reduction, positions must not repeat (the specification says so): each update has its cotangent back.
+    Without a reduction, positions must not repeat (by the specification): each update gets its cotangent.
     """
     if reduction == "none":
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
@@ -283,9 +283,9 @@ def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 
 
 def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
-    """The product of the other factors, without dividing by zero: zeros count apart, and stand as ones in ``rest``.
+    """The product of the other factors without division by zero: zeros are counted, and are ones in ``rest``.
 
-    The derivative of this is exact unless two or more factors of one place are zero.
+    Its derivative is exact unless two or more factors of one position are zero.
     """
     zero = op.Equal(updates, 0.0)
     nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)
@@ -297,7 +297,7 @@ def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 
 
 def _extreme(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
-    """Max or min: the cotangent is shared equally by all that attain it, as ReduceMax does."""
+    """Max or min: elements that attain it share the cotangent equally, as in ReduceMax."""
     y = write(data, updates, how)
     d_data = op.cast(op.Equal(data, y), dy.dtype)
     d_updates = op.cast(op.Equal(updates, read(y)), dy.dtype)

@@ -1,4 +1,4 @@
-"""Gradients of Loop and Scan share this: the backward pass of one iteration, and the values that it reads."""
+"""The shared parts of the gradients of Loop and Scan: the backward pass of one iteration, and the values it reads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from gradgraph.rules.shape import flat, reshaped
 
 
 class Backward:
-    """The backward pass of one iteration, as a graph (``step``) that is not yet anybody's body.
+    """The backward pass of one iteration, as a graph (``step``) that is not yet a body.
 
-    It takes the cotangents of some states (``states`` says which) and the sums so far for captured values, both as
-    this iteration leaves them behind (``entering``). Then it takes ``slices``: everything the forward body takes, and
-    the cotangents of this iteration's rows of scan outputs (``rows``).
+    Its first inputs (``entering``) are the cotangents of the states listed in ``states`` and the running sums for
+    captured values, as they are after this iteration. Then come ``slices``: the inputs of the forward body, and the
+    cotangents of this iteration's rows of scan outputs (``rows``).
 
-    It gives the cotangents and sums before the iteration. Then it gives cotangents as rows: of the slices of scan
+    Its outputs are the cotangents and sums before the iteration, and then cotangents as rows: of the slices of scan
     inputs (``sliced``, by their place in the forward body), and of rows gathered from captured values (``gathered``),
     which are put together at the end.
 
@@ -56,11 +56,11 @@ class Backward:
         bodies: Bodies,
         lead: int = 0,
     ) -> None:
-        """``lead``: 1 if the body takes iteration number and condition and gives a condition (Loop), 0 if not."""
+        """Build it; ``lead`` is 1 if the body has iteration number and condition (Loop), and 0 if not (Scan)."""
         self.op, self.body, self.bodies, self.lead, self.first = op, body, bodies, lead, 2 * lead
         outputs, n = body.outputs[lead:], len(states)
         self.ys, self.count = ys, n
-        ends = zip(ys, body.inputs[self.first :], outputs[:n], strict=False)  # of states, each in three places
+        ends = zip(ys, body.inputs[self.first :], outputs[:n], strict=False)  # of states, each in three positions
         self.states = [i for i, (y, *inner) in enumerate(ends) if any(map(bodies.active, (y.value, *inner)))]
         self.rows = [j for j in range(n, len(dys)) if dys[j] is not None]
         self.sliced = [k for k in range(self.first + n, len(body.inputs)) if bodies.active(body.inputs[k])]
@@ -96,24 +96,24 @@ class Backward:
         ]
 
     def _as_state(self, x: Var, dx: Var) -> Var:
-        """``dx`` as it is added up: in a vector, if its rank is open, which onnxruntime's Scan must know."""
+        """``dx`` as a loop state: flattened if its rank is unknown, as onnxruntime's Scan needs it."""
         return flat(self.op, dx) if self._is_flat(x) else dx
 
     def _is_flat(self, x: Var) -> bool:
         return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """Tensors that have the shapes of the states: the cotangents at hand, unless iterations change a shape."""
+        """Tensors with the shapes of the states: their cotangents, unless iterations change a shape."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
     @property
     def row_count(self) -> int:
-        """How many outputs of the backward loop are rows."""
+        """The number of outputs of the backward loop that are rows."""
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
-        """The gradients of ``inputs`` (the node's, from the first state on) and captured values, out of ``results``."""
+        """The gradients of ``inputs`` (the node's, from the first state on) and captured values, from ``results``."""
         results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
         places = [*self.states, *(k - self.first for k in self.sliced)]
@@ -126,14 +126,14 @@ class Backward:
         return [*(found.get(i) for i in range(len(inputs))), *(outside[x] for x in self.bodies.captured)]
 
     def _put_together(self, x: Var, node: ir.Node, rows: Var) -> Var:
-        """The gradient of ``x``, from the cotangents of what ``node`` gathered from it, last iteration first."""
+        """The gradient of ``x``, from the cotangents of rows that ``node`` gathered, last iteration first."""
         op, chosen, axis = self.op, node.inputs[1], node.attributes["axis"].as_int() % x.rank
         assert chosen is not None
         places = saved(op, self.ys[0], self.body, chosen, self.count)
         last_first = op.Slice(places, [-1], [FIRST], [0], [-1])
         rank = x.rank + places.rank - 1
         rows.value.type, rows.value.shape = x.value.type, ir.Shape([None] * rank)
-        if not (shapes.is_static(x.shape) and node.outputs[0].shape is not None):  # no iterations, no sizes
+        if not (shapes.is_static(x.shape) and node.outputs[0].shape is not None):  # no iterations, so no sizes
             taken = op.Slice(op.shape(places), [1], [places.rank], [0])
             size = op.Concat(op.dim(places, 0), op.dims(x, 0, axis), taken, op.dims(x, axis + 1, x.rank), axis=0)
             rows = op.Reshape(rows, size, allowzero=1)
@@ -143,14 +143,14 @@ class Backward:
         return dx
 
 
-# --- what is gathered row by row -----------------------------------------------------------------------
+# --- row-wise gathers ----------------------------------------------------------------------------------
 
 
 def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, states: int) -> list[ir.Node]:
-    """The Gathers by which alone ``body`` reads ``x``, if each takes other rows in every iteration.
+    """The Gathers that are the only readers of ``x`` in ``body``, if each iteration takes other rows.
 
-    Then the rows' cotangents are no more than the gradient of ``x``, and adding them up once costs as much as reading
-    the rows did. One sum as large as ``x`` in every iteration would make the cost quadratic.
+    Then the cotangents of the rows are as large as the gradient of ``x``, and one accumulation at the end costs as much
+    as reading the rows. A sum as large as ``x`` per iteration would make the cost quadratic.
     """
     nodes = bodies.readers(x)
     alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)
@@ -160,7 +160,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
 
 
 def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
-    """Is ``place`` another one in every iteration: made of the iteration number, or of a state that counts?"""
+    """Whether ``place`` differs in every iteration: it derives from the iteration number, or from a counter state."""
     if place is None or place.shape is None or not place.shape.is_static():
         return False
     inputs = list(body.inputs)
@@ -189,7 +189,7 @@ def _varies(value: ir.Value, body: ir.Graph) -> bool:
 
 
 def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
-    """Is the state, an integer, incremented by a constant?"""
+    """Whether the state, an integer, is incremented by a constant."""
     node = leaving.producer()
     if (
         node is None
@@ -202,11 +202,11 @@ def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
     return step is not None and bool(step.all())
 
 
-# --- what the forward loop saves -----------------------------------------------------------------------
+# --- saved states --------------------------------------------------------------------------------------
 
 
 def changes(entering: ir.Value, leaving: ir.Value) -> bool:
-    """May iterations change the shape of a state?"""
+    """Whether iterations may change the shape of a state."""
     if entering.shape is None or leaving.shape is None or not isinstance(entering.type, ir.TensorType):
         return True
     before = shapes.as_dims(entering.shape)
@@ -214,7 +214,7 @@ def changes(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
-    """Return a scan output, added to the loop that computes ``y``, with what enters each iteration as ``value``."""
+    """Return a scan output of ``value`` as it enters each iteration, added to the loop that computes ``y``."""
     node = y.value.producer()
     assert node is not None
     if (stack := _already_saved(node, body, value, states)) is not None:
@@ -234,7 +234,7 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
 
 
 def _already_saved(node: ir.Node, body: ir.Graph, value: ir.Value, states: int) -> ir.Value | None:
-    """The scan output that stacks ``value`` along axis 0 in the order of iterations, if there is one."""
+    """The scan output that stacks ``value`` along axis 0 in iteration order, if there is one."""
     lead = len(body.outputs) - len(node.outputs)
     copies = [n.outputs[0] for n in value.consumers() if n.op_type == "Identity" and n.outputs[0].is_graph_output()]
     for place in (list(body.outputs).index(c) - lead for c in copies if c in body.outputs):
@@ -255,12 +255,12 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
 def replayed(
     op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
 ) -> dict[int, Callable[[Var], Var]]:
-    """The forward Loop once more, for states whose shape changes: how to read what entered an iteration.
+    """Run the forward Loop again for states whose shape changes; return how to read the value entering an iteration.
 
-    Sequences keep the values; those of a state that is itself a sequence stand one behind the other in one.
+    Sequences store the values; the values of a state that is itself a sequence are concatenated in one.
 
     Args:
-        places: of the states in the body's inputs.
+        places: indices of the states in the body's inputs.
     """
     lists = [k for k in places if is_sequence(states[k - 2])]
 
@@ -289,10 +289,10 @@ def replayed(
 
 
 def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
-    """An empty sequence for the values of a state, with what is known of all their shapes."""
+    """An empty sequence for the values of a state, with the shape that all of them share, as far as known."""
     if isinstance(state.value.type, ir.OptionalType):
         raise UnsupportedOperatorError(
-            f"a Loop starts with the optional '{shown(state.value.name)}' and its gradient reads what becomes of it; "
+            f"a Loop starts with the optional '{shown(state.value.name)}', and its gradient needs its later values; "
             "let the Loop carry a tensor"
         )
     history = empty(op, state)
@@ -328,18 +328,18 @@ def cotangent(x: ir.Value) -> ir.Value:
 
 
 def _last(name: str | None) -> str:
-    """A name without its scopes: that of the new node is put in front of it."""
+    """A name without its scopes, as the scope of the new node is prepended."""
     return (name or "x").rsplit("/", 1)[-1]
 
 
 def parts(items: Sequence[Any], *counts: int) -> tuple[list[Any], ...]:
-    """``items`` cut into pieces of these lengths, and the rest."""
+    """Split ``items`` into pieces of these lengths, and the rest."""
     cuts = [*itertools.accumulate(counts, initial=0), len(items)]
     return tuple(list(items[a:b]) for a, b in itertools.pairwise(cuts))
 
 
 def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
-    """The sum of the terms that there are; zeros shaped like ``model`` if there is none."""
+    """The sum of the terms that are not None; zeros shaped like ``model`` if all are."""
     known = [t for t in terms if t is not None]
     result = known[0] if known else zeros(op, model)
     for term in known[1:]:
@@ -348,7 +348,7 @@ def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
 
 
 def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
-    """The outputs of a control-flow node, known to be gradients of ``models``."""
+    """The outputs of a control-flow node, with the types and shapes of ``models``, whose gradients they are."""
     found = all_of(results)
     for result, model in zip(found, models, strict=True):
         result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape
@@ -356,7 +356,7 @@ def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
 
 
 def inlined(op: Builder, graph: ir.Graph, given: Sequence[Var | None]) -> list[Var]:
-    """Move the nodes of ``graph`` here, with ``given`` for its inputs (None: nothing reads it); return its outputs."""
+    """Inline the nodes of ``graph``, with ``given`` for its inputs (None: unread); return its outputs."""
     for x, replacement in zip(graph.inputs, given, strict=True):
         if replacement is not None:
             x.replace_all_uses_with(replacement.value)

@@ -55,12 +55,12 @@ def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _linear_layer(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """For ``x`` of any rank and a matrix ``y``: one flat product instead of a batch of them and a sum."""
+    """The gradients for ``x`` of any rank and a matrix ``y``, by flat products instead of a batch and a sum."""
     return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
 
 
 def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """A vector on the left is a row, one on the right a column, and the product has no such axis."""
+    """The gradients of a product with a vector, which is a row on the left and a column on the right."""
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
@@ -71,12 +71,12 @@ def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _by_vector(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """For ``x`` of any rank and a vector ``y``."""
+    """The gradients for ``x`` of any rank and a vector ``y``."""
     return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
 
 
 def transposed(op: Builder, x: Var) -> Var:
-    """The last two axes trade places, in one step with the Transpose that x may come from."""
+    """Swap the last two axes, merged with the Transpose that x may come from."""
     axes = list(range(x.rank))
     perm = [*axes[:-2], axes[-1], axes[-2]]
     node = x.value.producer()
@@ -172,14 +172,14 @@ def einsum(op: Builder, dz: Var, z: Var, *xs: Var, equation: str) -> Gradients:
 def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: list[str], out: str) -> Var:
     """The cotangent times the other operands, with the labels of operand ``i`` as output.
 
-    A diagonal (``iij``) is written through an identity matrix: a fresh label in place of the repeated ``i``.
+    A diagonal (``iij``) uses an identity matrix: a fresh label replaces the repeated ``i``.
     """
     x, term = xs[i], terms[i]
     target, eyes = _without_repeats(op, x, term, "".join(terms))
     others = [(t, v) for j, (t, v) in enumerate(zip(terms, xs, strict=True)) if j != i]
     lone = _lone_labels(term, x, "".join([out, *(t for t, _ in eyes)]), others)
     factors = [(out, dz), *(_without_ones(op, t, v, lone) for t, v in others), *eyes]
-    if lone:  # the gradient is constant along what is summed over in this operand alone
+    if lone:  # the gradient is constant along labels that only this operand has
         size = op.Concat(*(op.dim(x, term.index(label)) for label in lone), axis=0)
         factors.append((lone, op.full(size, 1, x.dtype)))
     dx = op.Einsum(*(v for _, v in factors), equation=",".join(t for t, _ in factors) + "->" + target)
@@ -189,7 +189,7 @@ def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: l
 
 
 def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, list[tuple[str, Var]]]:
-    """``iij`` as ``iaj`` and the identity matrix ``ia``."""
+    """Rewrite ``iij`` as ``iaj`` and the identity matrix ``ia``."""
     fresh = (c for c in string.ascii_letters if c not in taken)
     target, eyes = "", []
     for label in term:
@@ -201,7 +201,7 @@ def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, l
 
 
 def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]]) -> str:
-    """The labels of ``x`` that neither ``covered`` nor another operand is sure to have in their full size."""
+    """The labels of ``x`` that neither ``covered`` nor another operand is known to have at full size."""
     dims = dict(zip(term, x.shape or (), strict=True))
     for labels, v in others:
         covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))
@@ -209,7 +209,7 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """``x`` without those of the axes that are known to broadcast: onnxruntime takes its 1 for the label's size."""
+    """Drop axes of ``x`` that are known to broadcast: onnxruntime reads their 1 as the label's size."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 
@@ -225,7 +225,7 @@ def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
 
 
 def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """One label per axis for every operand and for the output: blanks, ``...`` and the implicit output resolved."""
+    """One label per axis for every operand and the output, with blanks, ``...`` and the implicit output resolved."""
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     widths = [
@@ -234,7 +234,7 @@ def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     free = [c for c in string.ascii_letters if c not in equation]
     if max(widths) > len(free):
         raise ModelError(f"Einsum equation '{equation}' needs more than 52 labels; write it as two operators")
-    spread = "".join(free[: max(widths)])  # what the widest ellipsis stands for; narrower ones are aligned on the right
+    spread = "".join(free[: max(widths)])  # labels of the widest ellipsis; narrower ones are right-aligned
     terms = [term.replace("...", spread[len(spread) - width :]) for term, width in zip(terms, widths, strict=True)]
     if not arrow:
         counts = Counter("".join(terms))

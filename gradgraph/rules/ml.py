@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml without a derivative; ``gradgraph.passes.normal.dialects.ml_models`` writes the others."""
+"""Operators of ai.onnx.ml without a derivative; ``gradgraph.passes.normal.dialects.ml_models`` rewrites the others."""
 
 from gradgraph.rules.registry import no_gradient
 
@@ -13,7 +13,7 @@ no_gradient(
 )
 no_gradient("piecewise constant", "Binarizer", domain=DOMAIN)
 no_gradient(
-    "it looks categories up, and compares them only", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=DOMAIN
+    "it only looks up and compares categories", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=DOMAIN
 )
 no_gradient("dictionaries carry no gradient", "CastMap", "DictVectorizer", domain=DOMAIN)
 no_gradient("dictionaries carry no gradient; read as its matrix of scores", "ZipMap", domain=DOMAIN)

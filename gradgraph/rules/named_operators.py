@@ -1,14 +1,14 @@
-"""Named operators: what a backward pass or an optimizer computes, named once, in the domain ``gradgraph``.
+"""Named operators: computations of a backward pass or an optimizer, as operators of the domain ``gradgraph``.
 
 A rule calls one like a function of the builder::
 
     @named_operator("ConvGradWeight", like=[2], shape_only=[2])
     def weight_gradient(op, x, dy, w, *, group=1, strides=None, pads=None, dilations=None): ...
 
-The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms
-(``gg.vjp``, …) write that form at once. A training step (``Builder(named_operators=True)``) keeps the name: one node
+The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms (``gg.vjp``, …)
+write that form directly. A training step (``Builder(named_operators=True)``) keeps a single node
 ``gradgraph.ConvGradWeight``, which ``backends.functions`` turns into a call of a model-local function with the portable
-form as its body, and which ``backends`` replace by what is fastest on a given machine. Speed lives there, the
+form as its body, and which ``backends`` replace by the fastest form for a machine. Performance is decided there, the
 mathematics here.
 """
 
@@ -35,16 +35,16 @@ _SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passe
 
 @dataclass(frozen=True)
 class NamedOperator:
-    """A named operator: its portable form, and how its nodes look.
+    """A named operator: its portable form, and the signature of its nodes.
 
     Attributes:
         name: in the domain ``gradgraph``.
         portable: writes it in standard ONNX.
-        like: for each output the input whose type and shape it has.
-        shape_only: inputs of which only the shape is read; where that is known they are not passed, so that the
-            runtime need not keep them.
+        like: for each output, the input with the same type and shape.
+        shape_only: inputs of which only the shape is read; if it is known they are not passed, so that the runtime can
+            free them.
         parameters: names of the inputs.
-        cases: inputs and attributes that tests of its forms try.
+        cases: inputs and attributes for the tests of its forms.
     """
 
     name: str
@@ -55,7 +55,7 @@ class NamedOperator:
     cases: tuple[Case, ...]
 
     def call(self, op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
-        """Write one node, or the portable form, as the builder prefers."""
+        """Write one node, or the portable form, depending on the builder."""
         return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
 
 
@@ -65,10 +65,10 @@ OPERATORS: dict[str, NamedOperator] = {}
 def named_operator(
     name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = (), inputs: str = ""
 ) -> Callable[[Portable], Portable]:
-    """Register the portable form of a named operator; the function stays callable, now under its name.
+    """Register the portable form of a named operator; the decorated function calls the operator.
 
     Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one. ``inputs``
-    names the inputs of a function that takes them as ``*inputs``.
+    names the inputs of a function with ``*inputs``.
     """
 
     def register(portable: Portable) -> Portable:
@@ -84,13 +84,13 @@ def named_operator(
 
 
 def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
-    """One node of the domain ``gradgraph``."""
+    """Write one node of the domain ``gradgraph``."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
-        found = None if x is None else x.shape  # asked of every input: forms see what is recorded
+        found = None if x is None else x.shape  # infer all inputs' shapes now: forms see recorded ones only
         dims = found if i in operator.shape_only else None
         known = shapes.all_sizes(dims) or []
-        if known:  # an empty list would have no type
+        if known:  # an empty list has no type
             attrs[f"{_SHAPE}{operator.parameters[i]}"] = known
         passed.append(None if x is None or known else x.value)
     while passed and passed[-1] is None:
@@ -108,12 +108,12 @@ def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], a
 
 
 def operator_of(node: ir.Node) -> NamedOperator | None:
-    """The named operator that ``node`` calls, if it does."""
+    """The named operator that ``node`` calls, if any."""
     return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
 
 
 def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
-    """Inputs and attributes of a call, as its forms take them: of an input that was not passed the shape is known."""
+    """Inputs and attributes of a call, as its forms accept them; an input that was not passed has only a shape."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
     floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())
@@ -129,7 +129,7 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
 
 
 def describe(node: ir.Node) -> None:
-    """Record for the outputs of a call what is known of the inputs that they are like."""
+    """Record the types and shapes of a call's outputs, from the inputs that they are like."""
     for out, source in zip(node.outputs, OPERATORS[node.op_type].like, strict=True):
         model = node.inputs[source] if source < len(node.inputs) else None
         if model is not None and model.shape is not None:

@@ -1,7 +1,7 @@
 """Normalization: subtract a mean, divide by a deviation, scale.
 
-Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gradients of scales are taken from the centred x:
-Σ dy·x − mean·Σ dy would cancel, at a cost of digits.
+Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gradients of scales use the centred x: Σ dy·x −
+mean·Σ dy would lose digits by cancellation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
-# of two numbers, a share of ε/(var + ε) of 2³⁴ is left, and all of its digits are right
+# for two numbers, a fraction ε/(var + ε) of the cotangent is left, and must keep all its digits
 _TINY, _APART = "epsilon = 1.1641532182693481e-10", 0.7  # ε = 2⁻³³
 _LEFT = (_APART**2 + 2.0**-33) ** -1.5
 
 _VECTORS = "s = Cast<to = 1>(x1)  b = Cast<to = 1>(x2)  m = Cast<to = 1>(x3)  v = Cast<to = 1>(x4)"
 
-# numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
+# numbers that share a mean and a deviation: for more, enough is left after projection to outweigh rounding
 MOST_NUMBERS_PROJECTED_OUT = 4
 
 
@@ -42,7 +42,7 @@ def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> t
 def _standardized_vjp(
     op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int], epsilon: float | None = None
 ) -> Var:
-    """From ``g``, the cotangent of ``x̂``, that of x; of few numbers with all digits if ``epsilon`` is given."""
+    """The cotangent of x from ``g``, that of ``x̂``; accurate even for few numbers if ``epsilon`` is given."""
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
     if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):
@@ -52,15 +52,15 @@ def _standardized_vjp(
 
 
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
-    """Whether so few numbers share a mean and a deviation that nearly all of their cotangent is projected out.
+    """Whether so few numbers share a mean and a deviation that projections remove nearly all of their cotangent.
 
-    Of two numbers a share of ε/(var + ε) is left, which may be 1e-5: no more than what rounding adds to it.
+    For two numbers a fraction ε/(var + ε) is left, which may be 1e-5, no more than the rounding error.
     """
     return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
-    """The sums over all axes but that of the channels: contiguous space first, twice as fast as both at once."""
+    """Sum over all axes except channels: contiguous space first, twice as fast as both at once."""
     of_sample = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
     return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
 
@@ -71,7 +71,7 @@ def columns(op: Builder, v: Var, x: Var) -> Var:
 
 
 def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
-    """Tensors whose number of axes nothing tells as [samples, channels, numbers]; others as they are."""
+    """Reshape tensors of unknown rank to [samples, channels, numbers]; others are unchanged."""
     if all(v.shape is not None for v in vs):
         return list(vs)
     rows = []
@@ -88,7 +88,7 @@ def _as_given(op: Builder, dx: Var, x: Var) -> Var:
 
 
 def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
-    """How many elements one mean over ``axes`` takes, as a floating scalar."""
+    """The number of elements of one mean over ``axes``, as a floating scalar."""
     dims = op.Concat(*(op.dim(x, axis) for axis in axes), axis=0)
     count = op.ReduceProd(dims, keepdims=0)
     return op.cast(count, x.dtype) if count.const is None else op.const(count.const, x.dtype)
@@ -145,7 +145,7 @@ def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
         gives=[[[0.0], [0.0]], [0.0], [2.0], None, None],
         graph=f"{_VECTORS}  y0, m1, v1 = BatchNormalization<training_mode = 1, momentum = 0.0>(x0, s, b, m, v)",
     ),
-    point(  # a constant channel: nothing varies, ε keeps it finite
+    point(  # a constant channel: no variance, so ε keeps it finite
         [[[2.0, 2.0]]], [3.0], [1.0], [0.0], [1.0], gives=[[[[0.0, 0.0]]], [0.0], [2.0], None, None], training_mode=1
     ),
 )
@@ -165,7 +165,7 @@ def batch_normalization(
     if not training_mode:
         dx, *others = _with_given_statistics(op, dy, x, scale, mean, var, epsilon)
         return back(op, [_as_given(op, dx, inputs[0]), *others], inputs)
-    updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime takes training mode with all three outputs only
+    updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime supports training mode with all three outputs only
     given = updated if momentum == 0.0 and updated[0].dtype == dtype else _batch_statistics(op, x)
     dx, dscale, db = batch_normalization_gradient(op, dy, x, scale, *given, epsilon=epsilon)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
@@ -184,7 +184,7 @@ def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, 
 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
-    """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third output."""
+    """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third outputs."""
     n = batch_size(op, x)
     mean = channel_sums(op, x) / n
     centred = x - columns(op, mean, x)
@@ -203,8 +203,8 @@ def batch_normalization_gradient(
 ) -> tuple[Var, Var, Var]:
     """The gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
 
-    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors. Of few numbers the
-    bracket cancels nearly to nothing; there it is projected twice.
+    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors. For few numbers the
+    bracket cancels almost completely, so it is projected twice.
     """
     u, a, dscale, db = _unscaled(op, dy, x, scale, mean, var, epsilon)
     return u * columns(op, a, x), dscale, db
@@ -219,7 +219,7 @@ def batch_normalization_gradient(
 def unscaled_batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """u, a, dscale and db, where ``dx = a·u``: for callers that can apply the factor more cheaply elsewhere."""
+    """Return u, a, dscale and db, where ``dx = a·u``: for callers that apply the factor more cheaply elsewhere."""
     return _unscaled(op, dy, x, scale, mean, var, epsilon)
 
 
@@ -234,12 +234,12 @@ def _unscaled(
 
 
 def has_few(x: Var) -> bool:
-    """Whether few numbers share a channel of ``x``, as far as sizes are known."""
+    """Whether only few numbers share a channel of ``x``, as far as sizes are known."""
     return x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]])
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
-    """``u`` without what rounding left of it along 1 and ``centred``, so that ``Σ u·centred = along·ε/(var + ε)``."""
+    """Project ``u`` again to remove rounding along 1 and ``centred``, so that ``Σ u·centred = along·ε/(var + ε)``."""
     n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
@@ -259,7 +259,7 @@ def batch_normalization_factors(
 def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var, mean: Var, momentum: float) -> Var:
     """The cotangent of x from those of the running mean and variance.
 
-    These are momentum · running + (1 − momentum) · statistic of this batch.
+    These are momentum · running + (1 − momentum) · batch statistic.
     """
     dmean, dvar = running
     n, share = batch_size(op, x), 1 - momentum
@@ -270,11 +270,11 @@ def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var,
 
 
 def batch_size(op: Builder, x: Var) -> Var | float:
-    """How many numbers share a channel."""
+    """The number of values that share a channel."""
     return _size(op, x, [axis for axis in range(x.rank) if axis != 1])
 
 
-# --- over axes of one sample -------------------------------------------------------------------------
+# --- within one sample -------------------------------------------------------------------------------
 
 
 @vjp(
@@ -310,7 +310,7 @@ def layer_normalization(
     axes = list(range(axis, 0)) if x.shape is None and axis < 0 else list(range(axis % x.rank, x.rank))
     if dtype == stash_type == inputs[0].dtype:
         mean, inv = op.output(ys[0], 1, dtype), op.output(ys[0], 2, dtype)
-    else:  # the node's own statistics are narrower than x, or of an x that was rounded for it alone
+    else:  # the node's own statistics are narrower than x, or computed from a rounded x
         mean = op.ReduceMean(x, axes, keepdims=1)
         inv = _standardized(op, x, axes, epsilon)[1]
     if x.shape is None:  # forms of the named operator count axes from the front
@@ -345,7 +345,7 @@ def _layer_gradients(
 
 
 def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:
-    """From the cotangents of mean and inv that of x, or what broadcasts to it: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
+    """The cotangent of x from those of mean and inv, or one that broadcasts: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
     dmean, dinv = (None if d is None else op.cast(d, x.dtype) for d in dys)
     terms = [] if dmean is None else [dmean]
     terms += [] if dinv is None else [-dinv * inv * inv * xhat]
@@ -416,7 +416,7 @@ def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: in
     case(real(2, 3, 4), axes=[0, 2]),
     case(real(3, 4), axes=[-1]),
     case(real(3, 4), axes=[0, 1]),
-    # a constant channel: the deviation has a kink there, like √ at 0; the zero branch is taken
+    # a constant channel: the deviation has a kink there, like √ at 0; the zero branch is used
     point([[2.0, 2.0]], gives=[[[0.0, 0.0]]], axes=[1]),
     point(
         [[2.0, 2.0]],
@@ -448,7 +448,7 @@ def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: l
     case(real(4)),
     case(real(2, 1)),
     case(real(0, 3)),
-    # a vector of zeros has no direction; its output is zero by definition, and so is the gradient
+    # a vector of zeros has no direction; its output is defined as zero, and so is the gradient
     point([[0.0, 0.0], [3.0, 4.0]], gives=[[[0.0, 0.0], [0.032, -0.024]]]),
     point([[0.0, 0.0], [1.0, 3.0]], gives=[[[0.0, 0.0], [0.0, 0.0]]], p=1),
     point([0.0, 3.0, 4.0], gives=[[0.2, 0.032, -0.024]]),  # a zero among others has a gradient
@@ -465,10 +465,10 @@ def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int)
 @vjp(
     "LRN",
     case(real(2, 5, 2, 2), size=3),
-    case(real(2, 5, 2, 2), size=4, alpha=0.5, beta=0.6, bias=2.0, onnxruntime="onnxruntime takes odd sizes only"),
+    case(real(2, 5, 2, 2), size=4, alpha=0.5, beta=0.6, bias=2.0, onnxruntime="onnxruntime supports odd sizes only"),
     case(real(1, 2, 1, 3), size=5, alpha=1.0, beta=1.5),
     case(real(2, 3, 1, 1), size=1, alpha=0.3),
-    case(real(2, 5, 3), size=3, alpha=0.3, onnxruntime="onnxruntime takes images only"),
+    case(real(2, 5, 3), size=3, alpha=0.3, onnxruntime="onnxruntime supports images only"),
 )
 def lrn(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float, bias: float, size: int) -> Gradients:
     before, after = (size - 1) // 2, size // 2

@@ -1,4 +1,4 @@
-"""Patterns of nodes: a walk from a node backwards, which raises ``MismatchError`` where the nodes are others."""
+"""Pattern matching on nodes: a backward walk that raises ``MismatchError`` if the nodes differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class MismatchError(Exception):
-    """The nodes are not what is looked for."""
+    """Raised if the nodes do not match the pattern."""
 
 
 def some(x: _T | None) -> _T:
@@ -32,21 +32,21 @@ def need(condition: bool) -> None:
 
 
 class Walk:
-    """A walk from the last node of a composite backwards; ``passed`` are the nodes on the way, the last one too."""
+    """A backward walk from the last node of a composite; ``passed`` are the nodes on the way, including the last."""
 
     def __init__(self, last: ir.Node) -> None:
         self.last = last
         self.passed = [last]
 
     def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
-        """The node that computes ``value``, which is one of these operators in the same graph."""
+        """The producer of ``value``, which must be one of these operators in the same graph."""
         node = some(made_by(value, *op_types))
         need(node.graph is self.last.graph)
         self.passed.append(node)
         return node
 
     def first(self, finds: Callable[[_T], _Result], choices: Iterable[_T]) -> _Result:
-        """The result of ``finds`` for the first choice that matches; a choice that does not leaves no trace."""
+        """The result of ``finds`` for the first choice that matches; failed choices are undone."""
         before = len(self.passed)
         for choice in choices:
             try:
@@ -57,7 +57,7 @@ class Walk:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """The only element of ``value``, if it is a number in a formula: a weight may change."""
+    """The only element of ``value`` if it is a constant; a weight may change."""
     producer = None if value is None else value.producer()
     if producer is not None and is_for_precision(producer):
         value = producer.inputs[0]
@@ -68,7 +68,7 @@ def number_of(value: ir.Value | None) -> float | None:
 
 
 def is_number(value: ir.Value | None, expected: float) -> bool:
-    """Is ``value`` this number, rounded to its type?"""
+    """Whether ``value`` is this number, rounded to its type."""
     known = number_of(value)
     if value is None or known is None or value.dtype is None:
         return False
@@ -83,7 +83,7 @@ def epsilon(dtype: ir.DataType) -> float:
 
 
 def with_number(node: ir.Node) -> tuple[ir.Value, float]:
-    """``x`` and the number ``c`` of a node that computes ``x·c`` or ``c·x``; of ``x/c``, ``x`` and ``1/c``."""
+    """``x`` and the constant ``c`` of a node that computes ``x·c`` or ``c·x``; for ``x/c``, ``x`` and ``1/c``."""
     x, c = node.inputs
     if is_standard(node, "Mul") and number_of(c) is None:
         x, c = c, x
@@ -93,5 +93,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """Raise MismatchError unless the output has as many axes as ``x``: a number in a formula may add some."""
+    """Raise MismatchError unless the output has the rank of ``x``, as a constant may add axes."""
     need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))

@@ -1,8 +1,8 @@
-"""Putting cotangents back where elements were taken from: words that the rules of indexing, padding and shape share.
+"""Writing cotangents back to the places where elements were read: helpers for indexing, padding and shape.
 
-None of them adds with ScatterND: onnxruntime's kernel does that from several threads at once, and loses updates of
-one place that meet (seen: wrong sums in most runs). Its ScatterElements works in one thread, so it adds exactly, but
-element by element; whole rows go a faster way, by sorting.
+None of them adds with ScatterND: onnxruntime's kernel is multithreaded and loses concurrent updates of one place (seen:
+wrong sums in most runs). Its ScatterElements is single-threaded, so it adds correctly, but element by element; whole
+rows use a faster method, by sorting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.rules.shape import flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-MOST_PLACES = 128  # places
+MOST_PLACES = 128  # number of places
 
 
 def positions(op: Builder, x: Var) -> Var:
@@ -35,7 +35,7 @@ def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Va
 
 
 def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, reduction: str) -> Var:
-    """ScatterElements; onnxruntime reduces no half precision, so that is done in float32."""
+    """ScatterElements; onnxruntime does not reduce half precision, so that is done in float32."""
     dtype = data.dtype
     if reduction != "none" and dtype in HALF:
         data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)
@@ -44,7 +44,7 @@ def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, red
 
 
 def as_block(op: Builder, x: Var, axis: int) -> Var:
-    """``x``, of any rank, as [what lies before ``axis``, its size, what lies behind it]."""
+    """Reshape ``x``, of any rank, to [axes before ``axis``, its size, axes after it]."""
     behind = op.Shape(x, start=axis + 1) if axis != -1 else op.const(np.zeros(0, np.int64))
     around = [op.ReduceProd(sizes, keepdims=1) for sizes in (op.Shape(x, end=axis), behind)]
     block = op.Reshape(x, op.Concat(around[0], op.dim(x, axis), around[1], axis=0), allowzero=1)
@@ -57,7 +57,7 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
 
     Args:
         where: int32 or int64 vector; negative positions count from the end.
-        distinct: no position repeats, so that nothing needs adding up.
+        distinct: no position repeats, so nothing is accumulated.
     """
     where = as_int64(op, where)
     if not distinct and not _differ(where):
@@ -68,19 +68,19 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
 
 @named_operator("GatherGrad", like=[2], shape_only=[2])
 def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var:
-    """Slice i of ``dy`` along ``axis`` added at ``where[i]``, an int64 position that may repeat."""
+    """Add slice i of ``dy`` along ``axis`` at ``where[i]``, an int64 position that may repeat."""
     front = [axis, *(i for i in range(x.rank) if i != axis)]
     rows, back = turned(op, dy, front), np.argsort(front).tolist()
     if few := few_places(x, axis):
-        hot = op.Equal(np.arange(few).reshape(-1, 1), op.Mod(where, few))  # [few, n]: does place i take row j?
+        hot = op.Equal(np.arange(few).reshape(-1, 1), op.Mod(where, few))  # [few, n]: whether place i gets row j
         return turned(op, op.cast(hot, rows.dtype) @ rows, back)  # 4 to 30 times faster than sorting
-    count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
+    count = op.Max(op.dim(x, axis), 1)  # onnxruntime cannot divide by zero, even for empty tensors
     places, rows = _summed(op, op.Mod(where, count), rows)
     return turned(op, _placed(op, rows, places, x, front), back)
 
 
 def few_places(x: Var, axis: int) -> int:
-    """The number of places along ``axis`` if they are so few that a product of matrices adds up fastest; else 0."""
+    """The number of places along ``axis`` if a matrix product adds up fastest because they are few; else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
     return size if isinstance(size, int) and size <= MOST_PLACES else 0
 
@@ -96,10 +96,10 @@ def _differ(where: Var) -> bool:
 
 
 def _summed(op: Builder, where: Var, rows: Var) -> tuple[Var, Var]:
-    """Each position once, and the sum of the rows that go there.
+    """Each distinct position, and the sum of its rows.
 
-    Rows are sorted by position; the sums are differences of one running sum, taken at the last row of each position,
-    in float64, since these differences cancel.
+    Rows are sorted by position; the sums are differences of one running sum, taken at the last row of each position, in
+    float64 against cancellation.
     """
     places, order = op.TopK(where, op.Shape(where), outputs=2, largest=0)
     following = op.Concat(op.Slice(places, [1], [LAST], [0]), [-1], axis=0)

@@ -1,6 +1,6 @@
-"""Pooling. Maxima hand their cotangent to the element chosen: the first of equals, as in onnxruntime and PyTorch.
+"""Pooling. Maxima pass their cotangent to the chosen element: the first of equals, as in onnxruntime and PyTorch.
 
-Averages and norms spread theirs over the window; ``spread`` is the one place that chooses how.
+Averages and norms spread theirs over the window; only ``spread`` chooses how.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
                 f"ONNX shape inference gives '{shown(y.value.name)}' {count} windows along an axis of {size}, the last "
-                "of which would start behind the end; write this pool with ceil_mode=0 and explicit pads"
+                "of which would start beyond the end; write this pool with ceil_mode=0 and explicit pads"
             )
 
 
@@ -50,7 +50,7 @@ def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
     case(distinct(2, 3, 6, 9), kernel_shape=[2, 3], strides=[2, 3]),
     case(distinct(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     case(distinct(1, 2, 5, 4, 6), kernel_shape=[2, 1, 3], strides=[1, 1, 2], pads=[0, 0, 2, 1, 0, 1]),
-    case(distinct(2, 2, 5, 7), kernel_shape=[2, 2], strides=[2, 2]),  # a rest is never read
+    case(distinct(2, 2, 5, 7), kernel_shape=[2, 2], strides=[2, 2]),  # a remainder is never read
     case(distinct(2, 2, 5, 8), kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
     case(distinct(1, 2, 7, 6), kernel_shape=[3, 3], strides=[3, 2], pads=[1, 0, 0, 1], ceil_mode=1),
     case(distinct(1, 2, 5, 6), kernel_shape=[2, 3], strides=[2, 2], pads=[1, 0, 1, 0], ceil_mode=1),
@@ -79,13 +79,13 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     like=[1],
 )
 def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var:
-    """Each cotangent goes to the largest element of its window, the first of equals."""
+    """Add each cotangent at the largest element of its window, the first of equals."""
     _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
     return _to_winners(op, dy, winners, x, windows(**attrs))
 
 
 def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Var:
-    """``dy`` added up at the row-major positions ``winners``."""
+    """Add ``dy`` at the row-major positions ``winners``."""
     if tiles(seen, x, dy):
         return op.MaxUnpool(dy, winners, kernel_shape=seen.taps, strides=seen.strides)
     size = op.ReduceProd(op.shape(x), keepdims=1)
@@ -97,7 +97,7 @@ def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Va
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:
-    """Are the windows known to cover every element once? MaxUnpool then knows the size of its output."""
+    """Whether the windows are known to cover every element once, so that MaxUnpool knows its output size."""
     return seen.side_by_side and not any(r is None or r for r in seen.rest(x, y))
 
 
@@ -109,7 +109,7 @@ def tiles(seen: Windows, x: Var, y: Var) -> bool:
     case(real(1, 1, 1), integers(1, 2, 1, 1, 1), kernel_shape=[2], strides=[2]),
 )
 def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
-    # where an index occurs twice, the output keeps an undefined one of the values: both get its cotangent
+    # a repeated index keeps an undefined one of its values in the output: all of them get its cotangent
     dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
     return (reshaped(op, dx, x),)
 
@@ -136,7 +136,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     "AveragePool",
     case(real(2, 3, 8), kernel_shape=[2], strides=[2]),
     case(real(2, 3, 6, 9), kernel_shape=[2, 3], strides=[2, 3]),
-    case(real(2, 2, 5, 8), kernel_shape=[2, 3], strides=[2, 3]),  # a rest is never read
+    case(real(2, 2, 5, 8), kernel_shape=[2, 3], strides=[2, 3]),  # a remainder is never read
     case(real(2, 2, 5, 6), kernel_shape=[3, 2]),
     case(real(2, 2, 5, 6), kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
     case(real(2, 2, 5, 6), kernel_shape=[3, 2], pads=[1, 1, 0, 0], count_include_pad=1),
@@ -155,7 +155,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
         ceil_mode=1,
         count_include_pad=1,
     ),
-    # the last window along an axis would start behind its end: it is none
+    # the last window along an axis would start beyond its end: it does not count
     case(real(1, 2, 4, 7), kernel_shape=[2, 3], strides=[2, 3], pads=[0, 0, 1, 0], ceil_mode=1),
     case(real(1, 2, 5, 4), kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad=1),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
@@ -183,10 +183,10 @@ def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradient
 def average_pool_gradient(
     op: Builder, dy: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
 ) -> Var:
-    """Each cotangent spread over the taps of its window that count."""
+    """Spread each cotangent over the counted taps of its window."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
-    if axes:  # a mean over fewer elements weighs each of them more
+    if axes:  # a mean over fewer elements gives each more weight
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
         whole = math.prod(seen.taps[a] for a in axes)
         known = counts.const
@@ -256,14 +256,14 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
     return x if p == 2 else x * op.Abs(x) ** float(p - 2)
 
 
-# --- how a window's cotangent comes back -----------------------------------------------------------------
+# --- spreading cotangents over windows -------------------------------------------------------------------
 
 
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
     """``dx[i·s + t·d - p] += dy[i] / (number of taps)``: the transpose of averaging over whole windows.
 
-    Side by side, each number is repeated; at stride 1 windows run backwards and average what they meet; otherwise a
-    ConvTranspose with one channel (the batch takes the channels, as their number may be unknown).
+    For adjacent windows, repeat each number; at stride 1, average with mirrored windows; otherwise use a ConvTranspose
+    with one channel (channels are merged into the batch, as their number may be unknown).
     """
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
     if seen.side_by_side and len(rest) == seen.rank:
@@ -277,7 +277,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
-    """Every number ``kernel`` times along each axis, zeros for what no window reads."""
+    """Repeat every number ``kernel`` times along each axis, with zeros for elements that no window reads."""
     scales = op.const(np.array([1, 1, *seen.taps], np.float32))
     nearest: dict[str, Any] = {
         "mode": "nearest",
@@ -289,14 +289,14 @@ def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
 
 
 def _may_lack_taps(x: Var, y: Var, axis: int, seen: Windows, pads_count: bool, ceil: bool) -> bool:
-    """Whether some window may have taps along the axis that do not count: in the padding, or behind the end."""
+    """Whether some window may have uncounted taps along the axis: in the padding, or beyond the end."""
     rest = seen.rest(x, y)[axis]
     overhang = ceil and (rest is None or rest < 0)
     return overhang or (not pads_count and (seen.begins[axis] > 0 or seen.ends[axis] > 0))
 
 
 def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: bool) -> Any:
-    """How many taps of each window count along one axis: int64, ready to broadcast."""
+    """The number of counted taps of each window along one axis: int64, ready to broadcast."""
     begin, end = seen.begins[axis], seen.ends[axis]
     taps, size = positions(op, y, seen, axis), op.dim(x, axis + 2)
     low, high = (0, op.Add(size, begin + end)) if pads_count else (begin, op.Add(size, begin))

@@ -1,4 +1,4 @@
-"""Quantized tensors: the scale of DequantizeLinear learns; integers carry no gradient."""
+"""Quantized tensors: the scale of DequantizeLinear has a gradient; integers do not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, positive, vjp
 from gradgraph.rules.rounding import all_wide
 
 no_gradient(
-    "rounded to whole numbers, hence piecewise constant (gradgraph.extend.straight_through() passes gradients by)",
+    "rounded to integers, hence piecewise constant (gradgraph.extend.straight_through() passes gradients through)",
     "QuantizeLinear",
     "DynamicQuantizeLinear",
 )
-no_gradient("arithmetic of whole numbers", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "BitShift")
+no_gradient("integer arithmetic", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "BitShift")
 
 _NUMBERS = np.array([[3, -5, 7, 0, 12], [-128, 127, 1, -2, 4], [9, 8, -7, 6, 5]], np.int8)
 _BYTES = np.array([[3, 250, 7], [0, 255, 128]], np.uint8)
@@ -49,24 +49,24 @@ def dequantize_linear(
     block_size: int = 0,
 ) -> Gradients:
     """``y = (x - zero_point) · scale``, so each scale sums ``dy · (x - zero_point)`` over its block."""
-    wide_dy, steps = all_wide(op, dy, scale)  # float16 ends before 70,000
+    wide_dy, steps = all_wide(op, dy, scale)  # float16 overflows before 70,000
     terms = wide_dy * op.DequantizeLinear(x, op.ones_like(steps), zero_point, axis=axis, block_size=block_size)
     return None, op.cast(_sums(op, terms, x, steps, axis, block_size), scale.dtype)
 
 
 def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) -> Var:
-    """Sums of the terms that share a scale."""
+    """The sums of the terms that share a scale."""
     if block:
         return _block_sums(op, terms, scale, axis % scale.rank, block)
     if scale.rank == 0:
         return op.ReduceSum(terms, keepdims=0)
     others = [a for a in range(x.rank) if a != axis % x.rank]
     sums = op.ReduceSum(terms, others, keepdims=0) if others else terms
-    return unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], is for all
+    return unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], for all
 
 
 def _block_sums(op: Builder, terms: Var, scale: Var, axis: int, block: int) -> Var:
-    """The last block may be short: zeros complete it."""
+    """Sum within blocks; a short last block is padded with zeros."""
     blocks = op.dim(scale, axis)
     missing = op.Sub(op.Mul(blocks, block), op.dim(terms, axis))
     full = op.Pad(terms, op.Concat([0], missing, axis=0), None, [axis])

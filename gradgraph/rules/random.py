@@ -1,4 +1,4 @@
-"""Operators that draw random numbers."""
+"""Random operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, point, real, 
 no_gradient("a random draw", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")
 no_gradient("a random draw; only the shape of the input matters", "RandomNormalLike", "RandomUniformLike")
 
-_OTHER_MASK = "onnxruntime draws another mask than the oracle"
+_OTHER_MASK = "onnxruntime and the oracle draw different masks"
 
 
 @vjp(
@@ -41,5 +41,5 @@ def dropout(
     factor = op.Reciprocal(1.0 - rate)
     if training.const is None:
         factor = op.Where(training, factor, 1.0)
-    mask = op.output(ys[0], 1)  # of this very forward pass; all true outside training
+    mask = op.output(ys[0], 1)  # of this forward pass; all true outside training
     return (dy * (op.cast(mask, dy.dtype) * factor),)

@@ -1,9 +1,9 @@
-"""RNN, GRU and LSTM, differentiated in place: no unrolling, any length, cost linear in it.
+"""RNN, GRU and LSTM without unrolling: any length, at linear cost.
 
-The states that the forward pass went through are its output Y, so whatever does not depend on the recurrence is
-computed for all steps at once, in large products: gates and their slopes before the loop, gradients of weights after
-it. Only the cotangents of the states run through a Scan, from the last step to the first, and before it LSTM's cell
-state, which no output tells. Sizes: T steps, N sequences, I features, G gates of H units.
+The states of the forward pass are its output Y, so everything outside the recurrence is computed for all steps at once,
+in large products: gates and their slopes before the loop, gradients of weights after it. Only the cotangents of the
+states run through a Scan, from the last step to the first; for LSTM, a Scan before it recomputes the cell state, which
+is not an output. Sizes: T steps, N sequences, I features, G gates of H units.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gradgraph.rules.registry import Case, Draw, Gradients, Point, case, point, 
 
 # --- cases ----------------------------------------------------------------------------------------------------
 
-LENGTHS = np.array([5, 2, 0, 1], np.int32)  # an odd number of steps behind an end, too: a sign that changes twice hides
-HIDDEN_SIZE = "onnxruntime wants hidden_size, which only a known shape of R tells"
-NO_BATCH = "onnxruntime's GRU and LSTM end the process on a batch of size 0"
-OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known are 0"
-NO_STEPS = "onnxruntime runs no Scan over no steps"
+LENGTHS = np.array([5, 2, 0, 1], np.int32)  # an odd number of steps after an end, too: two sign errors cancel
+HIDDEN_SIZE = "onnxruntime requires hidden_size, which follows only from a known shape of R"
+NO_BATCH = "onnxruntime's GRU and LSTM crash on an empty batch"
+OPEN_SIZES = "a loop without steps returns outputs whose unknown sizes are 0"
+NO_STEPS = "onnxruntime does not run a Scan without steps"
 
 
 def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> list[Draw]:
@@ -35,20 +35,20 @@ def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> 
 
 
 def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
-    """A case with the attribute that onnxruntime wants."""
+    """A case with the attribute that onnxruntime requires."""
     return case(*inputs, hidden_size=hidden_size, **options)
 
 
 def _inputs(
     gates: int, states: int, directions: int, lengths: np.ndarray | None = None
 ) -> list[Draw | np.ndarray | None]:
-    """All inputs of a node: 5 steps of 4 sequences of 3 features, 2 units."""
+    """All inputs of a node: 5 steps, 4 sequences, 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
     return [real(5, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
 
 
 def _cases(gates: int, states: int) -> list[Case]:
-    """The cases that all three operators have: directions, padding, absent inputs and outputs, sizes."""
+    """The cases shared by all three operators: directions, padding, absent inputs and outputs, sizes."""
     outputs, counts = 1 + states, {"forward": 1, "reverse": 1, "bidirectional": 2}
     full = {d: _inputs(gates, states, n) for d, n in counts.items()}
     padded = {d: _inputs(gates, states, n, LENGTHS) for d, n in counts.items()}
@@ -78,18 +78,18 @@ def _cases(gates: int, states: int) -> list[Case]:
 
 
 def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
-    """An RNN of one unit, one step and the weight 1, whose input x is what its activation gets."""
+    """An RNN of one unit and one step with weight 1, so that x is the input of its activation."""
     columns = [[[v] for v in row] for row in (x, slope)]
     return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
 
 
-# --- gradient operators: one direction of a layer as most are ---------------------------------------------------
+# --- gradient operators: one direction of an ordinary layer ---------------------------------------------------------
 
 
 def _operands(
     gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
 ) -> list[Draw]:
-    """Inputs of a gradient operator, all but dY."""
+    """Inputs of a gradient operator, except dY."""
     rows, state = gates * units, [real(sequences, units)] * states
     weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
     return [real(steps, sequences, features), *weights, *state, uniform(-0.9, 0.9, steps, sequences, units), *state]
@@ -140,7 +140,7 @@ def rnn(op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], *inputs: 
     like=range(6),
 )
 def rnn_gradient(op: Builder, *inputs: Any, backwards: int, activation: str) -> tuple[Var, ...]:
-    """One direction with tanh or relu."""
+    """The gradients of one direction with tanh or relu."""
     return _rnn(op, of_operands(op, inputs, backwards, activation.lower()))
 
 
@@ -202,7 +202,7 @@ def gru(
     like=range(6),
 )
 def gru_gradient(op: Builder, *inputs: Any, backwards: int, linear_before_reset: int) -> tuple[Var, ...]:
-    """One direction with sigmoid and tanh."""
+    """The gradients of one direction with sigmoid and tanh."""
     return _gru(op, of_operands(op, inputs, backwards, "sigmoid", "tanh"), linear_before_reset)
 
 
@@ -211,7 +211,7 @@ def _gru(op: Builder, s: Direction, linear_before_reset: int) -> tuple[Var, ...]
 
 
 def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """With n = g(W x + Wb + r q), q = R h + Rb: one product gives what h adds to all gates."""
+    """For n = g(W x + Wb + r q), q = R h + Rb: one product computes the contribution of h to all gates."""
     f, g = s.act
     Wb, Rb = s.biases or (None, None)
     h = s.before(s.Y)
@@ -236,7 +236,7 @@ def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
 
 
 def _gru_reset_before(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """With n = g(W x + R (r h) + b): a second product in each step."""
+    """For n = g(W x + R (r h) + b): a second product in each step."""
     f, g = s.act
     h = s.before(s.Y)
     units = op.dim(s.R, 1)
@@ -312,7 +312,7 @@ def lstm(
     like=range(7),
 )
 def lstm_gradient(op: Builder, *inputs: Any, backwards: int) -> tuple[Var, ...]:
-    """One direction with sigmoid and tanh."""
+    """The gradients of one direction with sigmoid and tanh."""
     return _lstm(op, of_operands(op, inputs, backwards, "sigmoid", "tanh", "tanh"), coupled=False)
 
 
@@ -338,7 +338,7 @@ class _CellState:
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
         self.op, self.s, self.coupled = op, s, coupled
         self.f, self.g, k = s.act
-        self.k = replace(k, clip=None)  # the clip is for the gates
+        self.k = replace(k, clip=None)  # only gates are clipped
         self.ai, self.ao, self.af, self.ag = pre
         self.peepholes = _gates(op, s.P, 3) if s.P is not None else None
         self.n = self.g.value(op, self.ag)
@@ -346,7 +346,7 @@ class _CellState:
         self.before = s.before(self.after, 1)
 
     def _run(self) -> Var:
-        """The c after each step; without peepholes the gates are known before, and the loop has two operators."""
+        """The c after each step; without peepholes the gates are known in advance, and the loop has two operators."""
         ai, af, n, s = self.ai, self.af, self.n, self.s
         if self.peepholes is None:
             i, forget = self._gates(ai, af, n)
@@ -366,7 +366,7 @@ class _CellState:
         return a if self.peepholes is None else a + self.peepholes[gate] * c
 
     def slopes(self) -> tuple[Var, Var, Var]:
-        """How a cotangent of h' arrives at c', those of c', h', c', c' at the gates, and that of c' at c."""
+        """The factors of the cotangent of h' at c', of those of c', h', c', c' at the gates, and of c' at c."""
         op, f, before, after = self.op, self.f, self.before, self.after
         ai, ao, af = self._peep(self.ai, 0, before), self._peep(self.ao, 1, after), self._peep(self.af, 2, before)
         i, forget = self._gates(self.ai, self.af, before)
@@ -392,5 +392,5 @@ class _CellState:
 
 
 def _gates(op: Builder, a: Var, count: int) -> list[Var]:
-    """The gates, which lie side by side on the last axis."""
+    """The gates, which are concatenated along the last axis."""
     return all_of(op.Split(a, axis=-1, num_outputs=count, outputs=count))

@@ -1,4 +1,4 @@
-"""The activation functions that RNN, GRU and LSTM choose by name, with their derivatives."""
+"""The activation functions that RNN, GRU and LSTM select by name, with their derivatives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kind:
     slope: Callable[[Builder, Var, Var, float, float], Var]
     alpha: float | None = None
     beta: float | None = None
-    reads_input: bool = True  # False: y alone tells the slope
+    reads_input: bool = True  # False: the slope depends on y only
 
 
 def _either(op: Builder, condition: Var, yes: float, no: float, like: Var) -> Var:
@@ -53,7 +53,7 @@ KINDS = {
     ),
     "hardsigmoid": Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
-        # x would have to be computed anew; half a rounding from an end of the ramp is as near as float16 knows x
+        # would need x, recomputed; half a rounding unit from an end of the ramp is as exact as float16 gets
         lambda op, x, y, a, b: _either(op, (y > 0.0) & (y < 1.0), a, 0.0, x),
         0.2,
         0.5,
@@ -66,7 +66,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Activation:
-    """A function with its numbers, behind the clip (pass-through on the closed interval)."""
+    """A function with its parameters, after the clip (pass-through on the closed interval)."""
 
     kind: Kind
     alpha: float
@@ -89,10 +89,10 @@ class Activation:
 
 
 def activations(node: ir.Node, names: Sequence[str], attrs: dict[str, Any]) -> list[Activation]:
-    """The functions called ``names``, in any case; α and β are handed out in order, to those that have them.
+    """The functions called ``names``, in any case; α and β are assigned in order, to functions that have them.
 
     Raises:
-        ModelError: there is no such function, or it has no number that all runtimes agree on.
+        ModelError: the function is unknown, or runtimes disagree on its defaults.
     """
     alphas, betas = iter(attrs.get("activation_alpha", [])), iter(attrs.get("activation_beta", []))
     found = []
@@ -100,13 +100,13 @@ def activations(node: ir.Node, names: Sequence[str], attrs: dict[str, Any]) -> l
         kind = KINDS.get(name.lower())
         if kind is None:
             raise ModelError(
-                f"{describe(node)} has the activation '{shown(name)}', which ONNX does not know; use one of "
+                f"{describe(node)} has the activation '{shown(name)}', which ONNX does not have; use one of "
                 f"{', '.join(KINDS)}"
             )
         alpha, beta = (d if d is None else next(rest, d) for d, rest in ((kind.alpha, alphas), (kind.beta, betas)))
         if math.isnan(alpha or 0.0) or math.isnan(beta or 0.0):
             raise ModelError(
-                f"{describe(node)} leaves out numbers of the activation {shown(name)}, for which runtimes have "
+                f"{describe(node)} omits parameters of the activation {shown(name)}, for which runtimes have "
                 "different defaults; write activation_alpha and activation_beta on the node"
             )
         found.append(Activation(kind, alpha or 0.0, beta or 0.0, attrs.get("clip")))

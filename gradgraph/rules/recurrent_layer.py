@@ -1,8 +1,7 @@
-"""One direction of a recurrent layer: what a rule reads of it, loops over time, and products over all steps at once.
+"""One direction of a recurrent layer: its operands, loops over time, and products over all steps at once.
 
-Nothing is turned around for the reverse direction: its loops run from the last step to the first. A step beyond a
-sequence's end keeps the state, so that in both directions the state before a sequence's first own step is the initial
-one.
+The reverse direction reverses no tensors: its loops run from the last step to the first. A step beyond a sequence's end
+keeps the state, so in both directions the state before a sequence's first own step is the initial one.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ INT64 = ir.DataType.INT64
 Formula = Callable[..., Sequence[Var | None]]
 Kept = Callable[[Var], Var]  # see Direction.back
 END = 2**63 - 1
-MATRIX: shapes.Shape = (None, None)  # whatever a loop reads or gives in one step
+MATRIX: shapes.Shape = (None, None)  # inputs and outputs of one step of a loop
 
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction, without the axis of directions. T steps, N sequences, I features, G gates of H units."""
+    """One direction, without the direction axis. T steps, N sequences, I features, G gates of H units."""
 
     op: Builder
     backwards: bool
@@ -40,33 +39,33 @@ class Direction:
     dy: Var | None
     dlast: tuple[Var, ...]  # cotangents of the last h, or h and c
     act: tuple[Activation, ...]
-    inside: Var | None  # boolean [T, N, 1]: the step lies inside its sequence; None if all do
+    inside: Var | None  # boolean [T, N, 1]: whether the step is inside its sequence; None if all are
 
     def bias(self) -> Var | None:
         """Wb + Rb."""
         return None if self.biases is None else self.biases[0] + self.biases[1]
 
     def before(self, states: Var, k: int = 0) -> Var:
-        """The state entering each step, from ``states``, those after it; ``k`` is 0 for h and 1 for c."""
+        """The state entering each step, from ``states``, the states after it; ``k`` is 0 for h and 1 for c."""
         first = self.op.Unsqueeze(self.first[k], [0])
         if self.inside is not None:  # Y is zero beyond the ends, where the reverse direction begins
             states = self.op.Where(self.inside, states, first) if self.backwards else states
         order = [states, first] if self.backwards else [first, states]
-        joined = self.op.Concat(*order, axis=0)  # T + 1 of them, also for T = 0
+        joined = self.op.Concat(*order, axis=0)  # T + 1 states, also for T = 0
         start, end = (1, END) if self.backwards else (0, -1)
         return self.op.like(self.op.Slice(joined, [start], [end], [0]), states)
 
     def mask(self, x: Var, outside: float = 0.0) -> Var:
-        """``x`` with ``outside`` in the steps beyond the sequences' ends."""
+        """``x`` with ``outside`` at steps beyond the sequences' ends."""
         return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
 
     def back(self, step: Callable[..., Sequence[Var]], slopes: Sequence[Var], keeps: bool = True) -> Any:
-        """A loop against time: the cotangents of the first states, then what each step gives.
+        """Loop backwards in time: return the cotangents of the initial states, then the outputs of each step.
 
         Args:
-            step: ``step(dh, kept, *other states' cotangents, *slopes)`` gives the cotangents of the states before, and
-                whatever is wanted of each step. ``kept(d)``: ``d``, and all of dh where the step keeps the state.
-            keeps: False if the slopes tell where a step keeps the state.
+            step: ``step(dh, kept, *other states' cotangents, *slopes)`` returns the cotangents of the previous states,
+                and further outputs of the step. ``kept(d)``: ``d``, or all of dh where the step keeps the state.
+            keeps: False if the slopes determine where a step keeps the state.
         """
         op, count = self.op, len(self.dlast) - 1 + len(slopes)
 
@@ -79,7 +78,7 @@ class Direction:
         return self.scan(write, self.dlast, [*slopes, *arriving, *kept], against=True)
 
     def run(self, write: Callable[..., Var], first: Var, steps: Sequence[Var]) -> Var:
-        """The states [T, N, H] after each step, ``write(state, *slices)`` being the next one."""
+        """The states [T, N, H] after each step, where ``write(state, *slices)`` is the next one."""
         op, inside = self.op, self.inside
 
         def step(state: Var, *slices: Var) -> list[Var]:
@@ -94,15 +93,15 @@ class Direction:
     def scan(
         self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], against: bool
     ) -> Any:
-        """A loop over time, ``against`` the direction or along it; final states, then what each step gives.
+        """Loop over time, ``against`` the direction or along it; return final states, then the outputs of each step.
 
-        ``write(*states, *slices)`` gives the next states and the outputs of one step.
+        ``write(*states, *slices)`` returns the next states and the outputs of one step.
         """
         op = self.op
         carried = [_value(s, s.shape) for s in states]
         slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
         body = op.graph([*carried, *slices], write)
-        for y in body.outputs:  # onnxruntime wants their ranks
+        for y in body.outputs:  # onnxruntime requires their ranks
             shapes.record_shape(y, shapes.shape_of(y) or MATRIX)
         flip = int(self.backwards != against)
         results = op.Scan(
@@ -128,19 +127,19 @@ def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
     return value
 
 
-# --- from the node to its directions and back --------------------------------------------------------------
+# --- nodes to directions and back ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent operator: what RNN, GRU and LSTM do not share.
+    """A recurrent operator: where RNN, GRU and LSTM differ.
 
     Attributes:
-        activations: those of one direction, where a node names none.
-        formula: ``(op, direction)`` gives the gradients of X, W, R, both biases and the first states (and P).
-        named: the formula as a named operator, for a direction as most are: with biases, but without peepholes, clip
-            and lengths.
-        usual: the activations that ``named`` knows, with its attributes.
+        activations: defaults of one direction.
+        formula: ``(op, direction)`` returns the gradients of X, W, R, both biases and the first states (and P).
+        named: the formula as a named operator, for an ordinary direction: with biases, but without peepholes, clip and
+            lengths.
+        usual: the activations that ``named`` supports, with its attributes.
         states: 1 for h, 2 for h and c.
     """
 
@@ -162,8 +161,8 @@ class Cell:
 
         Args:
             dys, ys: cotangents and values of Y, Y_h (and Y_c).
-            inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P); the last ones may be left out.
-            attrs: the attributes that all three operators have.
+            inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P); trailing ones may be omitted.
+            attrs: the attributes shared by all three operators.
         """
         layers = [self._of_direction(op, s) for s in self._directions(op, dys, ys, inputs, attrs)]
         dX, *others = ([layer[i] for layer in layers] for i in range(len(layers[0])))
@@ -198,7 +197,7 @@ class Cell:
             lens = op.cast(lens, INT64)
             steps = op.Range(0, op.Squeeze(op.dim(X, 0), [0]), 1)
             inside = op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
-            X = op.Where(inside, X, 0.0)  # padding may hold anything
+            X = op.Where(inside, X, 0.0)  # padding may contain anything
             started = op.Unsqueeze(lens > 0, [1])  # the last state of a sequence of length 0 is zero
             last = [None if d is None else op.Where(started, d, 0.0) for d in last]
 
@@ -216,7 +215,7 @@ class Cell:
             [b if b is None else tuple(op.Split(b, num_outputs=2, outputs=2)) for b in split(B)],
             zip(*(split(first, 0, zeros) for first in (h, c)[: self.states]), strict=True),
             split(P),
-            split(op.output(next(y for y in ys if y.value.name), 0), 1),  # the node may have left out Y
+            split(op.output(next(y for y in ys if y.value.name), 0), 1),  # the node may omit Y
             split(dys[0], 1),
             zip(*(split(d, 0, zeros) for d in last), strict=True),
             act,
@@ -227,7 +226,7 @@ class Cell:
 
 
 def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activations: str) -> Direction:
-    """The direction whose gradient an operator computes, from its inputs."""
+    """The direction of a gradient operator's inputs."""
     X, W, R, Wb, Rb, *rest = operands
     n = (len(rest) - 1) // 2
     first, Y, dlast, dY = tuple(rest[:n]), rest[n], tuple(rest[n + 1 : 2 * n + 1]), rest[2 * n + 1]
@@ -235,7 +234,7 @@ def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activatio
 
 
 def _plain(names: Sequence[str]) -> tuple[Activation, ...]:
-    """Activations without numbers and clip."""
+    """Activations without parameters or clip."""
     return tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
 
 
@@ -261,7 +260,7 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
     """``x weightᵀ + bias`` of every step."""
     turned = op.Transpose(weight, perm=[1, 0])
-    if x.dtype == ir.DataType.FLOAT16:  # see passes/half_products.py, which does not see into functions
+    if x.dtype == ir.DataType.FLOAT16:  # see passes/half_products.py, which does not look into functions
         turned = op.Unsqueeze(turned, [0])
     product = op.MatMul(x, turned)
     return product if bias is None else product + bias

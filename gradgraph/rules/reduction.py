@@ -1,11 +1,11 @@
 """Reductions: many numbers to one, along axes that are absent (all), constant, or known only at run time.
 
-``dy`` and ``y`` come back to the rank of ``x`` through ``_kept``, so that they broadcast against it. Without axes, or
-with an empty list of them, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the operator still
-applies to each element alone (ReduceSumSquare squares, ReduceL1 is ``|x|``), as onnxruntime computes it.
+``_kept`` restores the rank of ``x`` in ``dy`` and ``y``, so that they broadcast against it. Without axes, or with an
+empty list, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the operator still applies to each
+element (ReduceSumSquare squares, ReduceL1 is ``|x|``), as in onnxruntime.
 
 Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; ReduceL1 and ReduceL2 give 0 at 0, as
-PyTorch's norms do; a slice of ReduceLogSumExp that is all ``-inf`` gets 0.
+PyTorch's norms do; an all-``-inf`` slice of ReduceLogSumExp gets 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradgraph.rules.rounding import all_wide, wide
 
 
 def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
-    """Every way to name the axes."""
+    """Every way to specify the axes."""
     return (
         case(draw(2, 3)),
         case(draw(2, 3), keepdims=0),
@@ -43,12 +43,12 @@ def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
 
 
 def _empty_axes(axes: Var | None) -> bool:
-    """No axes, as far as can be told now."""
+    """Whether the axes are known to be empty."""
     return axes is None or (axes.const is not None and axes.const.size == 0)
 
 
 def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int, **_: int) -> Var:
-    """``y`` with its reduced axes of size 1; a scalar, where all were reduced, broadcasts as it is."""
+    """``y`` with its reduced axes of size 1; a scalar, if all were reduced, broadcasts as it is."""
     return y if keepdims or axes is None or _empty_axes(axes) else op.Unsqueeze(y, axes)
 
 
@@ -75,7 +75,7 @@ def reduce_mean(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 
 
 def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
-    """One over the number of elements of ``x`` in one of ``y``; float16 holds 1 / 100000, but not 100000."""
+    """One over the number of reduced elements; float16 represents 1 / 100000, but not 100000."""
     if noop and _empty_axes(axes):
         return 1.0
     reduced = x.shape
@@ -114,13 +114,13 @@ def reduce_log_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None
     ),
     point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
     point([[math.inf, 0.0]], [-1], gives=[[[math.nan, 0.0]], None]),
-    point([[1e17, 1e17, 1e17]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]),  # which is all that is left of y
+    point([[1e17, 1e17, 1e17]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]),  # which is all that remains of y
 )
 def reduce_log_sum_exp(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     level = wide(op, y)
     finite = op.cast(op.Where(op.IsInf(level, detect_positive=0), 0.0, level), x.dtype)  # -inf - -inf is NaN
     shares = op.Exp(x - _kept(op, finite, axes, **how))
-    total = _total(op, shares, axes, how["noop_with_empty_axes"])  # 1, but for what the rounding of a large y adds
+    total = _total(op, shares, axes, how["noop_with_empty_axes"])  # 1, up to the rounding of a large y
     return (shares * (_kept(op, dy, axes, **how) / op.Where(total > 0.0, total, 1.0)),)
 
 
@@ -180,7 +180,7 @@ def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[.
 @vjp(
     "ReduceProd",
     *_calls(real),
-    # one zero, and two: to second order
+    # one zero, and two: up to second order
     *(
         case(
             uniform(0.0, 0.0, 2, zeros),
@@ -211,8 +211,8 @@ def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     """The product of the other elements: that of the nonzero ones, times that of the zeros among them.
 
-    The second is 1 without zeros, 0 with two or more, and with one it is that element itself: 0, with slope 1, so
-    that the second derivative is right, too. (The third, at two zeros of one slice, comes out as 0.)
+    The second is 1 without zeros, 0 with two or more, and with one it is that element itself: 0, with slope 1, which
+    makes the second derivative right, too. (The third, at two zeros of one slice, is 0.)
     """
     is_zero = op.Equal(x, 0.0)
     one_for_zero = op.Where(is_zero, 1.0, x)
@@ -223,5 +223,5 @@ def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     lone = _total(op, only_zeros, axes, noop) - only_zeros
     nonzero = product / one_for_zero
     largest = float(np.finfo(x.dtype.numpy()).max)
-    bounded = op.Clip(nonzero, -largest, largest)  # 0 times what overflows is 0
+    bounded = op.Clip(nonzero, -largest, largest)  # 0 times an overflow is 0
     return op.Where(op.Equal(zeros, 0.0), nonzero, bounded * op.Where(op.Equal(zeros, 1.0), lone, 0.0))

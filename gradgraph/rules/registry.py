@@ -37,12 +37,12 @@ Emit = Callable[..., Gradients]
 Key = tuple[str, str]  # domain, op_type
 
 
-# --- cases: how a rule is to be tried, as data ------------------------------------------------------
+# --- test cases of rules, as data ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A random input: its distribution and shape. Floating draws are differentiated through."""
+    """A random input: its distribution and shape. Floating draws are differentiated."""
 
     kind: str
     shape: tuple[int, ...]
@@ -80,23 +80,23 @@ def integers(low: int, high: int, *shape: int) -> Draw:
 
 
 def boolean(*shape: int) -> Draw:
-    """Booleans, both as likely."""
+    """Booleans, equally likely."""
     return Draw("boolean", shape)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call the operator. Inputs are draws, literals (constants; not differentiated) or ``None``."""
+    """A call of the operator. Inputs are draws, literals (constants, not differentiated) or ``None``."""
 
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
     outputs: int = 1
     read: tuple[int, ...] | None = None  # which outputs get a cotangent; all floating ones by default
-    first_order_only: str = ""  # the reason why second order is not tried, if it is not
-    constant_literals: str = ""  # the reason why literals cannot be fed at run time, if they cannot
-    known_shapes: str = ""  # the reason why shapes must be known, if they must
-    onnxruntime: str = ""  # the reason why onnxruntime cannot run the case, if it cannot
-    graph: str = ""  # nodes in ONNX's text form, x0, x1, … to y0, y1, …, instead of the operator alone
+    first_order_only: str = ""  # the reason to skip second order, if any
+    constant_literals: str = ""  # the reason why literals cannot be run-time inputs, if any
+    known_shapes: str = ""  # the reason why shapes must be known, if any
+    onnxruntime: str = ""  # the reason why onnxruntime cannot run the case, if any
+    graph: str = ""  # nodes in ONNX's text form, from x0, x1, … to y0, y1, …, instead of the operator alone
 
 
 def case(
@@ -112,12 +112,12 @@ def case(
 ) -> Case:
     """A case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
 
-    An operator with subgraphs, or one that cannot stand alone, is tried in a graph, written in ONNX's text form with
-    ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0)  y0 = SequenceAt(s, x1)")``.
+    An operator with subgraphs, or one that needs other nodes, is tested in a graph, written in ONNX's text form with
+    ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0) y0 = SequenceAt(s, x1)")``.
 
-    The kit compares with central differences in float64: shapes known, unknown, every other axis known, and with
-    the literals fed as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in
-    float32. Each of these can be switched off only by a reason in words.
+    The kit compares with central differences in float64: with shapes known, unknown, and every other axis known, and
+    with the literals as run-time inputs; then for the second-order gradient; then in onnxruntime in float32. Each of
+    these can be skipped only with a reason.
     """
     chosen = None if read is None else tuple(read)
     return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)
@@ -125,7 +125,7 @@ def case(
 
 @dataclass(frozen=True)
 class Point:
-    """A convention at a kink, tie or edge: exact inputs, a cotangent of ones, the gradients they must give."""
+    """A convention at a kink, tie or edge: exact inputs, a cotangent of ones, and the expected gradients."""
 
     inputs: tuple[Any, ...]
     gives: tuple[Any, ...]
@@ -135,7 +135,7 @@ class Point:
 
     @property
     def case(self) -> Case:
-        """The call of the operator, or the graph, of which it is a point."""
+        """The case of this point: a call of the operator, or a graph."""
         return Case(self.inputs, self.attrs, self.outputs, graph=self.graph)
 
 
@@ -148,28 +148,28 @@ def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "",
 
 
 class Bodies(Protocol):
-    """The subgraphs of a control-flow node, as the backward pass shows them to the node's rule."""
+    """The subgraphs of a control-flow node, passed to the node's rule."""
 
     @property
     def captured(self) -> Sequence[Var]:
-        """The values that the subgraphs read from outside and whose gradients are wanted."""
+        """The outer values that the subgraphs read and whose gradients are wanted."""
         ...
 
     def active(self, value: ir.Value) -> bool:
-        """Does ``value``, of the node or inside, lie on the path of gradients?"""
+        """Whether ``value``, of the node or inside, is on the gradient path."""
         ...
 
     def readers(self, value: Var) -> list[ir.Node]:
-        """The nodes inside, in bodies of bodies too, through which the gradient of a captured value flows."""
+        """The nodes inside, including nested bodies, through which the gradient of a captured value flows."""
         ...
 
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
     ) -> list[Var | None]:
-        """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``.
+        """Copy a subgraph, applied to ``inputs``, with its backward pass; return the gradient of each of ``wrt``.
 
-        These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. Nodes of the
-        forward pass that no gradient reads are left for pruning.
+        These are ``inputs``, captured values, or values of ``graph``, which refer to their copies. Unread forward nodes
+        are left for pruning.
         """
         ...
 
@@ -183,24 +183,24 @@ class Rule:
     domain: str
     emit: Emit
     broadcasts: bool
-    whole: bool  # takes the cotangents of all outputs
+    whole: bool  # accepts the cotangents of all outputs
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
-    settings: frozenset[int] = frozenset()  # floating inputs that choose a behaviour and have no gradient
-    captures: bool = False  # takes ``bodies``, and also gives the gradients of what these capture
+    settings: frozenset[int] = frozenset()  # floating inputs that select a behaviour and have no gradient
+    captures: bool = False  # accepts ``bodies``, and also returns the gradients of captured values
 
     def __call__(
         self, op: Builder, node: ir.Node, dys: Sequence[Var | None], bodies: Bodies | None = None
     ) -> list[Var | None]:
-        """The gradients of every input of ``node``, not yet summed over broadcast axes, then of what it captures."""
+        """The gradients of every input of ``node``, not yet summed over broadcast axes, then of captured values."""
         ys = tuple(op.wrap(y) for y in node.outputs)
         first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
         inputs = [op.wrap(x) for x in node.inputs]
         more = {"bodies": bodies} if self.captures else {}
         gradients = list(self.emit(op, *first, *inputs, **attributes(node), **more))
         count = len(inputs) + (len(bodies.captured) if bodies is not None and self.captures else 0)
-        # a rule may stop early, or give None for an optional input that this node leaves out
+        # a rule may omit trailing gradients, or return None for an absent optional input
         return (gradients + [None] * count)[:count]
 
 
@@ -222,10 +222,10 @@ def vjp(
         op_type, domain: the operator.
         trials: cases and points of the rule kit.
         broadcasts: gradients may have the shape of the output.
-        settings: indices of floating inputs that choose a behaviour (Dropout's ratio, Resize's scales) and therefore
+        settings: indices of floating inputs that select a behaviour (Dropout's ratio, Resize's scales) and therefore
             never have a gradient.
-        captures: the operator has subgraphs; the rule takes ``bodies`` (see ``Bodies``) by keyword, and gives, after
-            the gradients of the inputs, one for each of ``bodies.captured``.
+        captures: the operator has subgraphs; the rule accepts ``bodies`` (see ``Bodies``) by keyword, and returns one
+            gradient for each of ``bodies.captured`` after those of the inputs.
     """
 
     def register(emit: Emit) -> Emit:
@@ -243,7 +243,7 @@ def vjp(
 
 
 def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
-    """Declare that the derivative is zero or undefined by nature; gradients stop there silently."""
+    """Declare that the derivative is zero or undefined by nature; gradients stop there without an error."""
     for op_type in op_types:
         NO_GRADIENT[domain, op_type] = reason
 
@@ -253,7 +253,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 
 
 def is_own(node: ir.Node) -> bool:
-    """Is the rule of ``node`` part of the package, not a user's?"""
+    """Whether the rule of ``node`` belongs to the package, not to a user."""
     rule = rule_of(node)
     return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
 
@@ -264,7 +264,7 @@ def stops_gradient(node: ir.Node) -> bool:
 
 def why_it_stops(node: ir.Node) -> str:
     """The reason why ``node`` has no gradient."""
-    return "the model detaches it there" if is_detached(node) else NO_GRADIENT[key_of(node)]
+    return "the model detaches it" if is_detached(node) else NO_GRADIENT[key_of(node)]
 
 
 def key_of(node: ir.Node) -> Key:
@@ -273,7 +273,7 @@ def key_of(node: ir.Node) -> Key:
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay)."""
+    """The attributes of a node, including schema defaults, as Python values (tensors and graphs unchanged)."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults = {} if known is None else known.defaults
     own = {a.name: list(a.value) if isinstance(a.value, tuple) else a.value for a in node.attributes.values()}

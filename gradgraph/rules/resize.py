@@ -1,8 +1,8 @@
 """Resize is linear and separable: along each axis a matrix W from input to output, so dx = Wᵀ dy, axis by axis.
 
-W is not worked out from coordinate formulas: it is the image of the identity under Resize itself, so that it holds,
-at any run-time size, the rounding of the very kernel that ran forward. (``resize_tied`` where one aspect ratio ties
-the axes together.) Scales, sizes and the region of interest steer coordinates and have no gradient.
+W is not computed from coordinate formulas: Resize is applied to the identity matrix, so W has the rounding of the
+forward kernel at any run-time size. (``resize_tied`` is used if an aspect ratio couples the axes.) Scales, sizes and
+the region of interest determine coordinates and have no gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def _coordinates(mode: str, **attrs: Any) -> list[Case]:
-    """Every coordinate transformation, growing and shrinking."""
+    """Every coordinate transformation, for upsampling and downsampling."""
     modes = (*_CENTRED, "align_corners", "asymmetric")
     return [
         case(real(1, 2, 4, 5), None, None, [1, 2, 7, 3], mode=mode, coordinate_transformation_mode=m, **attrs)
@@ -40,7 +40,7 @@ def _rounding() -> list[Case]:
 
 
 def _tied() -> list[Case]:
-    """One aspect ratio for all axes: kernels that look beyond the edges, then a region of interest."""
+    """One aspect ratio for all axes: kernels that read beyond the edges, then a region of interest."""
     wide: list[dict[str, Any]] = [
         {"mode": "cubic"},
         {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
@@ -56,9 +56,9 @@ def _tied() -> list[Case]:
         (wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]),
         (symmetric, None, real(1, 1, 5, 4), [4, 3], [7, 6]),  # the odd size is rounded
         (far, None, real(1, 1, 8, 8), [2, 3], [2, 3]),
-        # the oracle takes these as if sizes were not rounded, so they are whole
+        # the oracle does not round these sizes, so they are integers
         (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5]),
-        (cut[2:3], [0.0, 0.0, 0.87, 1.2], real(1, 1, 6, 4), [3, 4], [9, 5]),  # the first output lies at the first input
+        (cut[2:3], [0.0, 0.0, 0.87, 1.2], real(1, 1, 6, 4), [3, 4], [9, 5]),  # the first output is at the first input
         (ends, None, real(1, 1, 6, 4), [3, 4], [9, 5]),
     ]
     return [
@@ -127,7 +127,7 @@ def _tied() -> list[Case]:
     ),
     case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
     *_tied(),
-    point(  # one output lies at the first input, where the oracle has it half a pixel before
+    point(  # the single output is at the first input, where the oracle has it half a pixel before
         [[1.0, 2.0], [3.0, 4.0]],
         None,
         None,
@@ -162,7 +162,7 @@ def resize(
     tied = sizes is not None and keep_aspect_ratio_policy != "stretch"
     factors = None if tied else _repeats(x, y, along, scales, how)
     if factors is not None:
-        count = float(np.prod(factors))  # block sums: twice as fast by AveragePool as by ReduceSum over a 6-D view
+        count = float(np.prod(factors))  # block sums: AveragePool is twice as fast as ReduceSum over a 6-D view
         return (dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count,)
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if sizes is not None and tied:
@@ -177,7 +177,7 @@ def resize(
 
 
 def _given(x: Var | None) -> Var | None:
-    """``x``, or None if it is empty: so old exporters leave an input out."""
+    """``x``, or None if it is empty, as old exporters write for an absent input."""
     return None if x is None or (x.const is not None and x.const.size == 0) else x
 
 
@@ -188,7 +188,7 @@ def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
 
 
 def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
-    """Whether the axis is known to be left as it is. (A scale of 1.1 may keep its size and yet move elements.)"""
+    """Whether the axis is known to be unchanged. (A scale of 1.1 may keep its size and yet move elements.)"""
     if roi is not None:
         return False
     if scales is not None:
@@ -197,7 +197,7 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
 
 
 def _copied(x: Var, sizes: Var | None) -> set[int]:
-    """The axes of which ``sizes`` reads the size from x, as ``normal.scales`` writes it: Where(others, …, Shape(x))."""
+    """The axes whose size ``sizes`` copies from x, as ``normal.scales`` writes it: Where(others, …, Shape(x))."""
     where = None if sizes is None else sizes.value.producer()
     shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
     if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
@@ -206,11 +206,11 @@ def _copied(x: Var, sizes: Var | None) -> set[int]:
     return set() if others is None else set(np.flatnonzero(~others).tolist())
 
 
-# --- nearest by a whole factor: blocks of copies -----------------------------------------------------
+# --- nearest with an integer factor: blocks of copies ------------------------------------------------
 
 
 def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
-    """The factor of each spatial axis where Resize repeats every element so many times; else None."""
+    """The factor of each spatial axis if Resize repeats every element that many times; else None."""
     centre = how.get("coordinate_transformation_mode", "half_pixel")
     rounding = how.get("nearest_mode", "round_prefer_floor")
     blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))
@@ -224,7 +224,7 @@ def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str
 
 
 def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
-    """Output size over input size, 0 if that is known at run time only."""
+    """Output size divided by input size; 0 if it is known at run time only."""
     if scale is not None:
         return 0.0 if scale[0].const is None else float(scale[0].const[scale[1]])
     before, after = (None if v.shape is None else v.shape[axis] for v in (x, y))
@@ -246,7 +246,7 @@ def _matrix(
 
 
 def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
-    """Σₒ dy[…, o, …] W[o, i]; axes behind ``axis``, contracted before, are merged: that makes it a matrix product."""
+    """Compute Σₒ dy[…, o, …] W[o, i]; axes after ``axis``, contracted earlier, are merged for a matrix product."""
     if axis == x.rank - 1:
         return dy @ w
     turned = op.Transpose(w, perm=[1, 0])

@@ -1,7 +1,7 @@
-"""Resize with keep_aspect_ratio_policy: one scale ties all axes together, so that no axis can be resized by itself.
+"""Resize with keep_aspect_ratio_policy: one scale couples all axes, so no axis can be resized separately.
 
-The scale s stays as it is, while the sizes that it gives are rounded. Each output o of an axis has a coordinate c(o)
-in the input, and W[o, i] is how much input i weighs at its distance from there.
+The scale s is not rounded, while the resulting sizes are. Each output o of an axis has a coordinate c(o) in the input,
+and W[o, i] is the weight of input i at its distance from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradgraph.rules.rounding import wide
 
 INT64 = ir.DataType.INT64
 END = 2**63 - 1
-_REACH = {"linear": 1, "cubic": 2}  # how far from its centre a kernel is not zero
+_REACH = {"linear": 1, "cubic": 2}  # radius of the kernel's support
 
 
 def tied_matrix(
@@ -30,7 +30,7 @@ def tied_matrix(
     policy: str,
     how: dict[str, Any],
 ) -> Var:
-    """W[output, input] of ``axis``, one of those ``along`` which Resize works; ``roi`` is there where it counts."""
+    """W[output, input] of ``axis``, one of the axes ``along`` which Resize works; ``roi`` is given if it matters."""
     return op.cast(_matrix(op, x, y, axis, along, roi, sizes, {**how, "keep_aspect_ratio_policy": policy}), x.dtype)
 
 
@@ -63,7 +63,7 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """Resize's own coordinates: resizing a ramp 0, 1, 2, … gives c wherever two neighbours share each output.
+    """Resize's own coordinates: resizing a ramp 0, 1, 2, … returns c wherever outputs interpolate two neighbours.
 
     c is rounded already for nearest, never beyond the edges, and -1 outside of the region of interest.
     """
@@ -76,13 +76,13 @@ def _read_off(
 
 
 def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
-    """The region of interest along axis ``j``, and the whole of the others."""
+    """The region of interest along axis ``j``, and the full range of the others."""
     choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # of the ramp's type
     return op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
 
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
-    """The formulas of the specification for c, also beyond the edges."""
+    """The specification's formulas for c, also beyond the edges."""
     n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
@@ -100,7 +100,7 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
 
 
 def _steps(op: Builder, x: Var, axis: int) -> Var:
-    """0, 1, 2, … along an axis."""
+    """The ramp 0, 1, 2, … along an axis."""
     return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), _wide(x))
 
 
@@ -113,12 +113,12 @@ def _wide(x: Var) -> ir.DataType:
 
 
 def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
-    """W for a kernel that also looks beyond the edges, and is as wide as ``shrunk`` says.
+    """W for a kernel that also reads beyond the edges, and is widened by ``shrunk``.
 
     A pixel beyond an edge has the edge's value; with exclude_outside it does not count.
     """
     n, reach = op.dim(x, axis), _REACH[how["mode"]]
-    # the coordinates themselves lie less than 1 beyond the edges
+    # the coordinates themselves are less than 1 beyond the edges
     margin = op.const([reach + 1]) if shrunk is None else op.cast(op.Ceil(reach / op.Reshape(shrunk, [1])), INT64) + 1
     taps = op.Range(op.Squeeze(op.Neg(margin), [0]), op.Squeeze(n + margin, [0]), 1)
     gaps = _gaps(op, c, op.cast(taps, c.dtype))
@@ -135,7 +135,7 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
 
 
 def _gaps(op: Builder, c: Var, taps: Var) -> Var:
-    """c[o] - i as [outputs, taps]."""
+    """The distances c[o] - i as [outputs, taps]."""
     return op.Unsqueeze(c, [1]) - taps
 
 

@@ -1,7 +1,7 @@
 """Sequences and optionals on the gradient path.
 
-Where it is known which element is meant, the normal form has replaced sequences by tensors; what is left is decided
-at run time, and so are these gradients: sequences of gradients, of the same length, element by element.
+If indices are known, the normal form has replaced sequences by tensors; the others are decided at run time, and so are
+their gradients: sequences of gradients of equal length, element by element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ no_gradient("a question", "OptionalHasElement")
 
 
 def from_the_front(op: Builder, place: Var, length: Var) -> Var:
-    """A negative place counts from the end."""
+    """Convert a negative index, which counts from the end."""
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)

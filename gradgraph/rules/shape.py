@@ -1,6 +1,6 @@
-"""Operators that move, repeat or drop elements: their derivative moves the cotangent back.
+"""Operators that move, repeat or drop elements: the derivative moves the cotangent back.
 
-Everything here is linear; what is repeated on the way out is summed on the way back.
+All of them are linear; repeated elements are summed in the gradient.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.rules.registry import Gradients, case, no_gradient, real, uniform, vjp
 
-# --- words -------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
-    """``y`` in the shape of ``x``, whose elements it holds in the same order."""
+    """``y`` in the shape of ``x``, with the same elements in the same order."""
     known = x.shape
     if known is None or known.count(0) or len(known) > len(shapes.known_sizes(known)) + 1:
         moved = op.Reshape(y, op.shape(x), allowzero=1)
     else:
-        moved = op.Reshape(y, shapes.sizes_or(known, -1))  # one open size follows from the rest
+        moved = op.Reshape(y, shapes.sizes_or(known, -1))  # one unknown size follows from the others
     return moved
 
 
@@ -191,7 +191,7 @@ def cumsum(op: Builder, dy: Var, y: Var, x: Var, axis: Var, *, exclusive: int = 
     return (op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse),)
 
 
-# --- joined and parted -------------------------------------------------------------------------------
+# --- concatenated and split --------------------------------------------------------------------------
 
 
 @vjp(
@@ -234,7 +234,7 @@ def split(
 
 @vjp("Range", case(uniform(0.1, 0.2), 3.0, uniform(0.5, 0.52)), case(uniform(2.0, 2.1), 0.0, uniform(-0.55, -0.5)))
 def range_(op: Builder, dy: Var, y: Var, start: Var, limit: Var, delta: Var) -> Gradients:
-    """How many elements there are is piecewise constant, so ``limit`` has no gradient."""
+    """The number of elements is piecewise constant, so ``limit`` has no gradient."""
     steps = op.cast(op.Range(0, op.Squeeze(op.dim(dy, 0), [0]), 1), dy.dtype)
     return op.ReduceSum(dy, keepdims=0), None, op.ReduceSum(dy * steps, keepdims=0)
 

@@ -1,6 +1,6 @@
 """Spectra and columns: DFT, STFT and Col2Im are linear, so each derivative is the adjoint.
 
-Conjugation turns the sign of a Fourier transform's exponent: the adjoint of the sum over e^(-iφ) is the sum over
+Conjugation flips the sign of a Fourier transform's exponent: the adjoint of the sum over e^(-iφ) is the sum over
 e^(+iφ), which is the inverse transform without its factor 1/n, and vice versa.
 """
 
@@ -18,10 +18,10 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, real, vjp
 from gradgraph.rules.shape import reshaped
 
 no_gradient(
-    "a matrix or window made from its sizes", "MelWeightMatrix", "BlackmanWindow", "HammingWindow", "HannWindow"
+    "a matrix or window computed from sizes", "MelWeightMatrix", "BlackmanWindow", "HammingWindow", "HannWindow"
 )
 
-_ODD_FILL = "computes another inverse than specified where the spectrum is not of the signal's length"
+_ODD_FILL = "computes a wrong inverse if the spectrum is not as long as the signal"
 
 
 @vjp(
@@ -67,7 +67,7 @@ def dft(
     n = size if length is None else op.Reshape(length, [1])
     if onesided:
         dy = _resized(op, dy, op.Add(op.Div(n, [2]), [1]), n, axis)
-    dx = op.Slice(_adjoint(op, dy, n, axis, inverse), [0], op.dim(x, -1), [-1])  # of a real signal the real part
+    dx = op.Slice(_adjoint(op, dy, n, axis, inverse), [0], op.dim(x, -1), [-1])  # for a real signal, the real part
     return (_resized(op, dx, n, size, axis),)
 
 
@@ -83,18 +83,18 @@ def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
 
 
 def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
-    """Zeros added or elements dropped at the end of an axis of length ``size``."""
+    """Pad with zeros or drop elements at the end of an axis of length ``size``."""
     more = op.Sub(wanted, size)
     if more.const is not None and not more.const.any():
         return x
     changed = op.Pad(x, op.Concat([0], more, axis=0), None, op.Reshape(axis, [1]))
-    if changed.shape is None:  # the axis is a run-time one
+    if changed.shape is None:  # a run-time axis
         record_shape(changed.value, None if x.shape is None else (None,) * x.rank)
     return changed
 
 
 def _multiplicity(op: Builder, n: Var, bins: Var, x: Var, axis: Var) -> Var:
-    """How often a one-sided spectrum counts in a real signal: each bin twice, but for those that mirror themselves."""
+    """The weights of a one-sided spectrum in a real signal: 2 for each bin, but 1 for those that mirror themselves."""
     k = op.Range(0, op.Squeeze(bins), 1)
     alone = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), n))
     along = op.Equal(np.arange(x.rank), op.Mod(axis, x.rank))
@@ -112,7 +112,7 @@ def _multiplicity(op: Builder, n: Var, bins: Var, x: Var, axis: Var) -> Var:
     case(real(1, 9, 2), 2, real(5), onesided=1),
     case(real(2, 6, 1), 1, real(6)),
     case(real(1, 4, 1), 3, real(1)),
-    case(real(2, 7, 1), 3, onnxruntime="asks for a window or a frame length"),
+    case(real(2, 7, 1), 3, onnxruntime="requires a window or a frame length"),
 )
 def stft(
     op: Builder,
@@ -125,9 +125,9 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Gradients:
-    """Frame f is ``window · signal[f · step :]``, transformed; frames overlap, so add."""
-    given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as onnxruntime admits it
-    if dy.shape is None:  # ONNX tells none without a window and a length
+    """The adjoint of frames ``window · signal[f · step :]``, transformed; overlapping frames add up."""
+    given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as in onnxruntime
+    if dy.shape is None:  # ONNX does not infer it without a window and a length
         record_shape(dy.value, (None,) * 4)
     n = op.dim(signal, 1) if window is None else op.dim(window, 0)
     n = op.Reshape(length, [1]) if length is not None else n
@@ -190,7 +190,7 @@ def col2im(
 
 
 def _axes(image_shape: Var, *lists: Sequence[int] | None) -> int:
-    """The number of spatial axes, from whatever tells it."""
+    """The number of spatial axes, from whatever determines it."""
     count = (image_shape.shape or (None,))[0]
     known = [count] if isinstance(count, int) else [len(v) for v in lists if v]
     if not known:

@@ -1,7 +1,7 @@
 """Softmax and the losses on top of it.
 
-Every formula is written with the output (a probability, or its logarithm), which is finite where scores of ±200 would
-overflow an exponential.
+Every formula uses the output (a probability, or its logarithm), which is finite where scores of ±200 would overflow an
+exponential.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     like=[1],
 )
 def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
-    """``y·(dy − Σ dy·y)``; with ``do`` and ``o``, of an attention whose weights are y, the sum is Σ do·o."""
+    """``y·(dy − Σ dy·y)``; with ``do`` and ``o``, of an attention with the probabilities y, the sum is Σ do·o."""
     weighed = dy * y if do is None or o is None else do * o
     return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
 
@@ -86,7 +86,7 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
     case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),
 )
 def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
-    """``d·(onehot(places) − p)``: of the scores, where ``d`` is the cotangent of log p at one place of each row."""
+    """``d·(onehot(places) − p)``: the gradient of scores, where ``d`` is that of log p at one place per row."""
     return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
 
 
@@ -147,12 +147,12 @@ def _sample_cotangents(
 ) -> Var:
     """∂loss/∂nll, with the class axis kept: [N, 1, d1, …].
 
-    Ignored samples get 0 also where all are ignored and a mean is 0/0 (as in PyTorch).
+    Ignored samples get 0, also if all are ignored and the mean is 0/0 (as in PyTorch).
     """
     if weights is None:
         shared = dloss if total is None else dloss / total
         return op.Unsqueeze(shared, [1]) if reduction == "none" else op.Expand(shared, op.shape(targets.places))
-    shares = weights if total is None else weights / total  # of tiny weights, their inverse overflows
+    shares = weights if total is None else weights / total  # the inverse of tiny weights overflows
     return op.Unsqueeze(targets.where_counted(op, dloss * shares), [1])
 
 
@@ -173,7 +173,7 @@ _LOSS_CASES = [
     case(real(2, 4, 3, 2), integers(0, 4, 2, 3, 2), positive(4)),
     case(real(2, 3, 2), [[0, 9], [2, 9]], positive(3), ignore_index=9, reduction="none"),
     case(real(2, 1), [0, 0]),
-    case(real(2, 1), [0, 5], ignore_index=5),  # no class but 0
+    case(real(2, 1), [0, 5], ignore_index=5),  # class 0 only
 ]
 
 
@@ -244,7 +244,7 @@ def labels_gradient(
     reduction: str,
     ignore_index: int | None = None,
 ) -> tuple[Var, None, Var | None]:
-    """The gradients of the scores behind ``log_p``, and of the weights of classes."""
+    """The gradients of the scores behind ``log_p``, and of the class weights."""
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)
     total = _total(op, targets, weights, dloss.dtype, reduction)

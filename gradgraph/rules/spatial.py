@@ -1,7 +1,7 @@
-"""Sampling at computed places: GridSample, AffineGrid and DeformConv.
+"""Sampling at computed positions: GridSample, AffineGrid and DeformConv.
 
-``spatial_taps`` reads the pixels and puts cotangents back; this file works out coordinates. Images are linear
-in all three, and so is the loss in W, B and the mask; grids and offsets move the points.
+``spatial_taps`` reads the pixels and adds cotangents back; this file computes coordinates. All three are linear in the
+image, and the loss is linear in W, B and the mask; grids and offsets move the points.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _every_mode(x: Any, grid: Any, modes: Sequence[str]) -> list[Case]:
 
 
 def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -> Point:
-    """One point of a row of three pixels, which lie at -1, 0 and 1: a kink, or beyond the image."""
+    """One point of a row of three pixels at -1, 0 and 1: a kink, or beyond the image."""
     row, grid = [[[[1.0, 5.0, 2.0]]]], [[[[at, 0.0]]]]
     return point(row, grid, gives=[[[[dx]]], [[[[dg, 0.0]]]]], padding_mode=padding_mode, align_corners=1)
 
@@ -70,7 +70,7 @@ def grid_sample(
 ) -> Gradients:
     points = wide(op, grid)
     n = op.Squeeze(sizes(op, x, points.dtype), [2])
-    turn = list(range(x.rank - 2))[::-1]  # a grid says x, y, z; axes are z, y, x
+    turn = list(range(x.rank - 2))[::-1]  # a grid is ordered x, y, z; axes are z, y, x
     rows = op.Reshape(points, op.Concat(op.dim(grid, 0), _points(op, grid), [x.rank - 2], axis=0), allowzero=1)
     g = op.Gather(op.Transpose(rows, perm=[0, 2, 1]), turn, axis=1)
     u = (g + 1.0) * 0.5 * (n - 1.0) if align_corners else ((g + 1.0) * n - 1.0) * 0.5
@@ -98,7 +98,7 @@ def _points(op: Builder, grid: Var) -> Var:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
-    """The grid of the identity holds each point's own place b, and ``y[n, p] = theta[n] @ [b[p], 1]``."""
+    """The identity's grid contains each point's position b, and ``y[n, p] = theta[n] @ [b[p], 1]``."""
     axes = op.dim(theta, 1)
     identity = op.EyeLike(op.full(op.dims(theta, 1, 3), 0, theta.dtype))
     once = op.Concat([1], op.Slice(size, [1], [LAST], [0]), axis=0)
@@ -158,7 +158,7 @@ def deform_conv(
 ) -> Gradients:
     """A matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places] as in im2col.
 
-    Images and points are counted by offset group: N·og images of C/og channels, taps·places points each.
+    Images and points are split by offset group: N·og images of C/og channels, taps·places points each.
     """
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, **attrs), images)
@@ -177,7 +177,7 @@ def deform_conv(
 
 
 def _grouped(op: Builder, x: Var, groups: int) -> Var:
-    """[N, C, *sizes] as [N·groups, C/groups, *sizes]."""
+    """Reshape [N, C, *sizes] to [N·groups, C/groups, *sizes]."""
     if groups == 1:
         return x
     shape = op.Concat([-1], op.Div(op.dim(x, 1), [groups]), op.dims(x, 2, x.rank), axis=0)
@@ -195,7 +195,7 @@ def _offset_places(
     pads: Sequence[int] | None = None,
     **_: Any,
 ) -> Var:
-    """The pixel coordinates [N·og, axes, taps·places] that the offsets [N, og·taps·axes, *places] lead to."""
+    """The pixel coordinates [N·og, axes, taps·places] from the offsets [N, og·taps·axes, *places]."""
     axes = w.rank - 2
     ones = [1] * axes
     lattice = op.Mul(_lattice(op, op.dims(w, 2, w.rank)), _column(op, dilations or ones))
@@ -223,7 +223,7 @@ def _count(op: Builder, x: Var) -> Var:
 
 
 def _product(op: Builder, dy: Var, w: Var, v: Var, group: int) -> tuple[Var, Var]:
-    """The gradients of ``y = w @ v`` by ``w`` and by the columns ``v`` [N·og, C/og, taps·places], group by group."""
+    """The gradients of ``y = w @ v`` for ``w`` and the columns ``v`` [N·og, C/og, taps·places], group by group."""
     rows = op.Reshape(dy, op.Concat([0, group, -1], _count(op, dy), axis=0))  # [N, g, M/g, places]
     matrix = op.Reshape(w, op.Concat([group, -1], op.ReduceProd(op.dims(w, 1, w.rank), keepdims=1), axis=0))
     columns = op.Reshape(v, op.Concat(op.Shape(dy, end=1), [group, -1], _count(op, dy), axis=0))

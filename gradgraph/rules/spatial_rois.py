@@ -1,8 +1,8 @@
 """Pooling over regions of interest: RoiAlign and MaxRoiPool.
 
-A region's samples form a lattice, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] · B[r]ᵀ``
-with one matrix for each axis, and all gradients of RoiAlign are matrix products. A maximum hands its cotangent to the
-pixel that was chosen, the first of equals. Notation: R regions, [R, bins, samples] along one axis.
+A region's samples form a lattice, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] · B[r]ᵀ`` with
+one matrix per axis, and all gradients of RoiAlign are matrix products. A maximum passes its cotangent to the chosen
+pixel, the first of equals. Notation: R regions, [R, bins, samples] along one axis.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import flat
 from gradgraph.rules.windows import flat as flat_space
 
-Move = tuple[Var, Var]  # the gradient of samples' coordinates, and the same times how far along each lies
+Move = tuple[Var, Var]  # the gradient of the samples' coordinates, and the same times the samples' relative position
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Where a region is sampled along one axis.
+    """The samples of a region along one axis.
 
-    ``at``: pixel coordinates [R, bins, samples]; ``counted``: which samples there are, where regions differ in their
-    number; ``share``: one over that number, 0 for a sample too far outside; ``along``: where a sample lies between the
-    region's start (0) and end (1); ``free`` [R, 1, 1]: 1 where the length follows the corners, 0 where it is held.
+    ``at``: pixel coordinates [R, bins, samples]; ``counted``: which samples exist, if regions differ in their number;
+    ``share``: one over that number, 0 for a sample too far outside; ``along``: the relative position between the
+    region's start (0) and end (1); ``free`` [R, 1, 1]: 1 if the length follows the corners, 0 if it is clamped.
     """
 
     at: Var
@@ -51,7 +51,7 @@ class Geometry:
     half_pixel: bool
 
     def samples(self, op: Builder, rois: Var, size: Var, axis: int) -> Samples:
-        """Along the rows (``axis`` 0) or the columns (1) of images with that many pixels."""
+        """The samples along the rows (``axis`` 0) or columns (1) of images with that many pixels."""
         bins, offset = self.bins[axis], 0.5 if self.half_pixel else 0.0
         start, end = (op.Gather(rois, [[corner]], axis=1) * self.scale - offset for corner in (1 - axis, 3 - axis))
         length = end - start
@@ -102,13 +102,13 @@ _BOXES = [
 
 
 def _on_edges() -> list[Point]:
-    """One sample of three pixels, right where another formula begins: from left to right."""
+    """One sample of three pixels, exactly where another formula begins: from left to right."""
     pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
     rows: list[tuple[float, float, int, float, dict[str, Any]]] = [
         (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
         (-0.5, 1.5, 0, 2.0, {}),  # on the first
-        (2.5, 4.5, 2, 0.0, {}),  # one pixel behind the last
-        (0.5, 1.5, 1, -1.5, {"coordinate_transformation_mode": ends}),  # as short as a region can be there
+        (2.5, 4.5, 2, 0.0, {}),  # one pixel after the last
+        (0.5, 1.5, 1, -1.5, {"coordinate_transformation_mode": ends}),  # the minimum length of a region there
         (-1.0, 1.0, 0, 0.0, {"mode": "max"}),  # before the first
         (-0.5, 1.5, 0, -0.5, {"mode": "max"}),  # on the first
         (1.5, 3.5, 2, 0.0, {"mode": "max"}),  # on the last
@@ -137,7 +137,7 @@ _REGIONS = [[float(n), *box] for n, box in zip([0, 1, 1, 0, 0], _BOXES, strict=T
     case(real(1, 2, 4, 4), [[0.3, 0.2, 3.1, 2.4]], [0]),
     case(real(1, 1, 1, 1), uniform(-1.0, 1.0, 2, 4), [0, 0], sampling_ratio=1),
     case(real(1, 2, 4, 4), np.zeros((0, 4)), np.zeros(0, np.int64), output_height=2),
-    point(  # one sample, right on the second of three pixels
+    point(  # one sample, exactly on the second of three pixels
         [[[[1.0, 5.0, 2.0]]]],
         [[0.5, 0.0, 2.5, 1.0]],
         [0],
@@ -181,7 +181,7 @@ def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
     return start, end
 
 
-# --- the mean: one matrix for each axis ----------------------------------------------------------------
+# --- the mean: one matrix per axis ---------------------------------------------------------------------
 
 
 def _mean(
@@ -189,7 +189,7 @@ def _mean(
 ) -> tuple[Var, Move, Move]:
     """The gradients of the image and of the samples' coordinates along both axes.
 
-    All images are one matrix [N·H, C·W]; A, spread by image, meets it as [R·bins, N·H].
+    All images form one matrix [N·H, C·W], which is multiplied by A, scattered by image, [R·bins, N·H].
     """
     (a, a_slope), (b, b_slope) = (_hats(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     n, c, h, w = (op.dim(x, axis) for axis in range(4))
@@ -211,9 +211,9 @@ def _mean(
 
 
 def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
-    """How much a bin takes of each pixel [R, bins, size], and its slope by each sample [R, bins, samples, size].
+    """The weight of each pixel in a bin [R, bins, size], and its slope by each sample [R, bins, samples, size].
 
-    A sample shares its weight linearly between its two neighbours; at a pixel the slopes are those to its right.
+    A sample distributes its weight linearly between its two neighbours; at a pixel, slopes are those to the right.
     """
     held = op.Clip(samples.at, 0.0, size - 1.0)
     away = op.Unsqueeze(held, [3]) - op.cast(op.Range(0, op.cast(size, INT64), 1), held.dtype)
@@ -224,12 +224,12 @@ def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
     return weight, rise * op.Unsqueeze(free, [3]) * share
 
 
-# --- the maximum: one pixel for each bin ---------------------------------------------------------------
+# --- the maximum: one pixel per bin ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The pixels that each bin looks at along one axis, [R, bins, K] each; ``turned`` is slope times ``along``."""
+    """The pixels that each bin reads along one axis, [R, bins, K] each; ``turned`` is slope times ``along``."""
 
     pixel: Var
     counted: Var
@@ -241,7 +241,7 @@ class Reach:
 def _largest(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """As onnxruntime has it, the maximum is over single pixels times their weights, not over interpolated values."""
+    """The gradients of a maximum over single pixels times their weights, not interpolated values, as in onnxruntime."""
     i, j = (_neighbours(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     weight = _crossed(op, i.weight, j.weight, op.Mul)
     winner, at = _winners(op, x, batch, i.pixel, j.pixel, _crossed(op, i.counted, j.counted, op.And), weight)
@@ -263,7 +263,7 @@ def _largest(
 
 
 def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
-    """The two pixels about each sample."""
+    """The two neighbouring pixels of each sample."""
     held = op.Clip(samples.at, 0.0, size - 1.0)
     low = op.Floor(held)
     share, t = op.cast(samples.share > 0.0, held.dtype), held - low
@@ -285,7 +285,7 @@ def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
 def _winners(
     op: Builder, x: Var, batch: Var, rows: Var, columns: Var, counted: Var, weight: Var | None = None
 ) -> tuple[Var, Var]:
-    """For every bin and channel [R, bins·bins, C] which of its pixels is the largest, and where it lies in flat x."""
+    """The largest pixel of every bin and channel [R, bins·bins, C], and its position in flat x."""
     where = _crossed(op, op.Mul(rows, op.dim(x, 3)), columns, op.Add)
     count, batch = op.ReduceProd(op.dims(x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
     table = op.Reshape(op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1]), op.Concat([-1], op.dim(x, 1), axis=0))
@@ -317,12 +317,12 @@ def max_roi_pool(
     )
     counted = _crossed(op, rows, columns, op.And)
     winner, at = _winners(op, x, batch, i, j, counted)
-    full = op.cast(op.GatherElements(counted, winner, axis=2), dy.dtype)  # not so for a bin outside the image
+    full = op.cast(op.GatherElements(counted, winner, axis=2), dy.dtype)  # except for a bin outside the image
     return (put(op, op.Transpose(flat_space(op, dy, 0, 0), perm=[0, 2, 1]) * full, at, x, "add"),)
 
 
 def _whole_pixels(op: Builder, rois: Var, size: Var, axis: int, bins: int, scale: float) -> tuple[Var, Var]:
-    """The pixels of each bin along one axis, int64 [R, bins, K], and which of them there are."""
+    """The pixels of each bin along one axis, int64 [R, bins, K], and which of them exist."""
     corners = (op.Gather(rois, [[corner]], axis=1) * scale for corner in (2 - axis, 4 - axis))
     first, last = (op.Sign(c) * op.Floor(op.Abs(c) + 0.5) for c in corners)
     length, bin_ = (

@@ -1,8 +1,8 @@
-"""Reading images between pixels: words that GridSample, DeformConv and the regions of interest share.
+"""Interpolated reads of images: helpers for GridSample, DeformConv and regions of interest.
 
-A point reads K pixels (taps), each with a weight that depends on where the point lies:
-``y[n, c, p] = Σ_k weight[n, k, p] · x[n, c, where[n, k, p]]``. Both derivatives follow: the cotangent is added back
-where it was read, and a point moves as the weights' slopes say. Points come last: long rows multiply fast.
+A point reads K pixels (taps), each with a weight that depends on the point's position: ``y[n, c, p] = Σ_k weight[n, k,
+p] · x[n, c, where[n, k, p]]``. Both derivatives follow: the cotangent is added where pixels were read, and points get
+theirs from the slopes of the weights. Points are the last axis, as products of long rows are fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.windows import flat as flat_space
 
-# weights of the taps as polynomials of the fraction t, one row for each power: nearest, linear, Keys' cubic (a = -3/4)
+# weights of the taps as polynomials of the fraction t, one row per power: nearest, linear, Keys' cubic (a = -3/4)
 _A = -0.75
 _POWERS: dict[str, list[list[float]]] = {
     "nearest": [[1.0], [0.0]],
@@ -49,8 +49,8 @@ class Taps:
 def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> Taps:
     """The taps of points with pixel coordinates ``u`` [N, axes, P] in images ``x`` [N, C, *sizes].
 
-    At a pixel, where linear weights have a kink, slopes are those to its right; and zero, as in PyTorch, at the first
-    and last pixel of an axis that goes on beyond them (padding border or reflection).
+    At a pixel, where linear weights have a kink, slopes are those to its right; they are zero, as in PyTorch, at the
+    first and last pixel of an axis with border or reflection padding.
     """
     powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [2])
     base = op.Round(u) if mode == "nearest" else op.Floor(u)
@@ -77,22 +77,22 @@ def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
 
 
 def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
-    """Σ_k powers[k] · t^k by Horner's rule."""
+    """Evaluate Σ_k powers[k] · t^k by Horner's rule."""
     rows: list[Any] = [np.asarray(row, t.dtype.numpy()).reshape(-1, 1) for row in powers]
     return functools.reduce(lambda value, row: t * value + row, reversed(rows[:-1]), rows[-1])
 
 
 def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
-    """Coordinates reflected at the ends of the axis: at its outer pixels' centres (``aligned``) or outer edges."""
+    """Coordinates reflected at the ends of the axis: at outer pixels' centres (``aligned``) or outer edges."""
     low, span = (0.0, n - 1.0) if aligned else (-0.5, n)
     far = op.Mod(op.Abs(i - low), span * 2.0, fmod=1)
     return op.Min(far, span * 2.0 - far) + low
 
 
 def positions(op: Builder, at: Var, x: Var) -> Var:
-    """Row-major positions in the flat image from int64 ``at`` [N, axes, T, P], every combination of taps: [N, K, P].
+    """Row-major positions in the flat image from int64 ``at`` [N, axes, T, P], for all combinations of taps: [N, K, P].
 
-    A point outside the image moves to its edge.
+    A point outside the image is clamped to its edge.
     """
     n = sizes(op, x, INT64)
     inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))
@@ -102,7 +102,7 @@ def positions(op: Builder, at: Var, x: Var) -> Var:
 
 
 def unstacked(op: Builder, v: Var, axes: int) -> list[Var]:
-    """The part of each spatial axis of ``v`` [N, axes, T, P]: [N, T, P]."""
+    """The slice of each spatial axis of ``v`` [N, axes, T, P]: [N, T, P]."""
     return [op.Gather(v, a, axis=1) for a in range(axes)]
 
 
@@ -111,7 +111,7 @@ def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
-    """Every combination of the taps of several axes, [N, T, P] each: [N, T^axes, P]."""
+    """All combinations of the taps of several axes, [N, T, P] each: [N, T^axes, P]."""
     spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
     count = op.ReduceProd(op.dims(combined, 1, len(parts) + 1), keepdims=1)
@@ -129,7 +129,7 @@ def read(op: Builder, x: Var, where: Var) -> Var:
 
 
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
-    """The gradient of ``x``: the cotangent ``dy`` [N, C, P] goes where each point read."""
+    """The gradient of ``x``: the cotangent ``dy`` [N, C, P] is added at the pixels that each point read."""
     weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
     return add_at(op, op.Unsqueeze(dy, [2]) * weight, seen.where, x)
 
@@ -143,11 +143,11 @@ def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
 
 
 def along(op: Builder, pixels: Var, dy: Var) -> Var:
-    """How much each tap weighs in the loss: ``pixels`` [N, K, P, C] times ``dy`` [N, C, P], as [N, K, P]."""
+    """The derivative of the loss by each tap's weight: ``pixels`` [N, K, P, C] times ``dy`` [N, C, P], as [N, K, P]."""
     rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [1])
     return op.ReduceSum(pixels * rows, [3], keepdims=0)
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
-    """The gradient of the pixel coordinates [N, axes, P], given what each tap weighs in the loss."""
+    """The gradient of the pixel coordinates [N, axes, P], from the derivatives by each tap's weight."""
     return op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)

@@ -1,4 +1,4 @@
-"""Sliding windows, as convolution and pooling share them: window ``i`` reads ``x[i·stride + tap·dilation - begin]``."""
+"""Sliding windows of convolution and pooling: window ``i`` reads ``x[i·stride + tap·dilation - begin]``."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ class Windows:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Where the windows lie, as ONNX attributes."""
+        """The attributes that define the windows."""
         return {"strides": list(self.strides), "dilations": list(self.dilations), "pads": self.pads}
 
     @property
     def taps(self) -> list[int]:
-        """The kernel's sizes, where they are known: those of a pool always are."""
+        """The kernel's sizes, if known; those of a pool always are."""
         return [k for k in self.kernel if k is not None]
 
     @property
     def extents(self) -> list[int | None]:
-        """From a window's first tap to its last."""
+        """The distance from a window's first tap to its last."""
         pairs = zip(self.kernel, self.dilations, strict=True)
         return [(k - 1) * d + 1 if isinstance(k, int) else None for k, d in pairs]
 
     @property
     def mirrored(self) -> list[int] | None:
-        """The pads under which windows of stride 1 run backwards, ``None`` where there are no such pads."""
+        """The pads of mirrored windows of stride 1; ``None`` if there are no such pads."""
         pairs = list(zip(self.pads, self.extents * 2, strict=True))
         pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
         return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None
 
     @property
     def pointwise(self) -> bool:
-        """Every window is one element, and every element one window."""
+        """Whether every window is one element, and every element one window."""
         return set(self.kernel) == set(self.strides) == {1} and not any(self.pads)
 
     @property
     def side_by_side(self) -> bool:
-        """No two windows share an element, and none is left out between them."""
+        """Whether windows neither overlap nor leave gaps."""
         return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
 
     def spatial(self, x: Var) -> Sequence[Dim]:
-        """The sizes of ``x`` along which windows move, one for each axis of a window even if ``x`` is unknown."""
+        """The spatial sizes of ``x``, one per axis of a window even if ``x`` is unknown."""
         return (x.shape or ())[2:] or (None,) * self.rank
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
-        """How many elements of the padded input no window reaches; negative where the last window reads beyond it."""
+        """The number of trailing elements of the padded input in no window; negative if the last window exceeds it."""
         rows = zip(self.spatial(x), self.spatial(y), self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
     def count(self, size: Ints) -> list[int]:
-        """How many windows of known extent fit into an image of that size."""
+        """The number of windows of known extent that fit into an image of that size."""
         rows = zip(size, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [(n + begin + end - (extent or 1)) // stride + 1 for n, extent, stride, begin, end in rows]
 
@@ -99,17 +99,17 @@ def windows(
     dilations: Ints | None = None,
     **_: Any,
 ) -> Windows:
-    """From the attributes of Conv or a pool, with ONNX's defaults."""
+    """The windows of a Conv's or pool's attributes, with ONNX's defaults."""
     n = len(kernel_shape)
     ones, pads = (1,) * n, tuple(pads or (0,) * (2 * n))
     return Windows(tuple(kernel_shape), tuple(strides or ones), tuple(dilations or ones), pads[:n], pads[n:])
 
 
-# --- words about the spatial axes: those behind batch and channels -----------------------------------
+# --- spatial axes: those after batch and channels ------------------------------------------------------
 
 
 def ranked(y: Var, x: Var) -> Var:
-    """``y``, known from now on to have the rank of ``x``: where sizes are unknown, shape inference may find nothing."""
+    """``y`` with the rank of ``x``, as shape inference may find nothing for unknown sizes."""
     if y.shape is None:
         record_shape(y.value, (None,) * x.rank)
     return y
@@ -120,31 +120,31 @@ def spatial(x: Var) -> list[int]:
 
 
 def sizes(x: Var) -> list[int] | None:
-    """The spatial sizes, if every one of them is known."""
+    """The spatial sizes, if all are known."""
     return all_sizes(None if x.shape is None else x.shape[2:])
 
 
 def space(op: Builder, x: Var) -> Var:
-    """The spatial sizes as an int64 vector: a constant where they are known."""
+    """The spatial sizes as an int64 vector; a constant if they are known."""
     static = sizes(x)
     return op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
 
 
 def flat(op: Builder, x: Var, *lead: int) -> Var:
-    """``x`` as [*lead, positions], its spatial axes made one."""
+    """Flatten the spatial axes of ``x``: [*lead, positions]."""
     static = sizes(x)
     count = [math.prod(static)] if static is not None else op.ReduceProd(space(op, x), keepdims=1)
     return op.Reshape(x, op.Concat(list(lead), count, axis=0))
 
 
 def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
-    """Where the windows' taps lie along one axis of the padded input: int64 [windows, taps]."""
+    """The positions of the windows' taps along one axis of the padded input: int64 [windows, taps]."""
     count = op.Squeeze(op.dim(y, axis + 2), [0])
     first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
     return op.Add(first, np.arange(seen.taps[axis]) * seen.dilations[axis])
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:
-    """``x`` cut down at the end of each spatial axis to the size of ``model``."""
+    """Crop ``x`` at the end of each spatial axis to the size of ``model``."""
     axes = spatial(model)
     return op.Slice(x, [0] * len(axes), space(op, model), axes)

@@ -105,7 +105,7 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path
 
 
 PATHS = [
-    ("missing/a", "create the folder"),
+    ("missing/a", "create its folder"),
     ("file/a", "part of its path is a file"),
     ("folder", "not a regular file"),
     ("fifo", "not a regular file"),
@@ -148,8 +148,8 @@ def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path):
 FOLDERS = [
     ({"notes.txt": b"mine"}, True, "holds 'notes.txt'"),
     ({"train.onnx": b"", "run.ckpt": b"", "manifest.json": b"{}"}, True, "holds 'run.ckpt'"),
-    ({"train.onnx": b""}, True, "has no manifest.json"),
-    ({"manifest.json": b"not json"}, True, "has no manifest.json"),
+    ({"train.onnx": b""}, True, "has no gradgraph manifest.json"),
+    ({"manifest.json": b"not json"}, True, "has no gradgraph manifest.json"),
     ({"manifest.json": b"{}"}, False, "not empty"),
 ]
 

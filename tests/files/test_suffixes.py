@@ -114,5 +114,5 @@ def test_what_writes_that_format_is_named(tmp_path: Path) -> None:
         trainer.export(tmp_path / "w.safetensors")
     with pytest.raises(OutputError, match=r"call it 'w.ckpt'; .onnx is written by trainer.export\(path\)"):
         trainer.save(tmp_path / "w.onnx")
-    with pytest.raises(OutputError, match=r"a model of Core ML, and a model is written there; call it 'w.onnx'$"):
+    with pytest.raises(OutputError, match=r"a model of Core ML, but a model is written there; call it 'w.onnx'$"):
         trainer.export(tmp_path / "w.mlmodel")

@@ -61,7 +61,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "by nothing": (lambda x: frontend.grad(x.sum(), []), "by no tensors"),
     "what was not read": (lambda x: frontend.grad(x.sum(), x * 2), "does not depend on.*nothing reads it; take the"),
     "no way": (lambda x: frontend.grad(x.round().sum(), x), "ends at node .*Round.*which has no gradient"),
-    "a detached way": (lambda x: frontend.grad(x.detach().sum(), x), "ends at node .* the model detaches it there"),
+    "a detached way": (lambda x: frontend.grad(x.detach().sum(), x), "ends at node .* the model detaches it"),
     "tangents": (lambda x: frontend.jvp(x, [x, x], [1.0]), "2 tensors met 1 tangents"),
     "a cotangent": (lambda x: frontend.vjp(x, x, np.ones((7, 2), np.float32)), "2"),
     "Dropout": (lambda x: frontend.grad(F.dropout(x).sum(), x), "computes something else in training.*in a loss func"),

@@ -198,13 +198,13 @@ SOUND = network("patient_c = Neg(patient_b)")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({}, "none of the faults"),
+        ({}, "none of the known faults"),
         ({"fault": "build"}, "no fault of the kind 'build'"),
         ({"fault": "gradeint"}, "did you mean 'gradient'"),
-        ({"shows": lambda model: False}, "does not say"),
+        ({"shows": lambda model: False}, "does not report"),
         ({"test": ["true"]}, "no {}"),
         ({"test": ["no-such-program", "{}"]}, "does not start"),
-        ({"test": ["true", "{}"], "shows": lambda model: True}, "two judges"),
+        ({"test": ["true", "{}"], "shows": lambda model: True}, "not both"),
     ],
 )
 def test_what_cannot_be_reduced_is_one_sentence(arguments: dict[str, object], sentence: str) -> None:

@@ -220,10 +220,10 @@ def test_activations_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("attrs", "words"),
     [
-        ({"activations": ["Sine"]}, "activation 'Sine', which ONNX does not know; use one of tanh"),
+        ({"activations": ["Sine"]}, "activation 'Sine', which ONNX does not have; use one of tanh"),
         ({"activations": ["ScaledTanh"]}, "different defaults; write activation_alpha and activation_beta"),
-        ({"activations": ["ThresholdedRelu"]}, "leaves out numbers of the activation ThresholdedRelu"),
-        ({"activations": ["Affine"], "activation_alpha": [2.0]}, "leaves out numbers of the activation Affine"),
+        ({"activations": ["ThresholdedRelu"]}, "omits parameters of the activation ThresholdedRelu"),
+        ({"activations": ["Affine"], "activation_alpha": [2.0]}, "omits parameters of the activation Affine"),
     ],
 )
 def test_activations_that_runtimes_disagree_on(attrs: dict[str, Any], words: str) -> None:

@@ -382,12 +382,12 @@ def test_lines_of_yolo_that_cannot_be_meant(shapes: Path, tmp_path: Path, line: 
 
 BAD_YAMLS = {
     "names: &a [b]\n": "is not a key with a text, a list or a table of texts",
-    "names: [a\n": "is no key with a text",
+    "names: [a\n": "is not a key with a text",
     "names: a\nnames: b\n": "line 2 gives 'names' for the second time",
     "names:\n  0: a\n  2: b\n": "'names' leaves out a number",
     "names: a\n  b: c\n": "line 2 is indented, but not part of a table",
     "- a\n": "line 1 is an item without a list",
-    "names: !!python/object a\n": "is no key with a text",
+    "names: !!python/object a\n": "is not a key with a text",
     "names: [a]\n": "has no 'train'",
     "names: [a]\ntrain: nowhere\n": "names 'nowhere', which is not there",
 }

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: softmax(mask(c·Q·Kᵀ))·V, and its last half alone, where scores come from elsewhere."""
+"""Scaled dot-product attention: softmax(mask(c·Q·Kᵀ))·V, and its second half if the scores are computed otherwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_STEPS = 8  # nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """P·V with P = Softmax(S), perhaps with zeros for what is no number: it reads S and V."""
+    """Find P·V with P = Softmax(S), possibly with NaN replaced by zeros; its inputs are S and V."""
     p, v = walk.last.inputs
     softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """Return ``p`` before PyTorch put zeros in the place of rows that are masked as a whole (0/0 is no number)."""
+    """Return ``p`` before PyTorch's zeros for fully masked rows (0/0 is NaN)."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p
@@ -40,7 +40,7 @@ def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
 
 
 def find_attention(walk: Walk) -> Found:
-    """softmax(mask(c·Q·Kᵀ))·V: back from the scores there may be a Where, then sums, then factors, then Q·Kᵀ."""
+    """Find softmax(mask(c·Q·Kᵀ))·V: before the softmax an optional Where, then sums, then factors, then Q·Kᵀ."""
     weighed = find_weighed(walk)
     (scores, v), (p,) = weighed.inputs, weighed.kept
     condition, kept, scores = _split_where(walk, some(scores))
@@ -54,7 +54,7 @@ def find_attention(walk: Walk) -> Found:
 
 
 def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """The condition of a Where that replaces scores by a number, whether it keeps them if true, and the scores."""
+    """The condition of a Where that replaces scores by a constant, whether true keeps them, and the scores."""
     node = scores.producer()
     if node is None or not is_standard(node, "Where"):
         return None, 1, scores
@@ -75,7 +75,7 @@ def _split_masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value
 
 
 def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """The operands of an Add: the one that is made of the product of Q and K, then the mask."""
+    """The operands of an Add: the one computed from the product of Q and K, then the mask."""
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask
@@ -83,7 +83,7 @@ def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _has_product(scores: ir.Value) -> bool:
-    """Is ``scores`` a product of matrices, apart from sums and factors?"""
+    """Whether ``scores`` is a matrix product, apart from sums and factors."""
     waiting: list[ir.Value | None] = [scores]
     for _ in range(MOST_STEPS):
         node = None if not waiting or (x := waiting.pop()) is None else x.producer()
@@ -103,7 +103,7 @@ def _split_scale(walk: Walk, scores: ir.Value) -> tuple[float, ir.Value]:
     return scale, scores
 
 
-_HEADS = (real(2, 3, 4), real(2, 4, 5), real(2, 5, 2))  # fewer numbers of a value than keys
+_HEADS = (real(2, 3, 4), real(2, 4, 5), real(2, 5, 2))  # values are narrower than keys
 _WIDE = (real(2, 3, 4), real(2, 4, 2), real(2, 2, 5))
 _GUARD = "zero = Constant<value = real {0.0}>()  s = Softmax(t)  n = IsNaN(s)  p = Where(n, zero, s)"
 _HALF = "half = Constant<value = real {0.5}>()  low = Constant<value = real {-1e30}>()"
@@ -134,7 +134,7 @@ _CONDITION = "one = Constant<value = real {1.0}>()  b = Less(x3, one)"
         graph=f"{_HALF}  {_CONDITION}  s = MatMul(x0, x1)  m = Mul(s, half)"
         f"  r = Add(m, x3)  t = Where(b, half, r){_END}",
     ),
-    case(*_HEADS, graph=f"t = MatMul(x0, x1){_END}  y1 = Exp(p)", outputs=2),  # the weights are read, too
+    case(*_HEADS, graph=f"t = MatMul(x0, x1){_END}  y1 = Exp(p)", outputs=2),  # the weights are an output, too
     case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)"),
     case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)  y1 = Exp(p)", outputs=2),
     case(real(1, 3, 4), real(2, 4, 5), real(1, 5, 2), graph=f"t = MatMul(x0, x1){_END}"),  # one head of queries
@@ -195,8 +195,8 @@ def attention_gradient(
 ) -> tuple[Var, Var, Var, Var]:
     """The gradients of Q, K, V, and of the masked scores S = Q·Kᵀ; ``p`` are the weights.
 
-    dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P), where the scores are ``kept``; dQ = dS·K, dK = dSᵀ·Q.
-    ``spread`` is Q·Kᵀ where a mask may be larger than it.
+    dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P) where the scores are ``kept``; dQ = dS·K, dK = dSᵀ·Q. ``spread`` is
+    Q·Kᵀ if a mask may be larger than it.
     """
     dp, dv = product_gradients(op, dy, p, v)
     ds = weights_gradient(op, dp, p, dy, y)
@@ -222,7 +222,7 @@ def weighed_values(op: Builder, dy: Var, y: Var, s: Var, v: Var, p: Var) -> Grad
 
 
 def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
-    """The gradient of scores: with y = P·V and dP = dY·Vᵀ, Σ dP·P along a row is Σ dY·y, which may be shorter."""
+    """The gradient of the scores: with y = P·V and dP = dY·Vᵀ, the row sum Σ dP·P is Σ dY·y, which may be shorter."""
     keys, size = (None if x.shape is None else x.shape[-1] for x in (p, y))
     longer = isinstance(keys, int) and isinstance(size, int) and size > keys
     rows = None if p.shape is None or y.shape is None else (p.shape[:-1], y.shape[:-1])
@@ -231,5 +231,5 @@ def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
 
 
 def _same(a: Shape | None, b: Shape | None) -> bool:
-    """Are both known to be the same?"""
+    """Whether both are known to be equal."""
     return a is not None and a == b and None not in a

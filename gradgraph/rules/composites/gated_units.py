@@ -1,4 +1,4 @@
-"""Activations that are a number times a gate of it: SiLU and both forms of GELU."""
+"""Gated activations, a number times a function of it: SiLU and both forms of GELU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.rules.patterns import Walk, is_number, need, need_one_rank, numbe
 from gradgraph.rules.registry import Gradients, case, point, real, uniform
 
 FAR = [[40.0, -40.0, 0.0]]
-MOST_FACTORS = 3  # products, one in the other, that make up a GELU
+MOST_FACTORS = 3  # nested products that make up a GELU
 
 
 # --- SiLU: x·σ(x) ------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def silu(op: Builder, dy: Var, y: Var, x: Var, gate: Var) -> Gradients:
 
 
 def find_gelu(walk: Walk) -> Found:
-    """Factors in any order: x, a sum of two equal parts 1 and g (or ½ and ½·g), and numbers."""
+    """Find factors in any order: x, a sum 1 + g (or ½ + ½·g), and constants."""
 
     def gelu_by(gate: ir.Node) -> Found:
         walk.passed.append(gate)
@@ -66,7 +66,7 @@ def find_gelu(walk: Walk) -> Found:
 
 
 def _sums_below(last: ir.Node) -> Iterator[ir.Node]:
-    """The Add nodes that are multiplied into ``last``."""
+    """The Add nodes that are factors of ``last``."""
     level = [last]
     for _ in range(MOST_FACTORS):
         producers = [x.producer() for node in level for x in node.inputs if x is not None]
@@ -126,7 +126,7 @@ def _is_cube(walk: Walk, cube: ir.Value, x: ir.Value) -> bool:
 
 
 def _factors(walk: Walk, last: ir.Node, x: ir.Value) -> tuple[float, list[ir.Value]]:
-    """The number in a product, and its other factors; ``x`` counts as one factor."""
+    """The constant factor of a product, and its other factors; ``x`` counts as one factor."""
     number, others = 1.0, []
     level = [last.outputs[0]]
     for _ in range(MOST_FACTORS + 1):

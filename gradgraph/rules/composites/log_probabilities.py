@@ -1,4 +1,4 @@
-"""One log-probability of each row, which is what a loss on labels reads: no gradient of all others is written first."""
+"""One log-probability per row, which a loss on labels reads: the gradient of all others is never written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 
 
 def find_picked(walk: Walk) -> Found:
-    """GatherElements of a LogSoftmax at one place of each row along its axis."""
+    """Find a GatherElements of a LogSoftmax at one place per row along its axis."""
     log_p, places = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     size, chosen = shapes.shape_of(some(log_p)), shapes.shape_of(some(places))
@@ -37,7 +37,7 @@ _COLUMNS = "h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"
     case(real(3, 4), [[1], [3], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=-1>(h, x1)"),
     case(real(2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], graph=_COLUMNS),
     case(real(3, 4), [[1], [3], [0]], graph=f"{_ROWS}  y1 = Exp(h)", outputs=2),
-    # others, by the rules of both operators: fewer rows, along the other axis, several of a row
+    # not matched: fewer rows, along the other axis, several per row
     case(real(3, 4), [[1], [-1]], graph=_ROWS),
     case(real(2, 3, 4), [[[1, 2, 0, 0]]], graph=_COLUMNS),
     case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
@@ -50,7 +50,7 @@ def picked_log_probability(op: Builder, dy: Var, y: Var, x: Var, log_p: Var, pla
 
 
 def find_likelihood(walk: Walk) -> Found:
-    """NegativeLogLikelihoodLoss of a LogSoftmax over the classes."""
+    """Find a NegativeLogLikelihoodLoss of a LogSoftmax over the classes."""
     log_p, *others = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     need(attributes(softmax)["axis"] % len(some(shapes.shape_of(some(log_p)))) == 1)

@@ -1,4 +1,4 @@
-"""Division by the root of the mean of squares, the norm of most language models."""
+"""Division by the root mean square, the norm of most language models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.rules.registry import Gradients, attributes, case, positive, real
 
 
 def find_rms_norm(walk: Walk) -> Found:
-    """x/r, or x·i with i = 1/r: r = √(mean(x²) + ε)."""
+    """Find x/r, or x·i with i = 1/r: r = √(mean(x²) + ε)."""
 
     def by_factor(pair: tuple[ir.Value | None, ir.Value | None]) -> Found:
         x, inverse = pair

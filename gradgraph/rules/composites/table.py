@@ -1,4 +1,4 @@
-"""The table of composites: nodes that are one well-known function together, found before a graph is differentiated.
+"""The table of composites: groups of nodes that compute one well-known function, found before differentiation.
 
 Each is registered in a file of this folder; ``calls`` finds them in a graph. A composite is found from its last node
 backwards, and has a rule of its own::
@@ -6,9 +6,9 @@ backwards, and has a rule of its own::
     @composite("Silu", ["Mul"], find_silu, case(real(2, 3), graph="s = Sigmoid(x0)  y0 = Mul(x0, s)"))
     def silu(op, dy, y, x, gate): ...
 
-The cotangent of the last output goes to what the function reads at once. The nodes between stay as they are, and have
-the cotangents of their other readers only. So neither their rules nor a backend need to find the function again in the
-gradients of its parts.
+The cotangent of the last output goes directly to the function's inputs. The nodes in between stay, and get cotangents
+from their other readers only. So neither their rules nor a backend need to recognise the function in the gradients of
+its parts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Found:
     """The inputs of a composite.
 
     Attributes:
-        inputs: the rule gives a gradient for each of them.
-        kept: values that the rule reads besides, of nodes between or without a gradient.
-        attributes: what the rule takes by keyword.
+        inputs: the rule returns a gradient for each of them.
+        kept: other values that the rule reads, of inner nodes or without a gradient.
+        attributes: keyword arguments of the rule.
     """
 
     inputs: tuple[ir.Value | None, ...]
@@ -43,11 +43,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Composite:
-    """A function of several nodes: how it is found, and its rule (with the cases, which are graphs)."""
+    """A function of several nodes: how to find it, and its rule (with cases, which are graphs)."""
 
     find: Callable[[Walk], Found]
     rule: Rule
-    elementwise: bool  # of one input, each number of which decides one of the output: a tangent passes as a cotangent
+    elementwise: bool  # elementwise with one input, so that tangents pass like cotangents
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,15 @@ _BY_LAST: dict[str, list[Composite]] = defaultdict(list)
 def composite(
     name: str, last: Sequence[str], find: Callable[[Walk], Found], *trials: Case | Point, elementwise: bool = False
 ) -> Callable[[Emit], Emit]:
-    """Register the rule of a composite: ``(op, dy, y, *inputs, *kept, **attributes)`` to the gradients of the inputs.
+    """Register the rule of a composite: from ``(op, dy, y, *inputs, *kept, **attributes)`` to gradients of the inputs.
 
     Args:
-        name: how tests and readers call it.
+        name: its name in tests.
         last: operators of its last node.
-        find: what it reads, in a walk from there; raises ``MismatchError`` (by ``some`` and ``need``) if it is another.
-        trials: cases and points of the rule kit; their graphs are what users' files hold.
-        elementwise: a function of one input whose rule passes tangents on as it does cotangents.
+        find: a function that walks from there and returns the inputs; raises ``MismatchError`` (by ``some`` and
+            ``need``).
+        trials: cases and points of the rule kit; their graphs are those of exporters.
+        elementwise: a function of one input whose rule maps tangents like cotangents.
     """
 
     def register(emit: Emit) -> Emit:
@@ -106,7 +107,7 @@ def calls(nodes: Iterable[ir.Node], active: Collection[ir.Value], wrt: Collectio
     Args:
         nodes: of the path.
         active: values with a gradient.
-        wrt: what is differentiated by.
+        wrt: the values to differentiate with respect to.
     """
     found = ((node, _call(node, active, wrt)) for node in nodes if node.op_type in _BY_LAST and node.domain == "")
     return {node: call for node, call in found if call is not None}
@@ -125,7 +126,7 @@ def _call(last: ir.Node, active: Collection[ir.Value], wrt: Collection[ir.Value]
 
 
 def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Collection[ir.Value]) -> bool:
-    """Do all gradients that go through its nodes end at its inputs, and are their rules the package's own?"""
+    """Whether all gradients through its nodes end at its inputs, and their rules are the package's own."""
     between = {y for node in walk.passed[1:] for y in node.outputs}
     read = {x for node in walk.passed for x in node.inputs if x is not None and x not in between}
     return (

@@ -294,7 +294,7 @@ class _Layout:
         """Record that ``value`` is a weight or bias that writes the channels of the output."""
         weight = self.weights.setdefault(value, _Weight(value, node, inputs_blocked))
         if value.const_value is None or value.is_graph_input() or weight.inputs_blocked != inputs_blocked:
-            raise self.refuse(node, "has channels in blocks and weights that are no constant of one layout")
+            raise self.refuse(node, "has blocked channels and weights that are not constant of one layout")
         self.channels.join((node.outputs[0], 1), (value, 0))
         if value not in self.factors:
             self.channels.record_weight(weight, 0)
