@@ -46,7 +46,9 @@ from gradgraph.preprocess.frames import (
     Array,
     are_durations,
     are_numbers,
+    check_durations,
     column_text,
+    durations_in,
     is_text,
     numbers_of,
 )
@@ -86,11 +88,14 @@ class Number(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, scale: bool = True) -> Number:
-        numbers = numbers_of(column, values)
+        seconds = durations_in(values)
+        numbers = numbers_of(column, values) if seconds is None else seconds
         fill, std = centre(column, numbers)
         mean, divisor = (fill, std) if scale else (0.0, 1.0)
         gaps = share(missing(numbers))
-        return cls(mean, divisor, fill, *ends(numbers), durations=are_durations(values), gaps=gaps)
+        return cls(
+            mean, divisor, fill, *ends(numbers), durations=seconds is not None or are_durations(values), gaps=gaps
+        )
 
     @property
     def parts(self) -> list[str]:
@@ -101,10 +106,17 @@ class Number(ColumnKind):
         return f"{self.low:.6g} to {self.high:.6g}"
 
     def read(self, column: str, values: Array) -> Array:
-        numbers = numbers_of(column, values)
-        if are_durations(values) != self.durations and not missing(numbers).all():
+        seconds = durations_in(values)
+        if self.durations and seconds is None:
+            check_durations(column, values)
+        numbers = numbers_of(column, values) if seconds is None else seconds
+        if (seconds is not None or are_durations(values)) != self.durations and not missing(numbers).all():
             holds, trained = ("numbers", "durations") if self.durations else ("durations", "numbers")
-            give = "durations: pandas.to_timedelta" if self.durations else "numbers of their unit: .dt.total_seconds()"
+            give = (
+                "durations, such as 1:02:03 or pandas.to_timedelta"
+                if self.durations
+                else "numbers of their unit: .dt.total_seconds()"
+            )
             raise DataError(
                 f"the column '{shown(column)}' holds {holds}, and the training data have {trained} there; give {give}"
             )

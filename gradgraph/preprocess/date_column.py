@@ -12,6 +12,7 @@ import numpy as np
 from gradgraph.errors import DataError, shown
 from gradgraph.preprocess.column_kind import ColumnKind, centre, ends, far_outside, is_number, missing, share
 from gradgraph.preprocess.column_parts import (
+    ML,
     as_float,
     column_at,
     float64,
@@ -20,9 +21,18 @@ from gradgraph.preprocess.column_parts import (
     side_by_side,
     split_at,
     text_constant,
+    type_of,
     zeros_unless,
 )
-from gradgraph.preprocess.date_forms import FIRST_YEAR_OF_TWO_DIGITS, FORMS, ISO, DateForm, forms_of, nearest
+from gradgraph.preprocess.date_forms import (
+    FIRST_YEAR_OF_TWO_DIGITS,
+    FORMS,
+    ISO,
+    MONTH_NUMBERS,
+    DateForm,
+    forms_of,
+    nearest,
+)
 from gradgraph.preprocess.frames import Array, are_dates, column_text
 
 if TYPE_CHECKING:
@@ -131,15 +141,22 @@ class Date(ColumnKind):
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
         """The three numbers of dates, in their order, then the hour, the minute, and the minutes of the zone."""
-        sign = FORMS[self.form].sign
-        first, *more = _parts(op, text, " ", 3)
-        date, time = _parts(op, first, "T", 2)  # 2024-05-31, 2024-05-31 12:30, 2024-05-31T12:30+02:00
+        form = FORMS[self.form]
+        words = _parts(op, text, " ", form.words + 3)  # 2024-05-31, 2024-05-31 12:30 PM +02:00, May 31, 2024, 12:30
+        dates, more = words[: form.words], words[form.words :]
+        if form.has_names:
+            dates = [_parts(op, word, ",", 2)[0] for word in dates]
+            time = text_constant(op, "")
+        else:
+            dates[0], time = _parts(op, dates[0], "T", 2)  # 2024-05-31T12:30+02:00
         for part in more:
             time = op.StringConcat(time, part)
-        if sign:
-            numbers = [op.Cast(part, to=int64()) for part in _parts(op, date, sign, 3)]
+        if form.sign:
+            parts = dates if form.words > 1 else _parts(op, dates[0], form.sign, 3)
+            numbers = [_month(op, part) if name == "MON" else op.Cast(part, to=int64())
+                       for name, part in zip(form.parts, parts, strict=True)]  # fmt: skip
         else:
-            number = op.Cast(date, to=int64())
+            number = op.Cast(dates[0], to=int64())
             numbers = [number / 10_000, op.Mod(number / 100, 100), op.Mod(number, 100)]
         offset = None
         if self.zone:
@@ -147,8 +164,13 @@ class Date(ColumnKind):
             time, east = _parts(op, time, "+", 2)
             time, west = _parts(op, time, "-", 2)
             offset = _minutes_of(op, east) - _minutes_of(op, west)
-        hour, minute = _parts(op, time, ":", 2)
-        return numbers, _whole(op, hour), _whole(op, minute), offset
+        is_half = {letter: op.RegexFullMatch(time, pattern=f".*[{letter}{letter.lower()}][Mm]") for letter in "AP"}
+        for letter in "AaPp":
+            time, _ = _parts(op, time, letter, 2)
+        hour, minute = (_whole(op, part) for part in _parts(op, time, ":", 2))
+        afternoon = op.Cast(is_half["P"], to=int64()) * 12
+        hour = op.Where(op.Or(is_half["A"], is_half["P"]), op.Mod(hour, 12) + afternoon, hour)
+        return numbers, hour, minute, offset
 
 
 def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, bool]:
@@ -162,7 +184,7 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
     found = forms_of(different)
     if not found:
         raise _no_date(column, texts, *(nearest(different) or (FORMS[ISO], False)))
-    first = {form.at("D") < form.at("M") for form, _ in found if form.at("Y") == 2}
+    first = {form.at("D") < form.at("M") for form, _ in found if form.at("Y") == 2 and not form.has_names}
     if dayfirst is not None and first and dayfirst not in first:
         raise DataError(
             f"the column '{shown(column)}' holds dates such as '{shown(_of_day(different))}', which tell day and month "
@@ -232,6 +254,16 @@ def _parts(op: Builder, text: Var, sign: str, count: int) -> list[Var]:
     """The first parts of text between signs; "" where there are fewer."""
     parts = split_at(op, op.StringConcat(text, text_constant(op, sign * (count - 1))), sign, None)
     return [column_at(op, parts, i) for i in range(count)]
+
+
+def _month(op: Builder, name: Var) -> Var:
+    """The number of a month's name."""
+    lower = op.StringNormalizer(name, case_change_action="LOWER", locale="C")
+    lower.value.type = type_of(object)
+    number = op.emit("LabelEncoder", lower, domain=ML, keys_strings=list(MONTH_NUMBERS), default_int64=1,
+                     values_int64s=list(MONTH_NUMBERS.values()))  # fmt: skip
+    number.value.type = type_of(np.int64)
+    return number
 
 
 def _whole(op: Builder, text: Var) -> Var:

@@ -12,9 +12,19 @@ from dataclasses import dataclass
 _YEAR = {"YYYY": "(?P<y>[0-9]{4})", "YY": "(?P<y>[0-9]{2})"}
 _PADDED = {"MM": "(?P<m>0[1-9]|1[0-2])", "DD": "(?P<d>0[1-9]|[12][0-9]|3[01])"}
 _PLAIN = {"M": "(?P<m>0?[1-9]|1[0-2])", "D": "(?P<d>0?[1-9]|[12][0-9]|3[01])"}
-_PARTS = _YEAR | _PADDED | _PLAIN
-_MINUTES = ":(?P<min>[0-5][0-9])(:[0-5][0-9]([.][0-9]+)?)?"
-_HOURS = {True: "(?P<h>[01][0-9]|2[0-3])", False: "(?P<h>[01]?[0-9]|2[0-3])"}
+_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+           "December")  # fmt: skip
+SHORT_MONTHS = tuple(month[:3] for month in _MONTHS)
+MONTH_NUMBERS: Mapping[str, int] = {  # by names in lower case
+    name.lower(): i
+    for i, month in enumerate(_MONTHS, 1)
+    for name in (month, month[:3], f"{month[:3]}.", *(("Sept", "Sept.") if month == "September" else ()))
+}
+_NAMED = {"MON": f"(?P<m>(?i:{'|'.join(map(re.escape, MONTH_NUMBERS))}))", "D,": f"{_PLAIN['D']},?"}
+_PARTS = _YEAR | _PADDED | _PLAIN | _NAMED
+_MINUTES = ":[0-5][0-9](?::[0-5][0-9](?:[.][0-9]+)?)?"
+_HOURS = {True: "(?:[01][0-9]|2[0-3])", False: "(?:[01]?[0-9]|2[0-3])"}
+_HALF_DAY = f"(?:0?[1-9]|1[0-2]){_MINUTES} ?[AaPp][Mm]"
 _ZONE = "(?P<zone>Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
 LOOKED_AT = 200  # texts, to see which form they have
 FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
@@ -22,10 +32,11 @@ FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
 
 @dataclass(frozen=True)
 class DateForm:
-    """How a date is written, such as ``D.M.YYYY``; a time of the day may follow, and a time zone.
+    """How a date is written, such as ``D.M.YYYY``; a time of the day may follow (with AM or PM), and a time zone.
 
     Attributes:
-        name: the parts in their order, with the sign between them. ``M`` and ``D`` may have one digit.
+        name: the parts in their order, with the sign between them. ``M`` and ``D`` may have one digit; ``MON`` is the
+            English name of a month, whole or of three letters.
     """
 
     name: str
@@ -33,7 +44,7 @@ class DateForm:
     @property
     def sign(self) -> str:
         """Between the parts; none for ``YYYYMMDD``."""
-        return next((sign for sign in "-/." if sign in self.name), "")
+        return next((sign for sign in "-/. " if sign in self.name), "")
 
     @property
     def parts(self) -> list[str]:
@@ -45,6 +56,16 @@ class DateForm:
         """Whether years have two digits."""
         return "YYYY" not in self.name
 
+    @property
+    def has_names(self) -> bool:
+        """Whether months are names."""
+        return "MON" in self.name
+
+    @property
+    def words(self) -> int:
+        """How many words a date has."""
+        return len(self.parts) if self.sign == " " else 1
+
     def at(self, letter: str) -> int:
         """The place of the year (``Y``), the month (``M``) or the day (``D``)."""
         return next(i for i, part in enumerate(self.parts) if part[0] == letter)
@@ -52,8 +73,9 @@ class DateForm:
     def pattern(self, zone: bool) -> str:
         """The regular expression (of RE2 and of Python) for all text of the form, with a zone or without one."""
         date = (f"[{self.sign}]" if self.sign else "").join(_PARTS[part] for part in self.parts)
-        time = f"[T ]{_HOURS[self.name == ISO]}{_MINUTES}"
-        return f"{date}{time} ?{_ZONE}" if zone else f"{date}({time})?"
+        apart = ",? " if self.has_names else "[T ]"
+        time = f"{apart}(?P<time>{_HOURS[self.name == ISO]}{_MINUTES}|{_HALF_DAY})"
+        return f"{date}{time} ?{_ZONE}" if zone else f"{date}(?:{time})?"
 
     def read(self, text: str, zone: bool) -> datetime.datetime | None:
         """The date in text, in UTC where it has a zone; None of any other text, and of a day that no month has."""
@@ -63,10 +85,9 @@ class DateForm:
         year = int(found["y"])
         if self.is_short:
             year += 2000 if year < FIRST_YEAR_OF_TWO_DIGITS else 1900
+        month = MONTH_NUMBERS[found["m"].lower()] if self.has_names else int(found["m"])
         try:
-            date = datetime.datetime(
-                year, int(found["m"]), int(found["d"]), int(found["h"] or 0), int(found["min"] or 0)
-            )
+            date = datetime.datetime(year, month, int(found["d"]), *_clock(found["time"] or "0:00"))
             return date - _offset(found["zone"]) if zone else date
         except (ValueError, OverflowError):
             return None
@@ -82,15 +103,15 @@ class DateForm:
             if (date.tzinfo is not None) != zone:
                 return None
             date = date.astimezone(datetime.timezone.utc) if zone else date
-            time = f"T{date:%H:%M:%S}{'Z' if zone else ''}"
+            time = f"{' ' if self.has_names else 'T'}{date:%H:%M:%S}{'Z' if zone else ''}"
         elif zone:
             return None
         values = {
             "Y": f"{date.year:04d}"[-2 if self.is_short else 0 :],
-            "M": f"{date.month:02d}",
+            "M": SHORT_MONTHS[date.month - 1] if self.has_names else f"{date.month:02d}",
             "D": f"{date.day:02d}",
         }
-        return self.sign.join(values[part[0]] for part in self.parts) + time
+        return self.sign.join(values[part[0]] + "," * part.endswith(",") for part in self.parts) + time
 
     def example(self, zone: bool) -> str:
         """The first day of 1970 in this form."""
@@ -106,6 +127,8 @@ FORMS: Mapping[str, DateForm] = {
         *(f"YYYY{sign}M{sign}D" for sign in "-/."),
         *(sign.join(("D", "M", year)) for sign in "./-" for year in _YEAR),
         *(sign.join(("M", "D", year)) for sign in "./-" for year in _YEAR),
+        *(sign.join(("D", "MON", year)) for sign in " -/" for year in _YEAR),
+        "MON D, YYYY",
     )
 }
 
@@ -113,6 +136,13 @@ FORMS: Mapping[str, DateForm] = {
 @functools.lru_cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
+
+
+def _clock(time: str) -> tuple[int, int]:
+    """The hour and the minute of ``13:30``, ``1:30 PM`` or ``01:30:59.9pm``."""
+    hour, minute = int(time.split(":")[0]), int(time.split(":")[1][:2])
+    half = time[-2:].lower()
+    return (hour % 12 + 12 * (half == "pm") if half in ("am", "pm") else hour), minute
 
 
 def _offset(zone: str) -> datetime.timedelta:
@@ -143,3 +173,20 @@ def nearest(texts: Collection[str]) -> tuple[DateForm, bool] | None:
     }
     best = max(counted, key=lambda one: counted[one])
     return best if counted[best] else None
+
+
+_WORD = "[^\\W\\d_]{3,12}[.]?"
+_DAY = "[0-9]{1,2}(st|nd|rd|th|[.])?"
+_YEAR_ALONE = "(?:19|20)[0-9]{2}"
+_LIKE_DATES = re.compile(
+    f"({_WORD},? )?({_DAY}[ -]{_WORD}|{_WORD}[ -]{_DAY}),?[ -]{_YEAR_ALONE}.*"
+    f"|{_YEAR_ALONE}[-/.](0?[1-9]|1[0-2])|(0?[1-9]|1[0-2])[-/.]{_YEAR_ALONE}|{_YEAR_ALONE}-?W[0-5][0-9](-?[1-7])?"
+    f"|{_YEAR_ALONE}[-/.](0?[1-9]|1[0-2])[-/.](0?[1-9]|[12][0-9]|3[01])[T ].*"
+    "|[0-2]?[0-9]:[0-5][0-9](:[0-5][0-9])?( ?[AaPp][Mm])?"
+    "|[0-3]?[0-9][-/.][0-3]?[0-9][-/.](19|20)?[0-9]{2},? .*"
+)
+
+
+def looks_like_date(text: str) -> bool:
+    """Whether text is like a date in a form that may not be one of :data:`FORMS`: ``Fri, 31 May 2024``, ``2024-05``."""
+    return len(text) < 60 and _LIKE_DATES.fullmatch(text) is not None

@@ -16,16 +16,18 @@ from gradgraph.preprocess.column_kind import ColumnKind, centre, missing
 from gradgraph.preprocess.column_kinds import KINDS, Category, Number
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.date_column import Date
-from gradgraph.preprocess.date_forms import FORMS, DateForm, forms_of, nearest
+from gradgraph.preprocess.date_forms import FORMS, DateForm, forms_of, looks_like_date, nearest
 from gradgraph.preprocess.frames import (
     EXACT,
     GAP_WORDS,
     Array,
     Frame,
     are_dates,
+    are_durations,
     are_numbers,
     as_typed,
     column_text,
+    durations_in,
     is_gap,
     is_table,
     numbers_of,
@@ -39,6 +41,7 @@ MOST_CATEGORIES = 100  # text of more different values is read by its words
 MOST_CLASSES = 20  # of whole numbers that are classes
 FEWEST_IDS = 20  # rows, all different, from which on they may be ids
 DAYS = "YYYYMMDD"
+_CODE = re.compile(r"0[0-9]+|[0-9]{16,}", re.ASCII)
 _POINT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}([.,' \u00a0\u2019\u202f]\d{3})+([.,]\d+)?)", re.ASCII)
 OVERRIDES = "a dict of columns and kinds, such as {'zip': 'category', 'notes': {'kind': 'text', 'buckets': 256}}"
@@ -125,7 +128,12 @@ def _looks_like(name: str, values: Array) -> str:
     found = nearest(different)
     if found is not None and _are_written_dates(name, texts, *found):
         return Date.name
-    _say_written_numbers(name, texts)
+    if durations_in(values) is not None:
+        log.info("the column '%s' holds durations such as %s, which are read as seconds", shown(name),
+                 shown(repr(there[0])))  # fmt: skip
+        return Number.name
+    if not _say_written_dates(name, texts):
+        _say_written_numbers(name, texts)
     words = sum(len(text.split()) for text in there)
     is_prose = words > 3 * len(there) and 2 * len(different) > len(there)
     return "text" if is_prose or len(different) > MOST_CATEGORIES else "category"
@@ -136,7 +144,7 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
     there = [text for text in texts if text]
     wrong = [(row, text) for row, text in enumerate(texts) if text and form.read(text, zone) is None]
     if not wrong:
-        is_padded = not form.is_short or all(len(text.split()[0]) == 8 for text in there)
+        is_padded = form.has_names or not form.is_short or all(len(text.split()[0]) == 8 for text in there)
         return is_padded and (form.name != DAYS or len(set(there)) > 1)
     if 10 * len(wrong) <= len(there) and form.name != DAYS:
         row, text = wrong[0]
@@ -148,12 +156,26 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
     return False
 
 
+def _say_written_dates(name: str, texts: Sequence[str]) -> bool:
+    """Say where a column of text looks like dates in a form that is not read, or like times of the day."""
+    there = [text for text in texts if text]
+    odd = next((text for text in there if looks_like_date(text)), None)
+    if odd is None or 10 * sum(map(looks_like_date, there)) < 9 * len(there):
+        return False
+    log.warning(
+        "the column '%s' is read as text, and seems to hold dates or times, such as %s; write dates as 2024-05-31 or "
+        "2024-05-31 13:30, and times of the day as 13:30:00",
+        shown(name), shown(repr(odd)),
+    )  # fmt: skip
+    return True
+
+
 def _say_written_numbers(name: str, texts: Sequence[str]) -> None:
     """Say where a column of text looks like one of numbers: in quotes, with commas, or but for a few words."""
     there = [(row, text) for row, text in enumerate(texts) if text]
     odd = [(row, text) for row, text in there if not _POINT.fullmatch(text)]
     words = sum(not _COMMA.fullmatch(text) for _, text in odd)
-    if len(set(texts)) < 2 or 10 * words > len(there) or (not odd and all(text.isdigit() for _, text in there)):
+    if len(set(texts)) < 2 or 10 * words > len(there) or any(_CODE.fullmatch(text) for _, text in there):
         return
     if odd:
         row, text = odd[0]
@@ -197,6 +219,12 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
             remedy=f"or use kinds={{'{shown(name)}': 'category'}} where each is a class",
             shell=f"or use --column {shown(name)}=category where each is a class",
         )
+    if given is None and (are_durations(values) or durations_in(values) is not None):
+        raise DataError(
+            f"the column '{shown(name)}', which is to be predicted, holds durations; predict their seconds",
+            remedy=f"give frame['{shown(name)}'] = pandas.to_timedelta(frame['{shown(name)}']).dt.total_seconds()",
+            shell="save them as numbers",
+        )
     if given is None and not are_numbers(values):
         _say_written_numbers(name, column_text(name, values).tolist())
     kind = (given or (Category.name if _are_classes(values) else Number.name, {}))[0]
@@ -213,7 +241,7 @@ def _holds_dates(values: Array) -> bool:
         return True
     texts = set() if are_numbers(values) else set(text_of(values).tolist())
     found = forms_of(texts)
-    return bool(found) and not any(form.is_short or form.name == DAYS for form, _ in found)
+    return bool(found) and not any((form.is_short and not form.has_names) or form.name == DAYS for form, _ in found)
 
 
 def _are_classes(values: Array) -> bool:

@@ -6,6 +6,8 @@ What counts as a missing value is decided here, for every kind of table and for 
 from __future__ import annotations
 
 import datetime
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +23,10 @@ GAP_WORDS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan
 EXACT = 2**53  # above it, float64 skips whole numbers
 _GAPS = ("NAType", "NaTType")  # of pandas; they are no numbers, and equal to nothing
 _IS_GAP = frozenset(GAP_WORDS)
+# as pandas and Python write them: -1 days +23:00:00 is an hour before zero
+_DURATION = re.compile(
+    r"(?:([+-]?[0-9]{1,6}) days?,? )?([+-]?)([0-9]{1,6}):([0-5][0-9]):([0-5][0-9](?:[.][0-9]+)?)", re.ASCII
+)
 
 
 def is_table(data: Any) -> bool:
@@ -209,6 +215,39 @@ def are_durations(values: Array) -> bool:
         return bool(values.dtype.kind == "m")
     there = [value for value in values.tolist() if not is_gap(value)]
     return bool(there) and all(isinstance(value, datetime.timedelta) for value in there)
+
+
+def durations_in(values: Array) -> Array | None:
+    """A column of text as seconds, where all of it are durations: ``1:02:03.5``, ``2 days 03:00:00``; else None."""
+    if values.dtype.kind not in "OUT":
+        return None
+    found = [_seconds(value) for value in values.tolist()]
+    if None in found or all(seconds != seconds for seconds in found):
+        return None
+    return np.array(found, np.float64)
+
+
+def _seconds(value: Any) -> float | None:
+    """The seconds of a duration in text; NaN for a gap, None for anything else."""
+    if is_gap(value) or (isinstance(value, str) and value in _IS_GAP):
+        return math.nan
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    days, sign, hours, minutes, rest = found.groups()
+    part = int(hours) * 3600 + int(minutes) * 60 + float(rest)
+    return int(days or 0) * 86400 + (-part if sign == "-" else part)
+
+
+def check_durations(name: str, values: Array) -> None:
+    """Raise DataError, with the row, where text is no duration."""
+    if values.dtype.kind in "OUT":
+        for row, value in enumerate(values.tolist()):
+            if isinstance(value, str) and _seconds(value) is None:
+                raise DataError(
+                    f"the column '{shown(name)}' holds {shown(repr(value))} in row {row}, which is no duration such as "
+                    "1:02:03, as the training data have it; correct it, or leave it empty"
+                )
 
 
 def numbers_of(name: str, values: Array) -> Array:

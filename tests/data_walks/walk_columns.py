@@ -24,6 +24,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "British": ("%d/%m/%y", {"dayfirst": True}),
     "American": ("%m/%d/%Y", {"dayfirst": False}),
     "American, short": ("%m/%d/%y", {"dayfirst": False}),
+    "names": ("%d %b %Y", {}),
+    "names, short": ("%d-%b-%y", {}),
+    "names, American": ("%B %d, %Y %I:%M %p", {}),
+    "American with AM and PM": ("%m/%d/%Y %I:%M:%S%p", {"dayfirst": False}),
     "zone": ("%Y-%m-%d %H:%M:%S%z", {}),
 }
 DIGITS = "days of digits"
@@ -87,7 +91,7 @@ def _column(walk: Walk, name: str, rows: int) -> tuple[pd.Series, dict[str, Any]
         texts = zoned.dt.strftime(pattern).astype(object).mask(gaps, None)
         return texts, {"kind": "date"}, dates, "date"
     texts = dates.dt.strftime(pattern).astype(object).mask(gaps, None)
-    if "H" not in pattern:
+    if ":" not in pattern:
         dates = dates.dt.normalize()
     if form == DIGITS and not gaps.any() and walk.flag("digits as integers"):
         return texts.astype(np.int64), {"kind": "date"}, dates, "date"

@@ -19,7 +19,7 @@ from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_colu
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
-from gradgraph.preprocess.frames import Frame, is_gap, text_of
+from gradgraph.preprocess.frames import EXACT, Frame, is_gap, text_of
 from gradgraph.runtime.data.remedies import for_file
 from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -58,6 +58,7 @@ _GUESSES: dict[str, dict[str, Any]] = {  # of pandas before 3.1: of floats from 
     ".jsonl": {"convert_dates": False},
 }
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,40}\s*", re.ASCII)
 _LOOKED_AT = 1000  # columns, to say which hold text
 _HEAD = 1 << 16  # bytes of a file whose first row is looked at
 
@@ -118,6 +119,7 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
             table = read(str(path), **_without_guesses(importlib.import_module(library), suffix), **options)
             if suffix in SEPARATORS:
                 _check_widths(path, SEPARATORS[suffix], table)
+                return table if library == "polars" else _with_exact_ids(table, read, str(path))
             return table
         except ImportError:  # pandas needs pyarrow for Parquet
             continue
@@ -133,6 +135,19 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
         remedy=f"pip install pandas pyarrow, or {ways['remedy']}",
         shell=f"pip install pandas pyarrow, or {ways['shell']}",
     )
+
+
+def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
+    """A table of pandas whose whole numbers above 2**53 keep their digits beside gaps, where pandas has floats."""
+    floats = [name for name, kind in table.dtypes.items() if kind == np.float64]
+    large = [name for name in floats if (np.abs(table[name].to_numpy()) >= EXACT).any()]
+    texts = read(path, usecols=large, dtype=str) if large else table
+    for name in large:
+        cells = [None if is_gap(cell) else cell for cell in texts[name].tolist()]
+        if all(cell is None or _INTEGER.fullmatch(cell) for cell in cells):
+            whole = [None if cell is None else int(cell) for cell in cells]
+            table[name] = np.fromiter(whole, object, len(whole))
+    return table
 
 
 def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
