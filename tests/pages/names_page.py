@@ -39,9 +39,9 @@ def optimizers_page() -> str:
     """docs/reference/optimizers.md with the tables of optimizers, links of chains and schedules."""
     rows = [f"| `{name}({_arguments(f)})` | {_state(f)} | {_first(f)} |" for name, f in RECIPES.items()]
     links = {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
-    text = _with_table(OPTIMIZERS_PAGE.read_text("utf-8"), "optimizers", "call", "state", "what it is", rows=rows)
-    text = _with_table(text, "links", "call", "what it is", rows=_calls(links))
-    return _with_table(text, "schedules", "call", "what it is", rows=_calls(SCHEDULES))
+    text = _with_table(OPTIMIZERS_PAGE.read_text("utf-8"), "optimizers", "call", "state", "description", rows=rows)
+    text = _with_table(text, "links", "call", "description", rows=_calls(links))
+    return _with_table(text, "schedules", "call", "description", rows=_calls(SCHEDULES))
 
 
 def images_page() -> str:
@@ -54,7 +54,7 @@ def images_page() -> str:
 def ranks_page() -> str:
     """docs/how-to/many-machines.md with the table of compressions."""
     text = RANKS_PAGE.read_text("utf-8")
-    return _with_table(text, "compressions", "call", "what travels", rows=_calls(COMPRESSIONS))
+    return _with_table(text, "compressions", "call", "what is sent", rows=_calls(COMPRESSIONS))
 
 
 def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:
@@ -82,22 +82,22 @@ def losses_page() -> str:
     """docs/reference/losses.md with the table of the losses that have a name."""
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
     text = LOSSES_PAGE.read_text("utf-8")
-    return _with_table(text, "losses", "call", "formula", "reads, and its targets", rows=rows)
+    return _with_table(text, "losses", "call", "formula", "outputs read, and targets", rows=rows)
 
 
 def metrics_page() -> str:
     """docs/reference/metrics.md with the tables of metrics and of finishes."""
-    text = _with_table(METRICS_PAGE.read_text("utf-8"), "metrics", "metric", "what it is", rows=_calls(METRICS))
+    text = _with_table(METRICS_PAGE.read_text("utf-8"), "metrics", "metric", "definition", rows=_calls(METRICS))
     finishes = [f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
-    return _with_table(text, "finishes", "finish", "of the sums", rows=finishes)
+    return _with_table(text, "finishes", "finish", "computed from the sums", rows=finishes)
 
 
 def precision_page() -> str:
     """docs/how-to/mixed-precision.md with the table of operators."""
     computed = {
-        "the low precision": PRODUCTS,
-        "that of what they read; they give its numbers on": MOVES,
-        "that of what they read, rounded": FOLLOWS,
+        "low precision": PRODUCTS,
+        "the precision of their inputs, values unchanged": MOVES,
+        "the precision of their inputs, rounded": FOLLOWS,
     }
     rows = [f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |" for what, names in computed.items()]
     rows.append("| float32 | all others |")
