@@ -124,13 +124,14 @@ def shipped(path: Path, epochs: int, count: int) -> onnx.ModelProto:
     return onnx.load(path / "int8.onnx")
 
 
-def draw(path: str, data: Arrays, guess: np.ndarray) -> None:
-    """Eight images with what is found in them."""
+def draw(path: str, data: Arrays, before: np.ndarray, after: np.ndarray) -> None:
+    """Four images with what is found in them before training (above) and after it."""
     with pictures.panels(path, 2, 4, height=4.0) as axes:
-        for place, image, (left, top, right, bottom, kind) in zip(axes.flat, data["image"], guess, strict=False):
-            pictures.show(place, image[0], f"a {NEW[int(kind)]}")
-            place.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="tab:red")
-            place.set_xlim(-0.5, SIZE - 0.5), place.set_ylim(SIZE - 0.5, -0.5)
+        for row, words, guesses in zip(axes, ("before", "after"), (before, after), strict=True):
+            for place, image, (left, top, right, bottom, kind) in zip(row, data["image"], guesses, strict=False):
+                pictures.show(place, image[0], f"{words}: a {NEW[int(kind)]}")
+                place.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="tab:red")
+                place.set_xlim(-0.5, SIZE - 0.5), place.set_ylim(SIZE - 0.5, -0.5)
 
 
 def main(epochs: int = 30, count: int = 1000, plot: str | None = None) -> None:
@@ -152,7 +153,7 @@ def main(epochs: int = 30, count: int = 1000, plot: str | None = None) -> None:
     right = found(answers(mine, rest["image"]), truth)
     print(f"with a new head and {len(integers)} layers in 8 bits it finds {right:.1%} of 400 crosses, rings and bars")
     if plot is not None:
-        draw(plot, rest, answers(mine, rest["image"][:8]))
+        draw(plot, rest, *(answers(model, rest["image"][:4]) for model in (headed, mine)))
 
 
 if __name__ == "__main__":
