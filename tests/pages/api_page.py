@@ -1,4 +1,4 @@
-"""docs/reference/api*.md: every public name with its signature and docstring. Run it to write them anew."""
+"""docs/reference/api-*.md of the site: every public name with its signature and docstring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +38,7 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
 from gradgraph.step.manifest import Manifest, MeasureSpec, PartSpec, StateSpec, StepSpec, TargetSpec, TensorSpec
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER = "docs/reference"
 # classes that have a page of their own, and what methods and functions give
 TRAINER = {"Trainer": gradgraph.Trainer}
 GIVEN = {
@@ -74,31 +73,29 @@ def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
 
 # page: its title, and what stands on it
 PAGES: dict[str, tuple[str, list[ModuleType | Mapping[str, type]]]] = {
-    "api.md": ("gradgraph", [gradgraph]),
+    "api-gradgraph.md": ("gradgraph", [gradgraph]),
     "api-trainer.md": ("Trainer", [TRAINER, GIVEN]),
     "api-optim.md": ("Optimizers", [optim]),
     "api-losses.md": ("Losses and metrics", [losses, metrics]),
-    "api-augment.md": ("Augmentations", [augment]),
+    "api-augment.md": ("Augmentation", [augment]),
     "api-surgery.md": ("Surgery", [surgery]),
-    "api-text.md": ("Texts", [text]),
+    "api-text.md": ("Text", [text]),
     "api-chat.md": ("Chat", [chat]),
-    "api-sound.md": ("Sounds", [sound]),
-    "api-vision.md": ("Detectors and segmenters", [vision]),
+    "api-sound.md": ("Audio", [sound]),
+    "api-vision.md": ("Object detection and segmentation", [vision]),
     "api-frontend.md": ("Networks", [frontend, init]),
     "api-layers.md": ("Layers", families(nn, of_losses=False)),
     "api-functions.md": ("Functions", families(functional, of_losses=False)),
     "api-loss-functions.md": (
-        "Losses in networks",
+        "Loss functions",
         [*families(nn, of_losses=True), *families(functional, of_losses=True)],
     ),
     "api-export.md": ("Export", [export]),
-    "api-extend.md": ("Extensions, and errors", [extend, errors]),
+    "api-extend.md": ("Extensions and errors", [extend, errors]),
 }
 HEAD = """# API: {title}
 
 {others}
-
-This page is made from the docstrings by `python -m tests.pages.api_page`.
 """
 
 
@@ -315,8 +312,3 @@ def _line(line: str, section: str) -> str:
 def _inline(text: str) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     return text.replace("``", "`")
-
-
-if __name__ == "__main__":
-    for written in PAGES:
-        (DOCS / written).write_text(page(written), "utf-8")

@@ -1,73 +1,40 @@
-"""docs/reference/backends.md, made from the registry of backends; run it to write the page anew."""
+"""The tables of docs/reference/backends.md, made from the registry of backends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import ALWAYS, Condition, Table
 from gradgraph.passes.rewrites import Rewrite
+from tests.pages.marked import Marked, listed, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "backends.md"
-HEAD = """# Backends
-
-A backend is the runtime that a step or a transformed model is written for: `gg.build(model, backend="…")`,
-`gg.jvp(model, backend="…")`, `gradgraph build --backend …`. Without one, a step is written for `auto` and a transformed
-model for `portable`. How lowering works: [lowering](../how-it-works/lowering.md).
-
-| backend | what it is | extends | onnxruntime's provider | steps | forms |
-|---|---|---|---|---|---|
-"""
-TABLES = """
-## What runtimes can do
-
-For these there is a table, `gradgraph/backends/tables/<backend>.toml`: by operator the types that are right, and
-conditions under which it is refused, or *wrong*: other numbers come out and nothing is said. `gradgraph check --backend
-B FILE`, or `gg.check_backend(file, "B")`, holds a model or a step folder against it, node by node, and runs nothing.
-Building for such a backend refuses by name what would be refused or wrong there, and logs what nobody has tried and
-what onnxruntime would compute on the CPU. `portable` is held against all that were tested, and only tells what some of
-them lack.
-
-Tables of tested runtimes are written by `python -m tests.runtimes.probe RUNTIME`: it runs models of one
-operator, the cases of gradient rules among them, with all types, with sizes fixed and open, one at a time and all, with
-inputs constant, computed and *derived* (computed, but from constants and known sizes alone), and finds the facts that
-tell failures from the rest. Conditions are what these models showed, no more; what is seen to fail for no reason that
-facts tell is a remark in the file. Integers of 64 bits are right below the power of two that `exact` names, where there
-is one. With `--kept FILE`, a run that was ended goes on where it was. Of onnxruntime several versions were measured,
-and the rows of the installed one are taken, or of the newest before it; this page has those of the version that it was
-made with.
-
-| backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
-|---|---|---|---|---|---|---|---|
-"""
-OPSETS = """
-## Older opsets
-
-Files are written at opset 21, IR version 10. For a runtime that ends earlier, `gg.build(model, opset=17)`,
-`gg.jvp(model, opset=18)` and `--opset` write them at any opset from 17 on, with the IR version of that opset's time (8
-for 17 and 18, 9 for 19 and 20). Operators that came later are written as the functions that ONNX defines them by, where
-they have one. A node that needs more is refused by name: `BitwiseXor`, or a reduction over computed axes, at opset 17,
-for example. A Trainer takes such a step like any other.
-"""
-RULES = """
-## What is done, in order
-
-This is the order for each backend that rewrites whole graphs. *Forms* stands for single nodes: each is written in the
-best form that serves it.
-"""
-FOOT = "\nThis page is made from the registry by `python -m tests.pages.backends_page`.\n"
+ELSEWHERE = "The site (`make docs`) lists them here."
 
 
-def page() -> str:
-    """The whole page."""
-    rows = "".join(map(_row, BACKENDS.values()))
-    tables = {name: b.table for name, b in BACKENDS.items() if b.table is not None and b.extends is None}
-    told = [*(_table_row(name, t) for name, t in tables.items()), *(_limits(name, t) for name, t in tables.items())]
-    orders = (_order(b) for b in BACKENDS.values() if b.lowering.before or b.lowering.after)
-    return "".join([HEAD, rows, TABLES, *told, OPSETS, RULES, *orders, FOOT])
+def backends() -> str:
+    """The backends."""
+    columns = ("backend", "what it is", "extends", "onnxruntime's provider", "steps", "forms")
+    return table(*columns, rows=map(_row, BACKENDS.values()))
+
+
+def tables() -> str:
+    """What is known of runtimes, and what they do not support."""
+    known = _known()
+    columns = ("backend", "table of", "tested", "opsets", "IR versions", "functions", "operators", "what it lacks")
+    rows = [_table_row(name, t) for name, t in known.items()]
+    return "\n".join([table(*columns, rows=rows), *(_limits(t) for t in known.values())]).rstrip()
+
+
+def rewrites() -> str:
+    """What is done, in order, by backend."""
+    return "\n".join(_order(b) for b in BACKENDS.values() if b.lowering.before or b.lowering.after).strip()
+
+
+def _known() -> dict[str, Table]:
+    return {name: b.table for name, b in BACKENDS.items() if b.table is not None and b.extends is None}
 
 
 def _table_row(name: str, t: Table) -> str:
@@ -76,10 +43,10 @@ def _table_row(name: str, t: Table) -> str:
     taken = sum(not _whole(row.refused) and not _whole(row.wrong) for row in t.rows.values())
     lacks = "is computed on the CPU" if t.falls_back else "is refused"
     cells = (f"`{name}`", t.title, tested, *ranges, "yes" if t.functions else "no", str(taken), lacks)
-    return f"| {' | '.join(cells)} |\n"
+    return f"| {' | '.join(cells)} |"
 
 
-def _limits(name: str, t: Table) -> str:
+def _limits(t: Table) -> str:
     """What the table says against operators: what it lacks in one line, conditions by operator."""
     lacking = [f"`{op}`" for op, row in t.rows.items() if _whole(row.refused)]
     lines = [f"- It has no {', '.join(lacking)}."] if lacking else []
@@ -90,7 +57,7 @@ def _limits(name: str, t: Table) -> str:
             if _whole(getattr(row, kind)):
                 said = [] if kind == "refused" else ["always"]
             lines += [f"- `{op}`, {verb}: {'; '.join(said)}."] if said else []
-    return f"\n### What {t.title} does not take\n\n" + "".join(f"{line}\n" for line in lines) if lines else ""
+    return f"\n### What {t.title} does not support\n\n" + "".join(f"{line}\n" for line in lines) if lines else ""
 
 
 def _whole(conditions: Iterable[Condition]) -> bool:
@@ -101,7 +68,7 @@ def _row(b: Backend) -> str:
     extends = f"`{b.extends.name}`" if b.extends else ""
     provider = f"{b.provider}{', nowhere else' if b.only_there else ''}" if b.provider else ""
     cells = (f"`{b.name}`", b.about, extends, provider, "yes" if b.for_steps else "no", len(list(b.lowering.forms)))
-    return f"| {' | '.join(map(str, cells))} |\n"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _order(b: Backend) -> str:
@@ -127,5 +94,9 @@ def _name(rewrite: Rewrite) -> str:
     return str(getattr(function, "__name__", function))
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page())
+PAGE = "docs/reference/backends.md"
+MARKED = [
+    Marked(PAGE, "backends", backends, lambda: listed(BACKENDS, "The site (`make docs`) has a table of them.")),
+    Marked(PAGE, "tables", tables, lambda: listed(_known(), ELSEWHERE)),
+    Marked(PAGE, "rewrites", rewrites, lambda: ELSEWHERE),
+]

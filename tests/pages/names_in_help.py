@@ -28,7 +28,3 @@ def text() -> str:
     kinds = [p.type for command in commands(cli, [*COMMANDS]) for p in command.params if isinstance(p.type, Listed)]
     places = sorted({place for kind in kinds for place in kind.places if ":" in place})
     return "".join(f"{place} {' '.join(Listed(place).choices)}\n" for place in places)
-
-
-if __name__ == "__main__":
-    PATH.write_text(text(), "utf-8")

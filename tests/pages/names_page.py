@@ -1,14 +1,10 @@
-"""The tables of names on the pages of losses, metrics, optimizers and mixed precision.
-
-Run it to write them anew.
-"""
+"""The tables of names on the pages of losses, metrics, optimizers, images, ranks and mixed precision."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -23,49 +19,61 @@ from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS
 from gradgraph.step.finishes import FINISHES
+from tests.pages.marked import Marked, listed, table
 
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs" / "reference"
-LOSSES_PAGE = REFERENCE / "losses.md"
-METRICS_PAGE = REFERENCE / "metrics.md"
-OPTIMIZERS_PAGE = REFERENCE / "optimizers.md"
-IMAGES_PAGE = ROOT / "docs" / "how-to" / "images.md"
-RANKS_PAGE = ROOT / "docs" / "how-to" / "many-machines.md"
-PRECISION_PAGE = ROOT / "docs" / "how-to" / "mixed-precision.md"
 Table = Mapping[str, Callable[..., Any]]
+MORE = "`help({})` describes each. The site (`make docs`) has a table of them."
 
 
-def optimizers_page() -> str:
-    """docs/reference/optimizers.md with the tables of optimizers, links of chains and schedules."""
+def losses() -> str:
+    """The losses that have a name."""
+    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
+    return table("call", "formula", "outputs read, and targets", rows=rows)
+
+
+def metrics() -> str:
+    """The metrics."""
+    return table("metric", "definition", rows=_calls(METRICS))
+
+
+def finishes() -> str:
+    """How metrics are computed from sums."""
+    return table("finish", "computed from the sums", rows=[f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()])
+
+
+def optimizers() -> str:
+    """The optimizers, with what they keep."""
     rows = [f"| `{name}({_arguments(f)})` | {_state(f)} | {_first(f)} |" for name, f in RECIPES.items()]
-    links = {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
-    text = _with_table(OPTIMIZERS_PAGE.read_text("utf-8"), "optimizers", "call", "state", "description", rows=rows)
-    text = _with_table(text, "links", "call", "description", rows=_calls(links))
-    return _with_table(text, "schedules", "call", "description", rows=_calls(SCHEDULES))
+    return table("call", "state", "description", rows=rows)
 
 
-def images_page() -> str:
-    """docs/how-to/images.md with the table of augmentations."""
-    text = IMAGES_PAGE.read_text("utf-8")
-    of_images = {name: make for name, make in AUGMENTATIONS.items() if make.__module__ != spec_augment.__module__}
-    return _with_table(text, "augmentations", "call", "what it does", rows=_calls(of_images))
+def links() -> Table:
+    """The transforms of ``gg.optim.chain``."""
+    return {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
 
 
-def ranks_page() -> str:
-    """docs/how-to/many-machines.md with the table of compressions."""
-    text = RANKS_PAGE.read_text("utf-8")
-    return _with_table(text, "compressions", "call", "what is sent", rows=_calls(COMPRESSIONS))
+def augmentations() -> Table:
+    """The augmentations of images."""
+    return {name: make for name, make in AUGMENTATIONS.items() if make.__module__ != spec_augment.__module__}
 
 
-def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:
-    """The text with this table between the marks that have its title."""
-    table = "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows])
-    marks = rf"(<!-- {title} -->\n).*(\n<!-- end of {title} -->)"
-    return re.sub(marks, lambda found: found[1] + table + found[2], text, flags=re.DOTALL)
+def precision() -> str:
+    """The operators by the precision that they are computed in."""
+    computed = {
+        "low precision": PRODUCTS,
+        "the precision of their inputs, values unchanged": MOVES,
+        "the precision of their inputs, rounded": FOLLOWS,
+    }
+    rows = [f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |" for what, names in computed.items()]
+    return table("computed in", "operators", rows=[*rows, "| float32 | all others |"])
 
 
-def _calls(table: Table) -> list[str]:
-    return [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
+def _plain(page: str, title: str, found: Callable[[], Table], columns: tuple[str, str], more: str) -> Marked:
+    return Marked(page, title, lambda: table(*columns, rows=_calls(found())), lambda: listed(found(), more))
+
+
+def _calls(found: Table) -> list[str]:
+    return [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in found.items()]
 
 
 def _state(recipe: Callable[..., Any]) -> str:
@@ -76,32 +84,6 @@ def _state(recipe: Callable[..., Any]) -> str:
     sizes = {(2, 3): "n", (2, 1): "rows", (1, 3): "columns", (10, 2, 3): "10n"}
     slots = [s for link in recipe(**momentum).transforms for s in link.init(builder, [weight]).items()]
     return ", ".join(f"`{name}` {sizes[tuple(first.shape)]}" for name, (first,) in slots if first is not None) or "none"
-
-
-def losses_page() -> str:
-    """docs/reference/losses.md with the table of the losses that have a name."""
-    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
-    text = LOSSES_PAGE.read_text("utf-8")
-    return _with_table(text, "losses", "call", "formula", "outputs read, and targets", rows=rows)
-
-
-def metrics_page() -> str:
-    """docs/reference/metrics.md with the tables of metrics and of finishes."""
-    text = _with_table(METRICS_PAGE.read_text("utf-8"), "metrics", "metric", "definition", rows=_calls(METRICS))
-    finishes = [f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
-    return _with_table(text, "finishes", "finish", "computed from the sums", rows=finishes)
-
-
-def precision_page() -> str:
-    """docs/how-to/mixed-precision.md with the table of operators."""
-    computed = {
-        "low precision": PRODUCTS,
-        "the precision of their inputs, values unchanged": MOVES,
-        "the precision of their inputs, rounded": FOLLOWS,
-    }
-    rows = [f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |" for what, names in computed.items()]
-    rows.append("| float32 | all others |")
-    return _with_table(PRECISION_PAGE.read_text("utf-8"), "operators", "computed in", "operators", rows=rows)
 
 
 def _compared(loss: Loss) -> str:
@@ -122,15 +104,18 @@ def _first(thing: Any) -> str:
     return " ".join(text.split()).replace("``", "`").replace("|", r"\|")
 
 
-PAGES = {
-    IMAGES_PAGE: images_page,
-    LOSSES_PAGE: losses_page,
-    METRICS_PAGE: metrics_page,
-    OPTIMIZERS_PAGE: optimizers_page,
-    PRECISION_PAGE: precision_page,
-    RANKS_PAGE: ranks_page,
-}
-
-if __name__ == "__main__":
-    for path, page in PAGES.items():
-        path.write_text(page(), "utf-8")
+LOSSES_PAGE, METRICS_PAGE, OPTIMIZERS_PAGE = (f"docs/reference/{n}.md" for n in ("losses", "metrics", "optimizers"))
+WHAT = ("call", "description")
+MARKED = [
+    Marked(LOSSES_PAGE, "losses", losses, partial(listed, LOSSES, MORE.format("gg.losses.mse"))),
+    Marked(METRICS_PAGE, "metrics", metrics, partial(listed, METRICS, MORE.format("gg.metrics.f1"))),
+    Marked(METRICS_PAGE, "finishes", finishes, partial(listed, FINISHES, "The site (`make docs`) has their formulas.")),
+    Marked(OPTIMIZERS_PAGE, "optimizers", optimizers, partial(listed, RECIPES, MORE.format("gg.optim.adamw"))),
+    _plain(OPTIMIZERS_PAGE, "links", links, WHAT, MORE.format("gg.optim.scale_by_adam")),
+    _plain(OPTIMIZERS_PAGE, "schedules", lambda: SCHEDULES, WHAT, MORE.format("gg.optim.cosine")),
+    _plain("docs/how-to/images.md", "augmentations", augmentations, ("call", "what it does"),
+           MORE.format("gg.augment.flip")),
+    _plain("docs/how-to/many-machines.md", "compressions", lambda: COMPRESSIONS, ("call", "what is sent"),
+           "`gradgraph train --help` names them, too. The site (`make docs`) has a table of them."),
+    Marked("docs/how-to/mixed-precision.md", "operators", precision, precision),
+]  # fmt: skip

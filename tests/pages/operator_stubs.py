@@ -111,7 +111,3 @@ def _is_variadic(parameters: object) -> bool:
 
 def _tuple(count: int) -> str:
     return "Var" if count == 1 else f"tuple[{', '.join(['Var'] * count)}]"
-
-
-if __name__ == "__main__":
-    STUB.write_text(stub(), "utf-8")

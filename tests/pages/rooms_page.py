@@ -165,7 +165,3 @@ marker path {{ fill: #9db1c4; stroke: none; }}
 <defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">
 <path d="M0 0 L8 4 L0 8 z"/></marker></defs>
 """
-
-
-if __name__ == "__main__":
-    DRAWING.write_text(drawing(), encoding="utf-8")
