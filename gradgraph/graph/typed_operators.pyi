@@ -1,6 +1,6 @@
 """``op.Conv(...)`` as editors and type checkers see it: a method for each operator of ONNX's opset 21.
 
-``python -m tests.pages.operator_stubs`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands
+``python -m tests.pages`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands
 for one that is left out; attributes go by keyword, and an attribute that is left out has ONNX's default.
 """
 

@@ -24,7 +24,6 @@ from gradgraph.passes.rewrites import Rewrite
 from tests.kit.convolutions import convolutions, feeds
 from tests.kit.form_kit import problems_of_form
 from tests.kit.running import run
-from tests.pages.backends_page import PAGE, page
 
 ROOM = Path(backends.__file__).parent
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED - {"__init__"}
@@ -129,10 +128,6 @@ def test_lists_are_done_in_order() -> None:
 @pytest.mark.parametrize(("backend", "form"), FORMS)
 def test_a_form_equals_the_portable_one(backend: Backend, form: Form) -> None:
     assert problems_of_form(backend, form) == []
-
-
-def test_the_page_is_what_the_registry_says() -> None:
-    assert PAGE.read_text() == page(), "write docs/reference/backends.md anew: python -m tests.pages.backends_page"
 
 
 # --- Core ML ------------------------------------------------------------------------------------------------

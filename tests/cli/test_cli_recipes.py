@@ -19,7 +19,7 @@ from gradgraph.cli.options import SPELLINGS
 from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
 from gradgraph.files.untrusted.documents import tomllib
 from tests.kit.command_line import Cli
-from tests.pages.cli_reference import REFERENCE
+from tests.pages.marked import ROOT
 
 RECIPE = """
 [model]
@@ -204,7 +204,7 @@ def test_help_shows_sections(cli: Cli) -> None:
 
 
 def test_the_recipe_of_the_page(cli: Cli, folder: Path) -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", REFERENCE.read_text("utf-8"), re.DOTALL)
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8"), re.DOTALL)
     (folder / "recipe.toml").write_text(block)
     assert printed(cli, "train", "recipe.toml")["optimizer"]["groups"] == {"head.*": {"lr": 1e-3}}
 

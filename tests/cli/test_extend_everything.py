@@ -32,8 +32,8 @@ from gradgraph.verify.operator_status import operators
 from tests.kit.command_line import Cli, arrays, mlp
 from tests.pages import names_page
 from tests.pages.api_page import families
-from tests.pages.backends_page import page as backends_page
-from tests.pages.cli_reference import reference
+from tests.pages.backends_page import backends
+from tests.pages.cli_reference import commands
 
 ROOT = Path(__file__).parents[2]
 TABLES: tuple[dict[Any, Any], ...] = (
@@ -154,11 +154,10 @@ def test_the_command_line_and_recipes_know_them(cli: Cli, folder: Path) -> None:
 
 
 def test_the_pages_know_them() -> None:
-    tables = names_page.losses_page() + names_page.metrics_page() + names_page.optimizers_page() + backends_page()
-    tables += names_page.ranks_page()
+    tables = "".join(marked.table() for marked in names_page.MARKED) + backends()
     for name in [*NAMES, "sawtooth", "whole_numbers(step=0.25)"]:
         assert f"`{name}" in tables
-    assert all(name in reference() for name in [*NAMES, "shift", "whole_numbers"])
+    assert all(name in commands() for name in [*NAMES, "shift", "whole_numbers"])
     assert any(row["operator"] == "test.everything.Cubed" and row["status"] == "rule" for row in operators())
     assert sys.modules[nn.Doubled.__module__] in families(nn, of_losses=False)
 

@@ -26,16 +26,11 @@ from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.parallel.data_parallel import COMPRESSIONS
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from tests.kit.command_line import Cli, mlp
-from tests.pages import api_page, names_page
-from tests.pages.cli_reference import reference
+from tests.pages import names_page
+from tests.pages.cli_reference import commands
+from tests.pages.made import MARKED
 
 ROOT = Path(__file__).parents[2]
-# made from the tables, or kept: what was written about an earlier state
-REFERENCE = ("losses", "metrics", "optimizers", "cli", "backends", "messages")
-MADE = {
-    "CHANGELOG.md",
-    *(f"docs/reference/{page}" for page in (*(f"{name}.md" for name in REFERENCE), *api_page.PAGES)),
-}
 
 
 def toy_optimizer(lr: float = 0.5) -> Optimizer:
@@ -51,20 +46,14 @@ def toy_loss(reduction: str = "mean") -> Loss:
 TOYS = [(RECIPES, toy_optimizer, "optimizer", gg.optim.by_name), (LOSSES, toy_loss, "loss", gg.losses.by_name)]
 
 
-@pytest.mark.parametrize("path", names_page.PAGES, ids=lambda path: path.stem)
-def test_the_pages_are_what_the_tables_say(path: Path) -> None:
-    again = "write the tables of names anew: python -m tests.pages.names_page"
-    assert path.read_text("utf-8") == names_page.PAGES[path](), again
-
-
 @pytest.mark.parametrize(("table", "make", "kind", "by_name"), TOYS, ids=["optimizer", "loss"])
 def test_one_entry_in_a_table_is_known_everywhere(table, make, kind, by_name, cli: Cli, monkeypatch, tmp_path) -> None:
     name = make.__name__
     monkeypatch.setitem(table, name, make)
     monkeypatch.chdir(tmp_path)
     Path("model.onnx").write_bytes(mlp().SerializeToString())
-    page = names_page.losses_page if kind == "loss" else names_page.optimizers_page
-    for text in (cli("build", "--help").out, reference(), page()):
+    page = names_page.losses if kind == "loss" else names_page.optimizers
+    for text in (cli("build", "--help").out, commands(), page()):
         assert name in text
     assert type(by_name(name)) is type(make())
     with pytest.raises(BuildError, match=f"did you mean '{name}'"):
@@ -88,12 +77,22 @@ def test_names_may_be_typed_as_calls() -> None:
 
 
 def tracked(*suffixes: str) -> list[Path]:
-    """Files by hand: of the package and the pages; nothing that is made, nor what uses names as a user does."""
+    """Files by hand: of the package and the pages, but for those that use names as a user does."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    names = [n for n in listed.stdout.split("\0") if n.endswith(suffixes) and n not in MADE]
+    names = [n for n in listed.stdout.split("\0") if n.endswith(suffixes)]
     users = ("tests/", "benchmarks/", "examples/", "docs/start/coming-from-", "docs/how-to/troubleshoot.md",
-             "docs/reference/shipped-models.md", "gradgraph/rivals/")  # fmt: skip
+             "docs/reference/shipped-models.md", "gradgraph/rivals/", "CHANGELOG.md",
+             *(marked.page for marked in names_page.MARKED if marked.page.startswith("docs/reference/")))  # fmt: skip
     return [ROOT / n for n in names if not n.startswith(users) and (ROOT / n).is_file()]
+
+
+def by_hand(file: Path) -> str:
+    """The text of a file, without what is written between marks."""
+    text = file.read_text("utf-8")
+    for marked in MARKED:
+        if file == ROOT / marked.page:
+            text = marked.marks.sub("", text)
+    return text
 
 
 # name: its home, and where its cases are
@@ -117,7 +116,7 @@ def test_each_took_two_files(name: str) -> None:
     word = re.compile(rf"\b{name}\b")
     if not (files := tracked(".py", ".md", ".toml")):
         pytest.skip("the files of the repository are not known: this is no checkout")
-    assert [str(f.relative_to(ROOT)) for f in files if word.search(f.read_text("utf-8"))] == [home]
+    assert [str(f.relative_to(ROOT)) for f in files if word.search(by_hand(f))] == [home]
     assert word.search((ROOT / cases).read_text("utf-8"))
 
 
@@ -214,11 +213,7 @@ def test_nobody_lists_names_by_hand(what: str) -> None:
     """Four names of one table within a line or two are a list."""
     names = "|".join(map(re.escape, TABLES[what]))
     several = re.compile(rf"(?:(?<![\w.(-])(?:{names})(?![\w(-])[\"'`,;\s]+(?:or |and )?){{4}}")
-    found = [
-        f"{f.relative_to(ROOT)}: {m[0]!r}"
-        for f in tracked(".py", ".md")
-        for m in several.finditer(f.read_text("utf-8"))
-    ]
+    found = [f"{f.relative_to(ROOT)}: {m[0]!r}" for f in tracked(".py", ".md") for m in several.finditer(by_hand(f))]
     assert [f for f in found if f.split(":")[0] not in HOMES] == []
 
 

@@ -1,4 +1,4 @@
-"""Write ``cli/names.txt``: the names that options take, for help, which is to import none of their tables."""
+"""``cli/names.txt``: the names that options take, for help, which is to import none of their tables."""
 
 from __future__ import annotations
 

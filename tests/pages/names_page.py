@@ -22,7 +22,7 @@ from gradgraph.step.finishes import FINISHES
 from tests.pages.marked import Marked, listed, table
 
 Table = Mapping[str, Callable[..., Any]]
-MORE = "`help({})` describes each. The site (`make docs`) has a table of them."
+MORE = "Details: `help({})` for one of them, or the table on the site (`make docs`)."
 
 
 def losses() -> str:

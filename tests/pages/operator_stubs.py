@@ -1,4 +1,4 @@
-"""gradgraph/graph/typed_operators.pyi, made from ONNX's schemas; run it to write the file anew."""
+"""gradgraph/graph/typed_operators.pyi, made from ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.graph.shapes import OPSET
 STUB = Path(__file__).parents[2] / "gradgraph" / "graph" / "typed_operators.pyi"
 HEAD = f'''"""``op.Conv(...)`` as editors and type checkers see it: a method for each operator of ONNX's opset {OPSET}.
 
-``python -m tests.pages.operator_stubs`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands
+``python -m tests.pages`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands
 for one that is left out; attributes go by keyword, and an attribute that is left out has ONNX's default.
 """
 

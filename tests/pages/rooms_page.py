@@ -1,4 +1,4 @@
-"""Draws the rooms of the package from its imports: `python -m tests.pages.rooms_page` writes docs/rooms.svg.
+"""docs/rooms.svg: the rooms of the package, drawn from its imports.
 
 Floors are the layers of the contract in pyproject.toml; an arrow leads from a room to one that it imports.
 Of arrows that others imply (a to c, where a leads to b and b to c) none is drawn.

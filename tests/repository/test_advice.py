@@ -19,8 +19,8 @@ import gradgraph as gg
 from gradgraph.cli.app import COMMANDS, cli, run
 from gradgraph.errors import BuildError, DifferentiationError
 from tests.kit.command_line import mlp
+from tests.kit.raised_messages import ROOMS
 from tests.kit.small_models import parsed, real
-from tests.pages.messages_page import ROOMS
 
 ROOT = Path(__file__).parents[2]
 

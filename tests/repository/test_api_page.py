@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.pages.api_page import DOCS, GIVEN, PAGES, is_told_by_its_class, members, page, plain, public
+from tests.pages.api_page import GIVEN, PAGES, is_told_by_its_class, members, page, plain, public
 
 MODULES = [part for _, parts in PAGES.values() for part in parts if isinstance(part, ModuleType)]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_fresh(name: str) -> None:
-    assert (DOCS / name).read_text("utf-8") == page(name), "run `python -m tests.pages.api_page`"
+def test_the_page_shows_no_addresses(name: str) -> None:
     assert " at 0x" not in page(name)
 
 

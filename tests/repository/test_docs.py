@@ -26,6 +26,9 @@ from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import NO_GRADIENT, RULES
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from tests.pages import api_page
+from tests.pages.made import MARKED, write_site
+from tests.pages.marked import Marked
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -162,6 +165,7 @@ def test_the_readme_trains_what_the_demo_wrote(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
+    """In the repository, too: to pages that are in git, and not to those that are made for the site alone."""
     missing = [link for link in LINK.findall(without_code(page)) if not (page.parent / link).exists()]
     assert not missing
 
@@ -187,11 +191,37 @@ def test_anchors_are_headings(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation_once_and_in_the_list_of_its_part() -> None:
     nav = re.findall(r'"([\w./-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"))
-    assert sorted(nav) == sorted(page.relative_to(ROOT).as_posix() for page in PAGES)
+    made = [f"{api_page.FOLDER}/{name}" for name in api_page.PAGES]
+    assert sorted(nav) == sorted([*made, *(page.relative_to(ROOT).as_posix() for page in PAGES)])
     for index in (ROOT / "docs").glob("*/index.md"):
         listed = LINK.findall(index.read_text("utf-8"))
         missing = {page.name for page in index.parent.glob("*.md")} - {"index.md", *listed}
         assert not missing, f"{index.parent.name}/index.md lacks them"
+
+
+@pytest.mark.parametrize("marked", MARKED, ids=lambda m: m.title)
+def test_a_page_has_every_name_of_its_table(marked: Marked) -> None:
+    """Between its marks; the site has the table there, whose rows have as many cells as its head."""
+    (text,) = marked.marks.findall((ROOT / marked.page).read_text("utf-8"))
+    lacking = [name for name in re.findall(r"`[^`]+`|\b[A-Z]\w+", marked.names()) if name not in text]
+    assert lacking == [], f"{marked.page} does not name these; make pages"
+    for head, rows in re.findall(r"^(\|.*\|)\n\|[-|]+\|\n((?:\|.*\|\n?)+)", marked.table(), re.MULTILINE):
+        cells = {len(re.split(r"(?<!\\)\|", row)) for row in [head, *rows.splitlines()]}
+        assert len(cells) == 1
+
+
+def test_the_site_has_the_tables_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    for page in PAGES:
+        place = tmp_path / page.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(page.read_text("utf-8"), "utf-8")
+    write_site(tmp_path)
+    written = [tmp_path / api_page.FOLDER / name for name in api_page.PAGES]
+    for page in [*written, *{tmp_path / marked.page for marked in MARKED}]:
+        for path, anchor in re.findall(r"\]\((?!https?:|\.\./\.\./\w)([^)#\s]*)(?:#([^)]+))?\)", without_code(page)):
+            target = page.parent / path if path else page
+            assert target.suffix != ".md" or target.is_file(), f"{page.name}: {path}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {path}#{anchor}"
 
 
 def test_security_names_tests_that_there_are() -> None:

@@ -1,11 +1,9 @@
-"""docs/reference/messages.md, made from every ``raise`` of the package; run it to write the page anew."""
+"""The messages of the package: every ``raise``, with ``<name>`` for what is filled in."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,70 +12,8 @@ from gradgraph import errors
 from gradgraph.errors import GradgraphError
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "messages.md"
 ROOMS = ("gradgraph", "frontend", "export", "cli")
 CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, GradgraphError)}
-# what to do where a sentence says only what is wrong
-USUALLY = {
-    "GradgraphError": "report it, with what `gradgraph env` prints",
-    "ModelError": "export the model again, with a current exporter",
-    "UnknownNameError": "look the name up with `gradgraph inspect`",
-    "UnsupportedOperatorError": "leave it off the path to the loss, or [give it a rule](../how-to/adding-a-rule.md)",
-    "DifferentiationError": "choose other tensors; `gradgraph inspect` lists them",
-    "BuildError": "correct the option",
-    "ArgumentError": "give it as the docstring says",
-    "DataError": "correct the data",
-    "UnmatchedError": "give data with the columns and classes of the training",
-    "DivergedError": "lower the learning rate, or look for NaN in the data",
-    "CheckpointError": "use a checkpoint that this step has saved",
-    "CompatibilityError": "call it as the package did, or use gradgraph's own API",
-    "RuntimeUnavailableError": "install what is missing, or choose another device",
-    "BusyError": "give each thread a Trainer of its own, or wait",
-    "ParallelError": "start all ranks with the same versions, model, data and options",
-    "OutputError": "choose another path; what was there is untouched",
-}  # fmt: skip
-# subject: the files that speak of it, by the beginnings of their paths; of several, the longest decides
-SUBJECTS = {
-    "Models": ("gradgraph/files/", "gradgraph/graph/", "gradgraph/passes/", "gradgraph/step/inference.py"),
-    "Gradients": ("gradgraph/autodiff/", "gradgraph/rules/", "gradgraph/transforms.py", "gradgraph/extend.py",
-                  "gradgraph/verify/", "gradgraph/reduction/"),
-    "Networks in Python": ("frontend/",),
-    "Losses and metrics": ("gradgraph/losses", "gradgraph/metrics", "frontend/loss", "frontend/metric",
-                           "gradgraph/building/loss", "gradgraph/building/objective", "gradgraph/building/distillation",
-                           "gradgraph/building/terms", "gradgraph/building/metric_columns"),
-    "Optimizers and schedules": ("gradgraph/optim/",),
-    "Options of a step": ("gradgraph/building/", "gradgraph/arguments.py", "gradgraph/passes/autocast",
-                          "gradgraph/passes/mixed_precision"),
-    "Data": ("gradgraph/runtime/data/", "gradgraph/text/", "gradgraph/chat/", "cli/data.py", "cli/predictions.py",
-             "gradgraph/preprocess/", "gradgraph/tables/", "gradgraph/sound/sounds",
-             "gradgraph/vision/", "gradgraph/augment/"),
-    "Training": ("gradgraph/runtime/",),
-    "Several processes": ("gradgraph/parallel/",),
-    "Step folders": ("gradgraph/step/",),
-    "Checkpoints": ("gradgraph/runtime/saved/",),
-    "Runtimes and devices": ("gradgraph/backends/", "gradgraph/machine/", "gradgraph/runtime/execution/session",
-                             "gradgraph/runtime/execution/capture"),
-    "Surgery and adapters": ("gradgraph/surgery/", "gradgraph/sound/log_mel"),
-    "Export": ("export/",),
-    "Files that are written": ("gradgraph/files/atomic", "gradgraph/files/paths", "cli/output_paths", "cli/run_folder"),
-    "The command line and recipes": ("cli/", "gradgraph/errors.py"),
-    "scikit-learn, and drop-ins for other packages": ("gradgraph/sklearn/", "gradgraph/compat/"),
-}  # fmt: skip
-HEAD = """# Messages
-
-Every error of gradgraph is one sentence: what is wrong, what was expected, and what to do. Here are all of them by
-subject, in alphabetical order; `<…>` stands for names and numbers. Search for the words of your message that are no
-names of yours. Where there is no message, [Something is wrong](../how-to/troubleshoot.md) begins with what you see.
-
-The remedy of the command line is given where it is another one than in Python. An error that says "this is a bug in
-gradgraph" is one: please report it, with what `gradgraph env` prints.
-
-The kind is the class in `gradgraph.errors`, and `kind` in what `--json` prints:
-
-| kind | what it is |
-|---|---|
-"""
-FOOT = "\nThis page is made from the package itself by `python -m tests.pages.messages_page`.\n"
 
 
 @dataclass(frozen=True)
@@ -229,67 +165,3 @@ def _name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _name_of(node.value)
     return "…"
-
-
-def subject(message: Message) -> str:
-    """The title of what it speaks of."""
-    fits = [(len(path), title) for title, paths in SUBJECTS.items() for path in paths if message.file.startswith(path)]
-    return max(fits)[1]
-
-
-def has_words(message: Message) -> bool:
-    """Whether there is more in the sentence than what others fill in."""
-    return len(re.findall("[a-z]{2,}", re.sub("<[^>]*>", "", message.problem))) > 1
-
-
-def page() -> str:
-    """The whole page."""
-    every = [m for m in messages() if has_words(m)]
-    lines = [HEAD.rstrip()]
-    for kind, its_class in CLASSES.items():
-        if any(m.kind == kind for m in every):
-            first = inspect.cleandoc(its_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-            lines.append(f"| `{kind}` | {first} |")
-    for title in SUBJECTS:
-        own = [m for m in every if subject(m) == title]
-        helped = {(m.kind, m.problem) for m in own if _helps(m)}
-        rows = sorted(
-            {_row(m) for m in own if _helps(m) or (m.kind, m.problem) not in helped}, key=lambda row: (_words(row), row)
-        )
-        lines += [f"\n## {title}\n", "| message | kind | what to do |", "|---|---|---|", *rows]
-    return "\n".join([*lines, FOOT])
-
-
-def _words(row: str) -> str:
-    """The letters of a row, without names that are filled in."""
-    return re.sub(r"&lt;.*?&gt;|[^a-z ]", "", row.lower()).strip()
-
-
-def _helps(message: Message) -> bool:
-    """Whether its remedy says more than what others fill in."""
-    return re.search("[a-z]{2,}", re.sub("<[^>]*>", "", message.remedy)) is not None
-
-
-def _row(message: Message) -> str:
-    remedy = _cell(message.remedy) if _helps(message) else USUALLY[message.kind]
-    if message.shell:
-        remedy += f" (command line: {_cell(message.shell)})"
-    return f"| {_cell(message.problem)} | `{message.kind}` | {remedy} |"
-
-
-def _cell(text: str) -> str:
-    """The text as Markdown; what stands between backticks is code."""
-    parts = " ".join(text.split()).split("`")
-    if len(parts) % 2 == 0:
-        parts = ["\\`".join(parts)]
-    plain = [_escaped(part) if i % 2 == 0 else part.replace("|", r"\|") for i, part in enumerate(parts)]
-    return "`".join(plain)
-
-
-def _escaped(text: str) -> str:
-    text = re.sub(r"[<>*_|\[\]]", lambda m: "\\" + m[0], text)
-    return text.replace("\\<", "&lt;").replace("\\>", "&gt;")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
