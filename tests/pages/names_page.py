@@ -38,7 +38,9 @@ def metrics() -> str:
 
 def finishes() -> str:
     """How metrics are computed from sums."""
-    return table("finish", "computed from the sums", rows=[f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()])
+    return table(
+        "finish", "computed from the sums", rows=[f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
+    )
 
 
 def optimizers() -> str:
