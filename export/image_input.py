@@ -30,8 +30,8 @@ def with_image_input(model: Source) -> onnx.ModelProto:
 
     Height and width are open. What ``gradgraph.image_folder`` did in training, by the metadata of the model (or what a
     file beside it says), stands in front as nodes of standard ONNX: resizing as Pillow computes it, cropping or
-    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow but for a level or two of 255:
-    where ties are rounded otherwise, and in tall images, which Pillow shrinks first in the other direction.
+    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow but for a level or two of 255,
+    where ties are rounded otherwise.
 
     Raises:
         ModelError: the model has no input of images, or is of an opset below 13; images of four channels are resized,
@@ -92,8 +92,11 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
     elif form.letterbox:
         new = _letterboxed(op, sides, form.size)
     across = op.Transpose(_weights(op, sides[1], new[1], kind), perm=[1, 0])
-    x = _rounded(op, op.MatMul(x, across))
-    x = _rounded(op, op.MatMul(_weights(op, sides[0], new[0], kind), x))
+    down = _weights(op, sides[0], new[0], kind)
+    if kind is _bilinear:
+        x = _down(op, down, _across(op, x, across))
+    else:
+        x = _in_order_of_pillow(op, x, across, down, sides, new)
     if form.shorter is not None:
         return _middle(op, x, new, form)
     return _padded(op, x, new, form.size, GREY) if form.letterbox else x
@@ -155,6 +158,30 @@ def _bicubic(op: Builder, far: Var) -> Var:
 
 
 _FILTERS: dict[str, Callable[[Builder, Var], Var]] = {"bilinear": _bilinear, "bicubic": _bicubic}
+
+
+def _in_order_of_pillow(
+    op: Builder, x: Var, across: Var, down: Var, before: Sequence[Var], after: Sequence[Var]
+) -> Var:
+    """Resize rows first, or columns first where the height shrinks by more than twice what the width does.
+
+    Pillow cuts the overshoots of bicubic weights off after the first direction, so the order shows.
+    """
+    height, width = (op.cast(old, INT64) - new for old, new in zip(before, after, strict=True))
+    is_tall = op.And(op.Greater(height, 0), op.Greater(height, width * 2))
+    then = op.graph([], lambda: [_across(op, _down(op, down, x), across)], "columns_first")
+    otherwise = op.graph([], lambda: [_down(op, down, _across(op, x, across))], "rows_first")
+    resized = op.If(is_tall, then_branch=then, else_branch=otherwise)
+    resized.value.type = x.value.type
+    return resized
+
+
+def _across(op: Builder, x: Var, weights: Var) -> Var:
+    return _rounded(op, op.MatMul(x, weights))
+
+
+def _down(op: Builder, weights: Var, x: Var) -> Var:
+    return _rounded(op, op.MatMul(weights, x))
 
 
 def _rounded(op: Builder, x: Var) -> Var:

@@ -13,7 +13,7 @@ WORDS, TAGS = "words", "tags"
 
 
 def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
-    """The words and tags of each sentence: the first and the last field of each line, which blanks or tabs part.
+    """The words and tags of each sentence: the first and the last field of each line, which tabs or else spaces part.
 
     Lines of ``-DOCSTART-`` are left out, and so are those that begin with ``#`` and have another number of fields than
     the first word. Where words have no second field there are no tags.
@@ -29,7 +29,8 @@ def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
     sentences: list[list[list[str]]] = [[]]
     fields = 0
     for number, line in enumerate(text.split("\n"), 1):
-        parts = line.strip("\r").split("\t" if "\t" in line else None)
+        line = line.strip("\r")
+        parts = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
         if not line.strip() or parts[0] == "-DOCSTART-":
             sentences += [[]] if sentences[-1] else []
         elif len(parts) == fields or (not fields and not line.startswith("#")):

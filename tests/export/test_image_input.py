@@ -12,6 +12,7 @@ import pytest
 from onnx import parser
 
 import gradgraph as gg
+from gradgraph.augment.placing import whole
 from gradgraph.cli.app import run
 from gradgraph.export import with_image_input
 from gradgraph.frontend import nn
@@ -19,6 +20,7 @@ from gradgraph.runtime.data.image_form import ImageForm
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TensorSpec
 
+PIL: Any = pytest.importorskip("PIL", reason="an extra: onnx-gradgraph[images]")
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -89,6 +91,58 @@ def test_it_equals_pillow(kind: str, dtype: str, channels: int, layout: str) -> 
         assert off.max() <= levels * of_level * 1.001 + exact
         if (height, width) in PHOTOGRAPHS:
             assert (off > exact).mean() <= TIES
+
+
+@pytest.mark.sweep(0.1)
+@pytest.mark.parametrize("seed", range(100))
+def test_letterboxes_and_their_boxes_are_those_of_pillow_and_numpy(seed: int) -> None:
+    """For random sizes and boxes: pixels within a level, and boxes there and back."""
+    rng = np.random.default_rng(seed)
+    (height, width), (tall, wide) = rng.integers(8, 60, 2).tolist(), rng.integers(1, 150, 2).tolist()
+    dims = f"n, 3, {height}, {width}"
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (uint8[{dims}] pixels) => (uint8[{dims}] y) {{ y = Identity(pixels) }}""")
+    form = {"size": (height, width), "letterbox": True, "layout": "NCHW"}
+    for key, value in DataNames(images={"pixels": form}).as_metadata().items():
+        model.metadata_props.add(key=key, value=value)
+    picture = rng.integers(0, 256, (tall, wide, 3), np.uint8)
+    scale = min(width / wide, height / tall)
+    inner = [max(1, min(round(side * scale), most)) for side, most in ((wide, width), (tall, height))]
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    expected = np.full((height, width, 3), 114, np.uint8)
+    resized = np.asarray(Image.fromarray(picture).resize(inner, Image.Resampling.BILINEAR))
+    expected[top : top + inner[1], left : left + inner[0]] = resized
+    session = ort.InferenceSession(with_image_input(model).SerializeToString())
+    found = session.run(None, {"pixels": picture[None]})[0][0].transpose(1, 2, 0)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+    corners = np.sort(rng.uniform(0, [wide, tall], (5, 2, 2)), axis=1)
+    place = whole((wide, tall), (width, height), letterbox=True)
+    placed = corners * [inner[0] / wide, inner[1] / tall] + [left, top]
+    np.testing.assert_allclose(place.boxes(corners.reshape(5, 4)), placed.reshape(5, 4))
+    np.testing.assert_allclose(place.back(placed.reshape(5, 4)), corners.reshape(5, 4), atol=1e-9)
+
+
+@pytest.mark.sweep(0.2)
+@pytest.mark.parametrize("seed", range(20))
+def test_small_pictures_of_noise_are_resized_in_the_order_of_pillow(seed: int) -> None:
+    """Pillow 13 resizes columns first where the height shrinks by more; it cuts overshoots off in between."""
+    if int(PIL.__version__.split(".")[0]) < 13:
+        pytest.skip("another order of directions")
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(4, 40, 2).tolist()
+    dims = f"n, 3, {height}, {width}"
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (uint8[{dims}] pixels) => (uint8[{dims}] y) {{ y = Identity(pixels) }}""")
+    form: dict[str, Any] = {"size": (height, width), "resample": "bicubic", "layout": "NCHW"}
+    for key, value in DataNames(images={"pixels": form}).as_metadata().items():
+        model.metadata_props.add(key=key, value=value)
+    session = ort.InferenceSession(with_image_input(model).SerializeToString())
+    for tall, wide in rng.integers(1, 120, (10, 2)).tolist():
+        picture = rng.integers(0, 256, (tall, wide, 3), np.uint8)
+        expected = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+        found = session.run(None, {"pixels": picture[None]})[0][0].transpose(1, 2, 0)
+        assert np.abs(found.astype(int) - expected).max() <= 2, (tall, wide)
 
 
 def test_an_exported_classifier_takes_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

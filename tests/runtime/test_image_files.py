@@ -261,3 +261,21 @@ def _paletted(numbers: np.ndarray) -> Any:
     image = Image.fromarray(numbers.astype(np.uint8))
     image.putpalette(np.random.default_rng(5).integers(0, 256, 768).astype(np.uint8).tobytes())
     return image
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("colour", [0, 3], ids=["grey", "palette"])
+def test_masks_of_few_bits_have_the_numbers_of_their_file(bits: int, colour: int, tmp_path: Path) -> None:
+    """Pillow scales grey levels of 2 and 4 bits up to 255."""
+    numbers = np.random.default_rng(bits).integers(0, 2**bits, (5, 16), np.uint8)
+    packed = np.packbits(np.unpackbits(numbers[..., None], axis=-1)[..., -bits:].reshape(5, -1), axis=1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 16, 5, bits, colour, 0, 0, 0))
+    palette = chunk(b"PLTE", bytes(i % 256 for i in range(3 * 2**bits))) if colour else b""
+    pixels = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in packed)))
+    path = tmp_path / "mask.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + palette + pixels + chunk(b"IEND", b""))
+    np.testing.assert_array_equal(np.asarray(numbers_at(path)), numbers)

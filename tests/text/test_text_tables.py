@@ -319,6 +319,10 @@ def test_files_of_tagged_words(tmp_path: Path, tokenizer: Path) -> None:
         ["O", "B-A"],
         ["B-A", "O"],
     ]
+    (tmp_path / "t.conll").write_text("20\u00a0000 B-N\nkm  O\n\na\u3000b\tO\n", "utf-8")
+    columns = gg.text.table(tmp_path / "t.conll", tokenizer).columns
+    assert columns.lists("words") == [["20\u00a0000", "km"], ["a\u3000b"]]
+    assert columns.lists("tags") == [["B-N", "O"], ["O"]]
     for text, message in (("a O\nb\n", "line 2 of .* has 1 fields, and the first word 2"), ("\n", "holds no word")):
         (tmp_path / "t.conll").write_text(text)
         with pytest.raises(DataError, match=message):

@@ -59,7 +59,7 @@ def numbers_at(path: str | os.PathLike[str]) -> Any:
     Raises:
         DataError: it cannot be read, or has colours.
     """
-    mask = _at(path, lambda file: _decoded(file, str(path)))
+    mask, bits = _at(path, lambda file: (_decoded(file, str(path)), _grey_bits(file)))
     if mask.mode not in NUMBERS:
         raise DataError(
             f"the mask '{shown(path)}' has colours ({mask.mode}), and no class numbers; save it as a picture with a "
@@ -67,7 +67,15 @@ def numbers_at(path: str | os.PathLike[str]) -> Any:
         )
     from PIL import Image
 
-    return Image.fromarray(np.asarray(mask).astype(np.int32))
+    levels = np.asarray(mask).astype(np.int32)
+    return Image.fromarray(levels // (255 // (2**bits - 1)) if bits in (2, 4) else levels)
+
+
+def _grey_bits(file: Any) -> int:
+    """The bits of a grey level of a PNG, whose 2 and 4 bits Pillow scales up to 255; 0 of any other file."""
+    file.seek(0)
+    head = file.read(26)
+    return int(head[24]) if head.startswith(b"\x89PNG") and head[25] == 0 else 0
 
 
 def _at(path: str | os.PathLike[str], read: Any) -> Any:
