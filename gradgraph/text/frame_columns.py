@@ -8,9 +8,12 @@ from typing import Any
 
 from gradgraph.arguments import PATH, described
 from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.preprocess.frames import GAP_WORDS
 from gradgraph.runtime.data.matching import declared_classes
 from gradgraph.runtime.data.tables import SEPARATORS, is_table_file, read_table
 from gradgraph.text.sentence_files import SUFFIXES, read_sentences
+
+_GAPS = frozenset(GAP_WORDS) - {""}
 
 
 def is_text_file(path: Path) -> bool:
@@ -90,9 +93,10 @@ class FrameColumns:
     def whole(self, name: str, listed_too: bool = False) -> list[Any]:
         """A column without a missing value; raises DataError, with how many are missing."""
         values = self[name]
-        gaps = sum(map(is_missing, values))
+        words = [value for value in values if self._is_text and value in _GAPS]
+        gaps = len(words) + sum(map(is_missing, values))
         if gaps:
-            raise self._lacks(name, gaps)
+            raise self._lacks(name, gaps, words)
         odd = next((value for value in values if not isinstance(value, str) and not hasattr(value, "__len__")), None)
         if listed_too and odd is not None:
             raise DataError(
@@ -100,10 +104,13 @@ class FrameColumns:
             )
         return values
 
-    def _lacks(self, name: str, gaps: int) -> DataError:
+    def _lacks(self, name: str, gaps: int, words: Sequence[str] = ()) -> DataError:
+        """The error of missing values, among them cells of a ``.csv`` that say so in these ``words``."""
+        such = f", such as '{shown(words[0])}'," if words else ""
+        more = "; where they are words, save the table as .jsonl or .parquet" if words else ""
         return DataError(
-            f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''} in "
-            f"{self.rows} rows; fill or drop those rows"
+            f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''}{such} in "
+            f"{self.rows} rows; fill or drop those rows{more}"
         )
 
     def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:

@@ -280,7 +280,7 @@ def test_a_table_of_texts_is_for_models_of_texts(tokenizer: Path) -> None:
         gg.text.table(FRAME, tokenizer).names_for(specs_of(step), gg.DataNames())
 
 
-CELLS = 'review,stars\n"NA",good\n"null",bad\n"",good\n"the ""kind"" fox, 007",bad\n'
+CELLS = 'review,stars,note\n"Na",good,a\n"NULLS",bad,NA\n"",good,null\n"the ""kind"" fox, 007",bad,b\n'
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -290,7 +290,10 @@ def test_cells_of_csv_are_texts(library: str, tmp_path: Path, tokenizer: Path, m
         monkeypatch.setitem(sys.modules, "pandas", None)
     (tmp_path / "t.csv").write_text(CELLS)
     columns = gg.text.table(tmp_path / "t.csv", tokenizer).columns
-    assert columns.texts("review") == ["NA", "null", "", 'the "kind" fox, 007']
+    assert columns.texts("review") == ["Na", "NULLS", "", 'the "kind" fox, 007']
+    with pytest.raises(DataError, match=r"'note' of .* has 2 missing values, such as 'NA', in 4 rows; fill or drop"):
+        columns.texts("note")  # as pandas and every other table has it
+    assert gg.text.table({"note": ["NA", "b"]}, tokenizer).columns.texts("note") == ["NA", "b"]
 
 
 def test_frames_of_every_kind_are_read(tmp_path: Path, tokenizer: Path, steps: dict[str, gg.Step]) -> None:
