@@ -46,7 +46,7 @@ demo: $(call STAMP,demo)
 	$(BIN)/gradgraph demo
 
 test: $(call STAMP,test demo $(EXTRAS))
-	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 $(ARGS)
+	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 --durations=20 --durations-min=1 $(ARGS)
 
 coverage: $(call STAMP,test demo coverage $(EXTRAS))
 	mkdir -p build

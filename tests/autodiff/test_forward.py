@@ -51,7 +51,7 @@ def products(t: cases.Trial) -> tuple[float, float]:
     )
 
 
-@pytest.mark.sweep(0.25)
+@pytest.mark.sweep(0.065)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_forward_and_reverse_mode_agree(rule: Rule, case: Case) -> None:
     if "a loop of no steps" in case.first_order_only:

@@ -14,7 +14,7 @@ CHUNK = 10
 GRAPHS = 510
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.13)
 @pytest.mark.parametrize("first", range(0, GRAPHS, CHUNK))
 def test_gradients_of_random_operators(first: int) -> None:
     with warnings.catch_warnings():

@@ -240,6 +240,7 @@ def test_a_long_chain_needs_no_recursion() -> None:
     assert len(result.graph.node) < 30_010  # Sin, and Cos and Mul behind each
 
 
+@pytest.mark.sweep(0)
 def test_a_value_with_very_many_readers() -> None:
     readers = 3000
     nodes = [node("Mul", ["x", "w"], [f"p{i}"]) for i in range(readers)]

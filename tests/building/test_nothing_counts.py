@@ -49,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_counts(name: str, option: str) -> None:
@@ -69,6 +70,7 @@ def test_nothing_counts(name: str, option: str) -> None:
 # --- losses beside one that counts ------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.64)
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o != "half"])
 @pytest.mark.parametrize("what", ["mask", "class weight"])
 def test_one_loss_of_two_counts_nothing(what: str, option: str) -> None:

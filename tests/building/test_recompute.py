@@ -153,6 +153,7 @@ def copies(model: onnx.ModelProto) -> list[str]:
             and re.sub(r"_\d+$", "", node.name.removeprefix("again/")) in own]  # fmt: skip
 
 
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits(name: str) -> None:
     make, batch, options = CASES[name]
@@ -200,6 +201,7 @@ def test_of_attentions_only_what_leads_to_their_weights(options: dict[str, Any])
     assert {"Gemm", "LayerNormalization", "Gelu"}.isdisjoint(again)
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize(
     ("make", "batch", "keep"),
     [

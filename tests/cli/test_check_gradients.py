@@ -345,6 +345,7 @@ def hostile(name: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g (float[1] x) => ({y}) {text}')
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("name", ["Expand", "Loop"])
 def test_command_ends_what_takes_too_long_or_too_much(name: str, tmp_path: Path) -> None:
     onnx.save(hostile(name), tmp_path / "m.onnx")

@@ -74,6 +74,7 @@ def test_weights_are_stored_as_float16(cli: Cli) -> None:
     assert Path("m.onnx").stat().st_size < 32 * 32 * 2 + 1500
 
 
+@pytest.mark.sweep(0)
 def test_ort_files_and_lists_of_operators(cli: Cli) -> None:
     assert cli("build", "model.onnx").code == 0
     ran = cli("export", "step", "-o", "ops.config", "--types")

@@ -460,6 +460,7 @@ def test_a_run_that_diverges_names_the_node(cli: Cli, folder: Path) -> None:
     assert "lower the learning rate (--lr)" in ran.err
 
 
+@pytest.mark.sweep(0)
 def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--checkpoint", "run.ckpt", "-o", "step"]
     ran = cli(*words, "--find-lr")

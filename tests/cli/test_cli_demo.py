@@ -29,6 +29,7 @@ FILES = {
 }
 
 
+@pytest.mark.sweep(0)
 def test_the_printed_commands_repeat_the_demo(cli: Cli, folder: Path) -> None:
     ran = cli("demo", "--out", "my digits", "--epochs", "2")
     assert ran.code == 0, ran.err
@@ -64,6 +65,7 @@ def test_a_file_in_the_way(cli: Cli) -> None:
     assert "choose another --out" in ran.err
 
 
+@pytest.mark.sweep(0)
 def test_a_low_accuracy_is_a_failure(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradgraph.cli.demo.EPOCHS", 1)
     monkeypatch.setattr("gradgraph.cli.demo.ACCURACY", 1.1)

@@ -19,6 +19,7 @@ from tests.kit.command_line import Cli
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals between processes")
 def test_an_interrupted_run_goes_on(cli: Cli, folder: Path, number: signal.Signals, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import subprocess
@@ -76,6 +77,7 @@ def test_names_may_be_typed_as_calls() -> None:
         LOSSES.typed("mse('mean', 1)")
 
 
+@functools.cache
 def tracked(*suffixes: str) -> list[Path]:
     """Files by hand: of the package and the pages, but for those that use names as a user does."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -93,6 +95,11 @@ def by_hand(file: Path) -> str:
         if file == ROOT / marked.page:
             text = marked.marks.sub("", text)
     return text
+
+
+@functools.cache
+def read(path: Path) -> str:
+    return path.read_text("utf-8")
 
 
 # name: its home, and where its cases are
@@ -147,6 +154,7 @@ ELSEWHERE = {
 }
 
 
+@functools.cache
 def places() -> dict[str, str]:
     """The files of the package, each with its text; the folder of a backend is one."""
     rooms: dict[str, str] = {}
@@ -154,7 +162,7 @@ def places() -> dict[str, str]:
         name = file.relative_to(ROOT).as_posix()
         rest = name.removeprefix("gradgraph/backends/")
         room = f"gradgraph/backends/{rest.split('/')[0]}" if rest != name else name
-        rooms[room] = rooms.get(room, "") + file.read_text("utf-8")
+        rooms[room] = rooms.get(room, "") + read(file)
     return rooms
 
 
@@ -165,18 +173,21 @@ def number_of_files(what: str) -> int:
     return int(found)
 
 
+@pytest.mark.sweep(0.27)
 @pytest.mark.parametrize("what", TABLES)
 def test_a_part_stands_in_as_many_files_as_contributing_says(what: str) -> None:
     if not (texts := places()):
         pytest.skip("the files of the repository are not known: this is no checkout")
     allowed = {name for names in ELSEWHERE.values() for name in names.split()}
-    for name in TABLES[what].keys() - allowed:
-        said = re.compile(
-            rf'"{re.escape(name)}"|\bdef {re.escape(name)}\b|(?:losses|metrics|optim)\.{re.escape(name)}\b'
-        )
-        found = [place for place, text in texts.items() if said.search(text)]
-        assert len(found) == number_of_files(what), (
-            f"'{name}' stands in {found}; a word that means other things as well goes into ELSEWHERE"
+    names = "|".join(map(re.escape, TABLES[what].keys() - allowed))
+    said = re.compile(rf'"({names})"|\bdef ({names})\b|(?:losses|metrics|optim)\.({names})\b')
+    found: dict[str, set[str]] = {name: set() for name in TABLES[what].keys() - allowed}
+    for place, text in texts.items():
+        for match in said.finditer(text):
+            found[match[1] or match[2] or match[3]].add(place)
+    for name, there in found.items():
+        assert len(there) == number_of_files(what), (
+            f"'{name}' stands in {sorted(there)}; a word that means other things as well goes into ELSEWHERE"
         )
 
 

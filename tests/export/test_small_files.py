@@ -216,6 +216,7 @@ def test_zeros_of_the_optimizer_are_not_stored(tmp_path: Path) -> None:
     assert size < 1.5 * sum(a.nbytes for a in export.weights(step).values()) + 6000
 
 
+@pytest.mark.sweep(0)
 def test_the_list_holds_what_functions_call_and_what_optimizers_write(tmp_path: Path) -> None:
     """Of a folder, and of a model by its path."""
     step = gg.build(small_cnn())
@@ -233,6 +234,7 @@ def test_the_list_holds_what_functions_call_and_what_optimizers_write(tmp_path: 
     assert ("com.microsoft", "FusedConv") in model and ("ai.onnx", "Relu") in model and len(model) < len(found)
 
 
+@pytest.mark.sweep(0)
 def test_the_list_holds_what_onnxruntime_runs_here(tmp_path: Path) -> None:
     """Whatever its optimizers write for this processor, blocks of channels among it."""
     net = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(512, 3))
@@ -249,6 +251,7 @@ def test_the_list_holds_what_onnxruntime_runs_here(tmp_path: Path) -> None:
         assert runs <= listed, runs - listed
 
 
+@pytest.mark.sweep(0)
 def test_ort_files_of_several_steps(tmp_path: Path) -> None:
     options = gg.StepOptions("mse", "sgd")
     step = gg.build(wide_model(), steps={"one": options, "two": options})

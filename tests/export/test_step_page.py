@@ -266,6 +266,7 @@ def test_every_control_has_a_name_and_rows_say_how_deep_they_lie(tmp_path: Path)
     assert found == {"unnamed": 0, "rows": True, "tabs": 1, "language": "en"}
 
 
+@pytest.mark.sweep(0.4)
 @in_a_browser
 @pytest.mark.parametrize("what", ["model", "gradient", "step"])
 @pytest.mark.parametrize("width", WIDTHS)
@@ -310,6 +311,7 @@ def test_of_several_steps_one_is_shown_at_a_time(tmp_path: Path) -> None:
     assert found == [["discriminator", "generator"], ["false", "true"], True, True, True]
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 def test_a_step_of_thousands_of_nodes_opens_soon(tmp_path: Path) -> None:
     """Time goes with the number of nodes: of four times as many it is not ten times as long."""
@@ -336,6 +338,7 @@ def test_a_step_of_thousands_of_nodes_opens_soon(tmp_path: Path) -> None:
     assert taken[1][0] < 10 * taken[0][0] + 200
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_screenshot_is_kept(scheme: str, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_each_compression_has_a_reference() -> None:
     assert {name.partition("(")[0] for name in (*compressed.TRIED, *compressed.ROUNDS)} == set(COMPRESSIONS)
 
 
+@pytest.mark.sweep(0)
 def test_the_digits_are_learnt_as_well_with_errors_fed_back_and_not_without() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     names = [

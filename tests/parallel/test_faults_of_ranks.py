@@ -19,6 +19,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return job(2, str(ROOT / "tests" / "parallel" / "ranks_faults.py"), name, str(folder), seconds=60)
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize(
     ("name", "said", "lines"),
     [

@@ -33,6 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return found
 
 
+@pytest.mark.sweep(0)
 def test_shared_state_goes_on_as_one_process_would(folder: Path) -> None:
     found, expected = np.load(folder / "shard_state.state.npz"), alone("shard_state")
     assert set(found.files) == set(expected)

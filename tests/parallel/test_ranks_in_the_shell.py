@@ -76,6 +76,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
     return weights(place / "whole.ckpt")
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_once_and_the_run_that_goes_on_is_the_undisturbed_one(
     folder: Path, number: int, undisturbed: dict[str, np.ndarray]
@@ -153,6 +154,7 @@ def test_under_mpiexec_one_rank_speaks(folder: Path) -> None:
     assert ran.returncode == 0 and json.loads(ran.stdout)["epochs"] == 2, ran.stderr
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("further", [[], ["--shard-state"], ["--compress", "top_k(ratio=0.2)"]])
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, further: list[str]) -> None:
     """A sample of ``python -m tests.runtime.kills --ranks 2``."""

@@ -372,6 +372,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sweep(0)
 def test_every_write_of_the_command_line_may_fail(
     folder: Path, faults: Faults, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,6 +405,7 @@ def test_every_write_of_the_command_line_may_fail(
             assert (out / "history.csv").read_text().count("\n") == 3
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize(("stream", "json"), [("stdout", []), ("stdout", ["--json"]), ("stderr", [])])
 def test_what_is_printed_may_fail(folder: Path, stream: str, json: list[str]) -> None:
@@ -420,6 +422,7 @@ def test_what_is_printed_may_fail(folder: Path, stream: str, json: list[str]) ->
         assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
     """A sample of ``python -m tests.runtime.kills``."""

@@ -75,7 +75,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.18)
 @ACCUMULATE
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_tried_the_same_with_a_schedule(name: str, accumulate: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_prepared_images_keep_their_batches(photos: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(images, "loaded_ahead", counted)
     runs = trainer()
     prepared = runs.prepare(photos, 3)
-    for use in (runs.evaluate, runs.predict, runs.find_lr):
+    for use in (runs.evaluate, runs.predict, partial(runs.find_lr, steps=10)):
         use(prepared)
         assert max(sizes) == 3
     np.testing.assert_array_equal(runs.predict(prepared), runs.predict(photos, 3))

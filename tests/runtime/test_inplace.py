@@ -145,6 +145,7 @@ def losses(step: Step, in_place: bool) -> list[float]:
     return found
 
 
+@pytest.mark.sweep(0.8)
 @pytest.mark.parametrize("make", [mlp, tokens])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("by_priority", [False, True])

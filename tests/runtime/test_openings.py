@@ -100,6 +100,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.asarray(a[n]).tobytes() == np.asarray(b[n]).tobytes() for n in a)
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("name", STEPS)
 def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, options = STEPS[name]
@@ -259,6 +260,7 @@ print(float(loss).hex())
 """
 
 
+@pytest.mark.sweep(0)
 def test_processes_write_and_read_one_cache_at_once(tmp_path: Path) -> None:
     built(pictures)().save(tmp_path / "step")
     command = [sys.executable, "-c", _TRAINS, str(tmp_path / "step")]
@@ -307,6 +309,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], bytes]] = {
 }
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_not_kept_so_counts_as_nothing(damage: str) -> None:
     step = built(vectors)()

@@ -417,6 +417,7 @@ LAYERS_OF = {
 }
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LAYERS_OF.items() for name in names])
 def test_a_session_switches_between_two_adapters(kind: str, name: str, tmp_path: Path) -> None:
     base = LAYERS[name]

@@ -85,6 +85,7 @@ def test_inputs_are_kept_where_asked_for() -> None:
 PADDED = {"left": (4, 0), "right": (0, 4), "both": (2, 3)}
 
 
+@pytest.mark.sweep(0.61)
 @pytest.mark.parametrize("side", PADDED)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_mask_that_is_kept_hides_padding_on_every_side(kind: str, side: str) -> None:

@@ -149,6 +149,7 @@ def test_a_body_may_read_what_lies_before_it() -> None:
     assert [n.op_type for n in found.graph.node] == ["Tanh", "If", "Elementwise"]
 
 
+@pytest.mark.sweep(0)
 def test_a_long_chain() -> None:
     nodes = [onnx.helper.make_node("Add" if i % 2 else "Mul", [f"a{i}", "x"], [f"a{i + 1}"]) for i in range(10_000)]
     ends = [onnx.helper.make_tensor_value_info(name, 1, [8]) for name in ("a0", "x", "a10000")]
@@ -206,6 +207,7 @@ def fed(rng: np.random.Generator, rows: int) -> Feeds:
     return {name: np.asarray(np.round(rng.normal(0, 2, shape), 1), np.float32) for name, shape in shapes.items()}
 
 
+@pytest.mark.sweep(0.61)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("smooth", [False, True], ids=["exact", "smooth"])
 @pytest.mark.parametrize("seed", range(40))

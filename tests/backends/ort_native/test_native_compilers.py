@@ -24,7 +24,7 @@ TARGETS = {
 
 @pytest.mark.skipif(not ZIG.exists(), reason="Zig is not installed: make runtimes")
 @pytest.mark.one_level
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.02)
 @pytest.mark.parametrize("source", flags.files("*.cc"), ids=lambda path: path.name)
 @pytest.mark.parametrize("target", TARGETS)
 def test_clang_takes_a_source(target: str, source: Path, tmp_path: Path) -> None:

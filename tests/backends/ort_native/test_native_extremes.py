@@ -25,6 +25,7 @@ def trained(built: gg.Step, given: list[dict[str, np.ndarray]], native_kernels: 
     return {"losses": losses, **trainer.state_dict()}
 
 
+@pytest.mark.sweep(0.23)
 @pytest.mark.parametrize("network", ["mlp", "residual", "separable"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("extreme", EXTREMES)

@@ -51,6 +51,7 @@ def test_trainers_in_threads_compute_the_same_bits(folder: Path) -> None:
         assert list(pool.map(losses, [folder] * WORKERS)) == [wanted] * WORKERS
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("way", [w for w in ("fork", "spawn") if w in multiprocessing.get_all_start_methods()])
 def test_processes_that_begin_after_it_was_loaded_compute_the_same_bits(folder: Path, way: str) -> None:
     wanted = losses(folder)
