@@ -24,5 +24,5 @@ KINDS = tuple(SEEDS)
 
 def walk_of(kind: str) -> Callable[[Walk], None]:
     """The function that makes a walk of a kind; what it needs is imported now."""
-    found: Callable[[Walk], None] = getattr(importlib.import_module(f"data_walks.walk_{kind}"), f"walk_{kind}")
+    found: Callable[[Walk], None] = getattr(importlib.import_module(f"tests.data_walks.walk_{kind}"), f"walk_{kind}")
     return found
