@@ -57,6 +57,7 @@ def test_tangents_of_tangents_agree_with_gradients_of_tangents(rule: Rule, case:
     assert forward == pytest.approx(reverse, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_tangents_of_gradients_agree_with_gradients_of_gradients(rule: Rule, case: Case) -> None:
     forward, reverse = products(freed(cases.second_order(cases.trial(rule, case)), ".grad"))

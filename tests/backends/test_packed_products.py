@@ -184,7 +184,7 @@ def stored(kind: int, axis: int, block: int, turned: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.sweep(0.49)
+@pytest.mark.sweep(0.27)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("block", [0, 1, 8, 16, 32], ids=lambda b: {0: "lines", 1: "all"}.get(b, f"blocks of {b}"))
 @pytest.mark.parametrize("axis", [0, 1])

@@ -36,7 +36,7 @@ def after(step: gg.Step, batch_size: int, accumulate: int | None = None, **optio
     return trainer.state_dict()
 
 
-@pytest.mark.sweep(0.36)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_micro_batches_are_one_large_batch(name: str) -> None:
     """24 samples in micro-batches of 8 or 5, the last batch of an epoch being smaller: 100 = 4·24 + 4."""

@@ -117,7 +117,7 @@ def test_every_loss_is_of_logits_of_logarithms_or_of_values() -> None:
     assert {*LOGITS} | OF_LOGS | OF_VALUES | OF_DETECTORS | OF_PAIRS == {*LOSSES.keys()}
 
 
-@pytest.mark.sweep(0.12)
+@pytest.mark.sweep(0.015)
 @pytest.mark.parametrize(
     ("loss", "end"),
     [(loss, end) for loss in sorted(LOGITS - {"ctc"}) for end in ENDS
@@ -148,6 +148,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert [o.name for o in trainer.export().graph.output] == ["p"]
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("loss", ["bce_with_logits", "sigmoid_focal"])
 @pytest.mark.parametrize("end", NEGATED)
 def test_the_negative_of_what_a_sigmoid_is_written_out_of_is_read(end: str, loss: str) -> None:
@@ -163,7 +164,7 @@ def test_the_negative_of_what_a_sigmoid_is_written_out_of_is_read(end: str, loss
     assert [o.name for o in trainers[0].export().graph.output] == ["p"]
 
 
-@pytest.mark.sweep(0.427)
+@pytest.mark.sweep(0.34)
 @pytest.mark.parametrize("loss", sorted(LOGITS | OF_LOGS | OF_VALUES))
 def test_other_outputs_are_nothing_to_speak_of(loss: str) -> None:
     """Logits, log-probabilities and probabilities inside of the network."""

@@ -306,6 +306,7 @@ def test_sizes_that_are_made_of_others_need_not_be_said() -> None:
     assert build(attending(), optimizer=SGD, recompute="1MB batch=4 time=6").train
 
 
+@pytest.mark.sweep(0)
 def test_bytes() -> None:
     """Less and less is computed again, the more bytes there are; a size says the batch."""
     model = dense(12)

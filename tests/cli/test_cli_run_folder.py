@@ -124,6 +124,7 @@ def test_a_run_that_goes_on_keeps_its_recipe_and_a_page_of_others(cli: Cli) -> N
     assert len((RUN / "history.csv").read_text().splitlines()) == 5
 
 
+@pytest.mark.sweep(0)
 def test_the_command_of_the_page_stays_and_later_ones_are_listed(cli: Cli) -> None:
     ok(cli, *TRAIN)
     first, recipe = f"gradgraph {shlex.join(TRAIN)}", (RUN / "recipe.toml").read_bytes()

@@ -50,6 +50,7 @@ def facts(cli: Cli, *words: str) -> dict[str, dict[str, object]]:
     return {run["run"]: run for run in json.loads(ran.out)["runs"]}
 
 
+@pytest.mark.sweep(0)
 def test_figures_and_what_differs(runs: Cli) -> None:
     found = facts(runs)
     for name in RUNS:

@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_it_works_or_one_sentence(
     command: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -219,6 +219,7 @@ def test_a_build_option_is_one_field() -> None:
         build("model.onnx", cautoin=0.1)  # type: ignore[call-arg]
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize("what", TABLES)
 def test_nobody_lists_names_by_hand(what: str) -> None:
     """Four names of one table within a line or two are a list."""

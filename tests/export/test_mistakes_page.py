@@ -67,7 +67,7 @@ def arrays_of(photos: Path) -> dict[str, Any]:
 SOURCES = {"folder": lambda photos: photos, "shards": tar_of, "arrays": arrays_of}
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_sample_is_counted_once(source: str, loss: str, photos: Path) -> None:

@@ -264,6 +264,7 @@ def test_ort_files_of_several_steps(tmp_path: Path) -> None:
     assert "train.ort" in {f.name for f in folder.iterdir()} and not (folder / "train.one.ort").exists()
 
 
+@pytest.mark.sweep(0)
 def test_a_model_that_onnxruntime_refuses_is_said() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "other" : 1]>
         g (float[2] x) => (float[2] y) { y = other.Nothing(x) }""")

@@ -294,6 +294,7 @@ def test_columns_stand_side_by_side(what: str, width: int, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 def test_of_several_steps_one_is_shown_at_a_time(tmp_path: Path) -> None:
     page = page_of(gan(), tmp_path, rows=8)

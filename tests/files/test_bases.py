@@ -312,6 +312,7 @@ def test_commands_take_large_models(model: Path, tmp_path: Path, capsys: pytest.
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
 
 
+@pytest.mark.sweep(0)
 def test_weights_of_four_bits_stay_in_the_file(tmp_path: Path) -> None:
     """Also the packed ones: in the step, in a folder that shares them, and in sessions that map them."""
     language_model(tmp_path / "base.onnx", 0.02, layers=1)

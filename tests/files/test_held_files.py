@@ -125,6 +125,7 @@ def test_what_stays_in_the_file_is_what_is_read(
         assert (tensor.doc_string or "") == proto.doc_string
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_file_is_refused_as_one_that_is_read(seed: int, tmp_path: Path) -> None:
     """Bytes that are changed, cut, doubled or put elsewhere: the same model, or the same sentence."""
@@ -227,6 +228,7 @@ def test_a_step_outlives_the_file_that_it_was_built_from(inline: Path, tmp_path:
     assert (tmp_path / "after" / "frozen.bin").read_bytes() == (tmp_path / "before" / "frozen.bin").read_bytes()
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("room", [True, False], ids=["room", "no room"])
 def test_weights_that_begin_between_two_numbers_are_read_right(

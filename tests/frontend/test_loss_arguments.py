@@ -118,6 +118,7 @@ WRONG_IN_A_BATCH = {
 }
 
 
+@pytest.mark.sweep(0.34)
 @pytest.mark.parametrize("sizes", [("time", "5"), ("6", "5")])
 @pytest.mark.parametrize("wrong", WRONG_IN_A_BATCH)
 def test_lengths_and_labels_that_cannot_be_meant(wrong: str, sizes: tuple[str, str]) -> None:

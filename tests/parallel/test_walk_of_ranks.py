@@ -15,8 +15,8 @@ pytestmark = needs_mpi
 TOGETHER = 10  # runs of one job
 
 
-@pytest.mark.sweep(0.04)
-@pytest.mark.parametrize("first", range(0, 300, TOGETHER))
+@pytest.mark.sweep(0.1)
+@pytest.mark.parametrize("first", range(0, 100, TOGETHER))
 def test_random_options(first: int, tmp_path: Path) -> None:
     program = str(ROOT / "tests" / "parallel" / "ranks_walk.py")
     ran = job(2 + first // TOGETHER % 2, program, str(tmp_path), str(first), str(TOGETHER))

@@ -166,6 +166,7 @@ ARTEFACTS: dict[str, Callable[[Path, Trainer], object]] = {
 GOES_ON = {"choices of the tuner"}  # with a warning: it costs another measurement
 
 
+@pytest.mark.sweep(0.62)
 @pytest.mark.parametrize("what", ARTEFACTS)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "replaced"])
 def test_every_write_of_an_artefact_may_fail(
@@ -242,6 +243,7 @@ WRITERS = {
 """Who touches the disk, and how. All else is written by ``gradgraph.files.atomic``, whose every write fails above."""
 
 
+@pytest.mark.sweep(0)
 def test_nobody_else_writes() -> None:
     root = Path(__file__).resolve().parents[2]
     found: dict[str, set[str]] = {}
@@ -311,6 +313,7 @@ def test_every_write_of_a_training_run_may_fail(tmp_path: Path, faults: Faults) 
     assert failed <= 8
 
 
+@pytest.mark.sweep(0)
 def test_every_write_of_a_keeper_may_fail(tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     """Training goes on; that the last epoch's is missing is said at the end; the best one is the best that was kept."""
     faults.begin(0)

@@ -128,7 +128,7 @@ def passes(t: Trainer, prepared: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.251)
 @pytest.mark.parametrize("ahead", [1 << 30, 0], ids=["one by one", "ahead"])
 @pytest.mark.parametrize("threaded", [False, True], ids=["in a callback", "in a thread"])
 @pytest.mark.parametrize("what", ["evaluate", "predict", "a pass", "a pass that is given up", "a pass that ends late",

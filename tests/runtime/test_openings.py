@@ -309,7 +309,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], bytes]] = {
 }
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_not_kept_so_counts_as_nothing(damage: str) -> None:
     step = built(vectors)()

@@ -30,6 +30,7 @@ def profile(name: str, backend: str = "auto") -> Profile:
     return found
 
 
+@pytest.mark.sweep(0.19)
 @pytest.mark.parametrize("backend", ["auto", "portable"])
 @pytest.mark.parametrize("name", ["residual", "transformer", "lstm"])
 def test_every_node_has_its_place(name: str, backend: str) -> None:

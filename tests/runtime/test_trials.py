@@ -63,6 +63,7 @@ def diverges(t: gg.Trainer) -> None:
         t.overfit({**DATA, "x": DATA["x"] * np.float32(1e30)}, steps=9, learning_rate=1e30)
 
 
+@pytest.mark.sweep(0.21)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", TRIALS)
 @pytest.mark.parametrize("steps", [0, 3])

@@ -255,6 +255,7 @@ def test_several_labels_of_a_sample() -> None:
         Classifier(loss="cross_entropy").fit(X, y)
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array"])
 def test_a_sparse_matrix_trains_as_a_dense_one(kind: Any, form: str) -> None:

@@ -72,6 +72,7 @@ def files(step: gg.Step) -> dict[str, onnx.ModelProto]:
     return {"init": step.init, "eval": step.eval, **trains, **step.separate}
 
 
+@pytest.mark.sweep(0.024)
 @pytest.mark.parametrize("backend", step_backends())
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_checker_takes_every_file(options: str, backend: str) -> None:

@@ -118,6 +118,7 @@ def scores(model: Any) -> np.ndarray:
     return trainer.predict(np.array([[1, 30, 40, 50], [1, 60, 2, 0]]))
 
 
+@pytest.mark.sweep(0)
 def test_a_prefix_is_stored_as_peft_has_it(llama: Any, tmp_path: Path) -> None:
     model = gg.lora(llama, "*", kind="prefix", rank=LENGTH)
     numbers = trained(model)

@@ -75,6 +75,7 @@ def test_padding_on_the_left_changes_nothing_behind_a_mask() -> None:
     np.testing.assert_allclose(found["log_probability"], of_the_base(), rtol=1e-5)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
 def test_the_reference_is_the_base_without_its_adapters(kind: str) -> None:
     """Also when they have learnt something; and the trainer goes on as if nothing had been."""
@@ -92,6 +93,7 @@ def test_the_reference_is_the_base_without_its_adapters(kind: str) -> None:
         np.testing.assert_array_equal(trainer.state_dict()[name], array)
 
 
+@pytest.mark.sweep(0)
 def test_adapters_that_are_not_trained_are_part_of_the_reference() -> None:
     trainer = trainer_of(adapted(), "simpo")
     trainer.fit(PAIRS, epochs=5, batch_size=5, progress=False)

@@ -89,6 +89,7 @@ def pairs(model: onnx.ModelProto) -> list[str]:
     return sorted(n.op_type for n in model.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear"))
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize(
     ("kind", "scales", "ranges"),
     [

@@ -52,6 +52,7 @@ def test_calibrated_exports(name: str) -> None:
     assert "weights int8 from -64 to 64, so that no processor saturates" in str(small)
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("ranges", ["observed", "learned"])
 def test_training_through_the_rounding_and_going_on(ranges: str, activations: str) -> None:
@@ -108,6 +109,7 @@ ROADS: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
 }
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reduce_range", [True, False])
 @pytest.mark.parametrize("road", ROADS)

@@ -65,6 +65,7 @@ def built(name: str) -> gg.Step:
     return gg.build(detector(outputs), loss, gg.optim.adamw(3e-3))
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_a_detector_learns_and_a_resumed_one_goes_on(name: str, shapes: Path, tmp_path: Path) -> None:
     step, data = built(name), gg.vision.coco(shapes, augment=["flip", "zoom", "color_jitter(0.2)"])
@@ -178,6 +179,7 @@ def test_a_segmenter_learns_from_outlines(shapes: Path) -> None:
 # --- from the shell --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_pictures_without_objects_train(name: str, tmp_path: Path) -> None:
     """Batches of them alone teach that nothing is there; what is measured is that of the same pictures in one batch."""

@@ -28,7 +28,7 @@ def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(movement, "SHORTEST_ROW", 8)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_lowered_steps_train_alike(name: str, rows: int | str) -> None:

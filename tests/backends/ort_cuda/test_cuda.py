@@ -42,7 +42,7 @@ def test_a_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_CUDA, form) == []
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.152)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CUDA) == []

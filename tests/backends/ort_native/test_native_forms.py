@@ -39,7 +39,7 @@ def test_a_native_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_NATIVE, form) == []
 
 
-@pytest.mark.sweep(0.25)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize(("rule", "case"), CASES[True])
 def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_NATIVE) == []
@@ -48,7 +48,7 @@ def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case
 
 
 @pytest.mark.one_level
-@pytest.mark.sweep(0.063)
+@pytest.mark.sweep(0.038)
 @pytest.mark.parametrize(("rule", "case"), CASES[False])
 def test_other_rules_hold_no_kernel(rule: Rule, case: Case) -> None:
     """So they are computed as without native kernels, which `tests/backends/test_forms.py` tries in four ways."""

@@ -167,7 +167,7 @@ def test_any_number_of_threads_gives_the_same_bits(sizes: Sizes) -> None:
             np.testing.assert_array_equal(value, one[name], err_msg=name)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.28)
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.one_level), 3])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3.4e38])
 @pytest.mark.parametrize("where", ["x", "R", "h", "c", "Y.cotangent", "Y_h.cotangent", "Y_c.cotangent"])
@@ -188,6 +188,7 @@ def test_numbers_without_parts_come_out_as_they_should(where: str, number: float
 CASES = [pytest.param(c, id=str(i)) for i, c in enumerate(RULES["", "LSTM"].cases) if not c.onnxruntime]
 
 
+@pytest.mark.sweep(0.42)
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_of_the_rule(case: Case) -> None:
     """Lengths, peepholes, clip and other activations among them, for which the other forms serve."""

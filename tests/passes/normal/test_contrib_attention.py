@@ -159,6 +159,7 @@ BEAMS = {
 }
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("unidirectional", [0, 1])
 @pytest.mark.parametrize("held", [0, 2])
 @pytest.mark.parametrize("beams", BEAMS)
@@ -342,6 +343,7 @@ SLIDING = {
 }
 
 
+@pytest.mark.sweep(0.76)
 @pytest.mark.parametrize("case", SLIDING)
 def test_a_cache_that_slides(case):
     before, new, rows, window, more, attrs = SLIDING[case]

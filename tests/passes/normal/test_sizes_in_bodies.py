@@ -45,7 +45,7 @@ def known(values: list[ir.Value]) -> list[tuple[shapes.Dim, ...] | None]:
     return [None if s is None else tuple(None if is_generated(d) else d for d in s) for s in found]
 
 
-@pytest.mark.sweep(0.132)
+@pytest.mark.sweep(0.093)
 @pytest.mark.parametrize("rule", RULES)
 def test_as_much_is_known_in_a_branch_as_at_the_top(rule: Rule) -> None:
     for case in rule.cases:
