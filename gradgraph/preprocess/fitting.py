@@ -226,7 +226,9 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
             shell="save them as numbers",
         )
     if given is None and not are_numbers(values):
-        _say_written_numbers(name, column_text(name, values).tolist())
+        texts = column_text(name, values).tolist()
+        if len(set(texts)) > MOST_CLASSES or not all(text.isdigit() for text in texts):  # "0" to "9" are classes
+            _say_written_numbers(name, texts)
     kind = (given or (Category.name if _are_classes(values) else Number.name, {}))[0]
     if kind == Category.name:
         return Learnt(tuple(sorted(set(text_of(values).tolist()), key=_order)))

@@ -174,7 +174,7 @@ PICTURES: dict[str, Source] = {
 }
 
 
-KNOW_NO_WHOLE = ("batches", "dataset")  # in which a number is a class's, as long as nothing is known
+HAVE_INDICES = ("batches", "dataset", "texts numbered")  # whose whole numbers are indices, as long as nothing is known
 
 # --- the walk -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ def walk_classes(walk: Walk) -> None:
     kind = walk.choose("data", list(SETS))
     sources = SETS[kind]
     trainer = gg.Trainer(_step(len(pool), kind), device="cpu", seed=walk.seed)
-    learns = [name for name in sources if of in ("words", "truth") or name not in KNOW_NO_WHOLE]
+    learns = [name for name in sources if of in ("words", "truth") or name not in HAVE_INDICES]
     first = walk.choose("trained on", learns)
     trainer.fit(sources[first](_rows(walk, pool, 20), walk, "train"), epochs=1, progress=False)
     names = trainer.names.classes["target"]

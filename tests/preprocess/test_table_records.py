@@ -328,6 +328,9 @@ def test_whole_numbers_in_text_are_said(caplog: pytest.LogCaptureFixture) -> Non
     fit({"zip": ["01234", "90210", "10001"], "n": ["12", "7", "9"], "y": [0.0, 1.5, 2.0]}, "y")
     assert "'n' is read as text, since it holds numbers as text, such as '12'" in caplog.text
     assert "'zip'" not in caplog.text
+    caplog.clear()
+    fit({"x": [0.0, 1.5, 2.0], "y": ["0", "9", "9"]}, "y")  # classes
+    assert not caplog.records
 
 
 def test_durations_are_durations_in_every_table_and_no_numbers() -> None:
