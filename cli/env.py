@@ -70,6 +70,6 @@ def _kernels() -> str:
     from gradgraph.backends.ort_native import in_use
 
     try:
-        return in_use.told()
+        return in_use.status()
     except RuntimeUnavailableError as error:
         return f"not in use: {error.in_shell()}"

@@ -39,7 +39,7 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
     library = kernels.build(compiler) if action == "build" else kernels.here()
     if library.is_built:
         library.required()  # refuses what somebody else may have written
-    told = in_use.told()
+    told = in_use.status()
     if as_json:
         output.emit_json({"built": library.is_built, "library": str(library.path), "told": told})
         return

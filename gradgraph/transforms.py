@@ -30,8 +30,8 @@ from gradgraph.autodiff.recomputation import KEEP, Keep, as_recompute
 from gradgraph.autodiff.select import Names
 from gradgraph.autodiff.shared_sizes import compare_sizes
 from gradgraph.backends import named
-from gradgraph.backends.demands import mark
 from gradgraph.backends.engine import opset_for, write_for
+from gradgraph.backends.machine_requirements import mark
 from gradgraph.backends.missing_kernels import write_missing_kernels
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto

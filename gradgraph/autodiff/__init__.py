@@ -1,4 +1,4 @@
-"""Differentiation of ONNX graphs: reverse and forward mode, what is made of both, and what is computed again.
+"""Differentiation of ONNX graphs: reverse and forward mode, derivatives built from both, and recomputation.
 
-It calls rules, and knows none of them by name.
+It calls rules, but knows none of them by name.
 """

@@ -1,11 +1,11 @@
-"""Order that a runtime cannot undo: a tensor that is there only once others are computed.
+"""Enforced execution order: a tensor that exists only once others are computed.
 
-Nodes that compute again what the forward pass has computed must run late, and must not be taken for equal to the first
-ones. ``After(x, turn)`` is ``x``; but ``turn`` is computed from other tensors, so nothing that reads the result runs
-before these are there. ``turn_after`` makes it: a zero, which no runtime knows to be one.
+Nodes that recompute the forward pass must run late, and must not be merged with the original ones. ``After(x, turn)``
+is ``x``; but ``turn`` is computed from other tensors, so nothing that reads the result runs before these exist.
+``turn_after`` computes it: a zero that no runtime can fold.
 
-``After`` is written as a Reshape whose target is zeros: each copies a size of ``x``. A Reshape moves no numbers, and
-simplifying would take it away; so it stays a named operator until a graph is final (``write_orders``).
+``After`` is written as a Reshape whose target is zeros, each of which copies a size of ``x``. A Reshape moves no data,
+and simplification would remove it; so it stays a named operator until a graph is final (``write_orders``).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def after(op: Builder, x: Var, turn: Var) -> Var:
 
 
 def turn_after(op: Builder, values: Sequence[Var]) -> Var:
-    """An int64 vector of one zero, which is computed from an element of each of ``values``, tensors that have some.
+    """An int64 vector of one zero, computed from an element of each of ``values``, which are not empty.
 
-    onnxruntime computes first what the last node of several needs: so ``values`` are computed in their order.
+    onnxruntime first computes the dependencies of a node's last input, so ``values`` are computed in order.
     """
     firsts = [op.cast(_first(op, x), ir.DataType.FLOAT) for x in reversed(values)]
     one = op.sum_of(firsts)
-    return op.cast(op.Less(one, one), ir.DataType.INT64)  # false, of NaN too
+    return op.cast(op.Less(one, one), ir.DataType.INT64)  # false, for NaN, too
 
 
 def _first(op: Builder, x: Var) -> Var:
-    """An element as a vector. No long vector is written: ONNX's inference of shapes would note each of its numbers."""
+    """One element as a vector. Writes no long vector, as ONNX's shape inference would record every number."""
     if x.shape is None:
         return op.Gather(op.Reshape(x, [-1]), op.const(np.array([0], np.int64)), axis=0)
     begin, end = (op.const(np.full(x.rank, i, np.int64)) for i in (0, 1))
@@ -52,13 +52,13 @@ def _first(op: Builder, x: Var) -> Var:
 
 
 def is_order(node: ir.Node) -> bool:
-    """Is it a call of ``After``?"""
+    """Whether it is a call of ``After``."""
     known = operator_of(node)
     return known is not None and known.name == NAME
 
 
 def write_orders(model: ir.Model) -> ir.Model:
-    """Write each ``After`` in standard nodes, in place; nothing may simplify ``model`` afterwards."""
+    """Write each ``After`` in standard nodes, in place; ``model`` must not be simplified afterwards."""
     editor = Editor(model)
     for node in [n for n in nodes_of(model) if is_order(n)]:
         editor.op.scope = node.name or ""

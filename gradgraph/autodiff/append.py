@@ -1,4 +1,4 @@
-"""Reverse mode on models in normal form, in place; and the words that every transform shares."""
+"""Reverse mode on models in normal form, in place; and helpers that all transforms share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def append_gradients(
     named_operators: bool = False,
     recompute: Recompute | None = None,
 ) -> ir.Model:
-    """``value_and_grad`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``value_and_grad`` to a model in normal form, in place; named operators may stay single nodes."""
     graph = work.graph
     target = target_of(graph, output)
     check_scalar(target)
@@ -61,7 +61,7 @@ def append_vjp(
     named_operators: bool = False,
     recompute: Recompute | None = None,
 ) -> ir.Model:
-    """``vjp`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``vjp`` to a model in normal form, in place; named operators may stay single nodes."""
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
@@ -77,7 +77,7 @@ def append_vjp(
 
 
 def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recompute | None) -> ir.Model:
-    """Clean up ``work``, in which values are computed again if ``recompute`` says so."""
+    """Clean up ``work``, with recomputation if ``recompute`` is given."""
     if recompute is None:
         return clean_up(work)
     fed = [*work.graph.inputs, *work.graph.initializers.values(), *work.graph.outputs]
@@ -86,11 +86,11 @@ def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recomput
     return work if op.named_operators else write_orders(work)
 
 
-# --- the result ----------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------
 
 
 def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
-    """A builder whose new names collide with nothing in ``model``."""
+    """A builder whose new names do not collide with ``model``."""
     return Builder(names_of(model), "grad", named_operators)
 
 
@@ -102,17 +102,17 @@ def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
 
 
 def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """The type of a value's gradient: that of the value, or of what an optional holds."""
+    """The type of a value's gradient: that of the value, or of the content of an optional."""
     return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 
 def named(
     op: Builder, values: Sequence[ir.Value], results: Mapping[ir.Value, Var], suffix: str, allow_unused: bool = False
 ) -> list[ir.Value]:
-    """The result for each of ``values``, called ``<name>.<suffix>``, in its shape and element type.
+    """The result for each of ``values``, named ``<name>.<suffix>``, with its shape and element type.
 
     Args:
-        allow_unused: give zeros where there is no result, instead of an error.
+        allow_unused: return zeros for missing results, instead of an error.
     """
     outputs: dict[ir.Value, None] = {}
     for x in values:
@@ -124,7 +124,7 @@ def named(
             )
         result = op.zeros_like(op.wrap(x)) if result is None else result
         node = result.value.producer()
-        if node is None or node.graph is not None or result.value in outputs:  # not ours to rename
+        if node is None or node.graph is not None or result.value in outputs:  # must keep its name
             result = op.Identity(result, name=f"{x.name}.{suffix}")
         else:
             result.value.name = op.fresh(f"{x.name}.{suffix}")

@@ -1,7 +1,7 @@
-"""Which nodes of a forward pass make the weights of attentions: from queries × keys to weights × values.
+"""Find the nodes that compute attention probabilities: from queries × keys to probabilities × values.
 
-Of n positions they are n × n numbers for each head, and cheap to compute again: one product and a softmax. So that is
-what FlashAttention (Dao et al., 2022, arXiv:2205.14135) does not keep either.
+For n positions they are n × n numbers per head, and cheap to recompute: one product and a softmax. FlashAttention (Dao
+et al., 2022, arXiv:2205.14135) does not store them either.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import onnx_ir as ir
 
 from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of, size_factors
 
-_MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # as windows have it
+_MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # axes as windowed attention has them
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """The places behind the products with values, ascending, and all nodes that make what these multiply.
+    """The indices after the products with values, ascending, and all nodes that compute their factors.
 
     Args:
-        forward: the nodes of a graph, in their order.
+        forward: the nodes of a graph, in order.
     """
     place = {node: i for i, node in enumerate(forward)}
     ends, made = set[int](), set[ir.Node]()
@@ -35,7 +35,7 @@ def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir
 
 
 def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[list[ir.Node], list[ir.Node]] | None:
-    """The products that read the weights, and the nodes up to there (dropout, guards); None if there is no product."""
+    """The products that read the probabilities, and nodes in between (dropout, guards); None if there is no product."""
     products, between, waiting = list[ir.Node](), dict[ir.Node, None](), [softmax]
     while waiting:
         node = waiting.pop()
@@ -49,7 +49,7 @@ def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[lis
 
 
 def _makers(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """``node`` and the nodes before it that make as many numbers, down to products and nodes fused with these."""
+    """``node`` and preceding nodes of equal size, up to products and nodes fused with these."""
     seen, waiting = {node}, [(node, False)]
     while waiting:
         node, is_under_product = waiting.pop()
@@ -69,31 +69,31 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _fuses_with_product(node: ir.Node) -> bool:
-    """Do runtimes fuse it with a product that reads it? A copy of the product without it would round otherwise."""
+    """Whether runtimes fuse it with a product that reads it, whose copy would round differently without it."""
     factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
     is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
     return node.domain == "" and (node.op_type == "Transpose" or is_scale)
 
 
 def _makes_as_many(maker: ir.Node, node: ir.Node) -> bool:
-    """Do the numbers of ``node`` come from as many of ``maker``?"""
+    """Whether the output of ``node`` has as many elements as that of ``maker``."""
     makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
     return makes and _as_large(maker.outputs[0], node.outputs[0])
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
-    """Does it give as many numbers as it reads?"""
+    """Whether it outputs as many elements as it reads."""
     return node.domain == "" and (is_elementwise(node) or node.op_type in _MOVES)
 
 
 def _as_large(x: ir.Value | None, y: ir.Value) -> bool:
-    """Have they as many numbers, as far as their sizes tell?"""
+    """Whether they have equally many elements, as far as known."""
     mine, its = (_factors(shape_of(v)) for v in (x, y))
     return mine is not None and mine == its
 
 
 def _factors(shape: Shape | None) -> tuple[int, list[str]] | None:
-    """The product of known sizes, and the names of the others; None where a size has neither."""
+    """The product of known sizes, and the names of the others; None if a size has neither."""
     if shape is None or None in shape:
         return None
     number, names = 1, list[str]()

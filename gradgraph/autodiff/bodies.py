@@ -1,8 +1,8 @@
-"""Tangents through If, Loop and Scan: a body computes those of its values beside the values themselves.
+"""Tangents through If, Loop and Scan: a body computes tangents along with values.
 
-It takes the tangents of its states and of the slices it reads as further inputs, and gives those of its results as
-further outputs: ``body' = jvp(body)``. Nothing is saved, no iteration is computed twice, and only the tangents of one
-iteration are held. The node with the wider bodies takes the place of the one that was there.
+It gets the tangents of its states and slices as further inputs, and returns those of its results as further outputs:
+``body' = jvp(body)``. Nothing is saved, no iteration is computed twice, and only one iteration's tangents are in
+memory. The node with the widened bodies replaces the original one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """A node in place of ``old``: its outputs' values, and the tangents of those outputs that move."""
+    """A replacement of ``old``: the values of its outputs, and the tangents of the outputs that have one."""
 
     old: ir.Node
     values: Sequence[ir.Value]
     tangents: Mapping[ir.Value, Var]
 
     def take_place(self) -> None:
-        """Replace ``old``, once nothing more is pushed; the graph must be sorted afterwards."""
+        """Replace ``old`` after all tangents are pushed; sort the graph afterwards."""
         for y, new in zip(self.old.outputs, self.values, strict=True):
             new.name, y.name = y.name, None
             y.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -37,7 +37,7 @@ class Widened:
 
 @dataclass(frozen=True)
 class Widener:
-    """Widens bodies; ``push`` writes the tangents of nodes of theirs with ``op`` and adds them to ``tangents``."""
+    """Widens bodies; ``push`` writes the tangents of their nodes with ``op`` and adds them to ``tangents``."""
 
     op: Builder
     path: Path
@@ -48,7 +48,7 @@ class Widener:
         return _NODES[node.op_type](self, node)
 
     def body(self, graph: ir.Graph, moving: Sequence[ir.Value], results: Sequence[ir.Value]) -> _Body:
-        """Write the tangents of ``results`` into ``graph``, given those of ``moving``, some of its inputs."""
+        """Write the tangents of ``results`` into ``graph``, given those of the inputs in ``moving``."""
         op = self.op
         outside, op.nodes = op.nodes, []
         given = [self._given(x) for x in moving]
@@ -69,7 +69,7 @@ class Widener:
         return tangent
 
     def tangent(self, x: ir.Value | None) -> Var:
-        """The tangent of an input of a node: zeros where it does not move."""
+        """The tangent of an input of a node; zeros if it has none."""
         assert x is not None
         return self.tangents.get(x) or zeros(self.op, self.op.wrap(x))
 
@@ -80,11 +80,11 @@ class Widener:
         self, old: ir.Node, inputs: Sequence[ir.Value | Var | None], places: Sequence[int], moving: Mapping[int, int],
         **attrs: Any,
     ) -> Widened:  # fmt: skip
-        """The node that takes the place of ``old``.
+        """The node that replaces ``old``.
 
         Args:
-            places: of the outputs of ``old`` in those of the new node.
-            moving: the place of the tangent of each of these outputs that has one.
+            places: indices of the outputs of ``old`` in those of the new node.
+            moving: the index of the tangent of each output that has one.
         """
         op = self.op
         operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]
@@ -99,7 +99,7 @@ class Widener:
 
 @dataclass(frozen=True)
 class _Body:
-    inputs: list[ir.Value]  # further ones: the tangents
+    inputs: list[ir.Value]  # additional ones: the tangents
     outputs: list[ir.Value]
 
 
@@ -151,18 +151,18 @@ HAVE_BODIES = frozenset(_NODES)
 def _moving(
     to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
 ) -> tuple[list[int], list[int]]:
-    """The states, and the scan outputs, that have tangents, by their places in the outputs of ``node``."""
+    """The indices of states, and of scan outputs, that have tangents, among the outputs of ``node``."""
     states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
     return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
 
 
 def _insert(values: Any, n: int, new: Sequence[Any], states: int) -> None:
-    """Put the first ``states`` of ``new`` behind the first ``n`` of ``values``, the others at the end."""
+    """Insert the first ``states`` of ``new`` after the first ``n`` of ``values``, and append the others."""
     values[:] = [*values[:n], *new[:states], *values[n:], *new[states:]]
 
 
 def _places(n: int, count: int, states: Sequence[int], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """Where the outputs of a loop with ``n`` states go, and where their tangents: as ``_insert`` puts them."""
+    """The new indices of the outputs of a loop with ``n`` states, and of their tangents, as by ``_insert``."""
     values = [i if i < n else i + len(states) for i in range(count)]
     tangents = {i: n + k for k, i in enumerate(states)}
     return values, tangents | {i: count + len(states) + k for k, i in enumerate(rows)}

@@ -1,16 +1,16 @@
-"""Parameters that a normalisation cancels: their gradient is exactly zero, and what is computed is rounding noise.
+"""Parameters that a normalisation cancels: their gradient is exactly zero, and the computed one is rounding noise.
 
-A bias in front of BatchNormalization in training mode is subtracted again with the mean of its channel. Optimizers that
-divide by the size of a gradient make steps of noise, in a direction that differs between runtimes.
+A bias before BatchNormalization in training mode is subtracted again with the channel mean. Optimizers that divide by
+the magnitude of a gradient turn the noise into steps, in directions that differ between runtimes.
 
-What leads from a parameter to a loss is followed as long as it is added, and multiplied by factors, that are constant
-wherever the normalisation takes a mean:
+The path from a parameter to a loss is followed through additions, and multiplications by factors, that are constant
+along the axes of the normalisation's mean:
 
 1. ``Add`` and ``Sub``; the biases of ``Conv``, ``ConvTranspose``, ``Gemm`` and ``BatchNormalization``.
 2. ``Mul`` and ``Div`` by a tensor that is constant there, ``Neg``, ``Identity``, ``Cast`` and ``Transpose``.
 3. ``Reshape``, ``Squeeze`` and ``Unsqueeze`` of the parameter itself.
 
-It ends at a normalisation that takes a mean over all axes along which the parameter is constant.
+It ends at a normalisation whose mean is over all axes along which the parameter is constant.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import Path
 from gradgraph.graph.shapes import shape_of
 
-Axes = frozenset[int]  # counted from the last one, which is −1: along these, a tensor may vary
+Axes = frozenset[int]  # counted from the last one, which is −1: the axes along which a tensor may vary
 
 _BIASES = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "BatchNormalization": 2}
 
 
 def cancelled(path: Path, weights: Sequence[ir.Value]) -> set[ir.Value]:
-    """Return those of ``weights`` that no target of ``path`` depends on, as a normalisation subtracts them again."""
+    """Return those of ``weights`` that no target of ``path`` depends on, because a normalisation cancels them."""
     return {weight for weight in weights if weight in path.active and _is_cancelled(path, weight)}
 
 
@@ -64,7 +64,7 @@ def _varying(value: ir.Value) -> Axes | None:
 
 
 def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
-    """The axes along which a term of the node's result varies, if its input at ``place`` becomes one."""
+    """The axes along which a term of the node's result varies, if its input at ``place`` is added to it."""
     kind = node.op_type
     if node.domain:
         return None
@@ -89,7 +89,7 @@ def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
 
 
 def _subtracts(path: Path, node: ir.Node, place: int, axes: Axes) -> bool:
-    """Whether the node subtracts the mean over all axes along which its input is constant, and gives no mean."""
+    """Whether the node subtracts the mean over all axes along which its input is constant, and outputs no mean."""
     x = node.inputs[0]
     shape = None if x is None else shape_of(x)
     if node.domain or place != 0 or shape is None or any(y in path.active for y in node.outputs[1:]):

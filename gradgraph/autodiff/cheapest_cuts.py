@@ -1,8 +1,8 @@
-"""Where a forward pass is cut for recomputation: the cuts by which the least memory is taken.
+"""Choose cuts of the forward pass for recomputation that minimise memory.
 
-Segments that hold at most so many bytes for the backward pass are wanted, at cuts that few bytes cross. For one such
-limit the cheapest cuts are found in one pass; several limits are tried, and a run in which each value lives as long as
-somebody needs it says which is best. All of it is linear in the nodes.
+Segments should save at most a given number of bytes for the backward pass, with few bytes crossing cuts. For one such
+limit the cheapest cuts are found in one pass; several limits are tried, and a simulation of lifetimes chooses the best.
+All of it is linear in the nodes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gradgraph.autodiff.recompute import Differentiated, Segments
 
 Bytes = Callable[[ir.Value], int]
 
-_LIMITS = 12  # of the bytes of a segment, that are tried
-_ALONE = 8  # a value with one reader is so much dearer: runtimes fuse it with that, unless copies read it as well
-_NEAR = 1.02  # a peak is as good as the least one up to this: fewer nodes are computed again
+_LIMITS = 12  # limits tried, relative to the bytes of a segment
+_ALONE = 8  # extra cost of a value with one reader: runtimes fuse it with that, unless copies read it as well
+_NEAR = 1.02  # peaks within this factor of the minimum are considered equal, for less recomputation
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """A measure of how little is computed again."""
+    """A key that orders cuts by how little is recomputed."""
     return -cuts[-1] if cuts else 1
 
 
 class Course:
-    """The memory of a step as a function of the places of its cuts.
+    """The memory of a step as a function of its cuts.
 
     Args:
-        passes: what is cut.
-        size: the bytes of a value.
+        passes: the passes to cut.
+        size: returns the bytes of a value.
     """
 
     def __init__(self, passes: Differentiated, size: Bytes) -> None:
@@ -55,32 +55,32 @@ class Course:
         self._last = last
 
     def cheapest(self) -> list[int]:
-        """The cuts of the least peak."""
+        """The cuts with the minimum peak."""
         peaks = self._tried()
         least = min(peaks.values())
         return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
 
     def least_again(self, bytes_: int) -> tuple[int, list[int] | None]:
-        """The least peak; and the cuts by which the fewest nodes are computed again for a peak of so many bytes."""
+        """The minimum peak, and the cuts with the least recomputation for a peak within that many bytes."""
         peaks = self._tried()
         good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]
         return min(peaks.values()), self._shorter(max(good, key=_begin), bytes_) if good else None
 
     def _tried(self) -> dict[tuple[int, ...], int]:
-        """The peak of memory for no cuts, for few, and for more and more."""
+        """The peak memory of increasing numbers of cuts, starting with none."""
         total = int(self.saved.sum())
         found = {(): None} | {tuple(self.within(int(total / step))): None for step in np.geomspace(1.5, 150, _LIMITS)}
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """``cuts`` without the last ones, as far as the peak allows: nodes behind the last one are computed once."""
+        """``cuts`` without the last ones, as far as the peak allows: nodes after the last one are computed once."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]
         return cuts
 
     def within(self, limit: int) -> list[int]:
-        """Cuts that the fewest bytes cross, with at most ``limit`` bytes held between two, where nodes hold less."""
+        """Cuts crossed by the fewest bytes, with at most ``limit`` bytes saved between two, if possible."""
         count = len(self.saved)
         held = np.concatenate([[0], np.cumsum(self.saved)])
         cost = np.zeros(count + 1)
@@ -102,7 +102,7 @@ class Course:
         return cuts[::-1]
 
     def peak(self, cuts: Sequence[int]) -> int:
-        """The most bytes that live at a time, of values and gradients."""
+        """The peak of live bytes, of values and gradients."""
         p, segments = self.passes, Segments(self.passes, cuts)
         count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
         change = np.zeros(end + 1, np.int64)
@@ -111,7 +111,7 @@ class Course:
             change[first] += self.size(y)
             change[last + 1] -= self.size(y)
 
-        needed_at = [count + p.begin(cut) for cut in cuts]  # of a segment, when it is computed again
+        needed_at = [count + p.begin(cut) for cut in cuts]  # of a segment, when it is recomputed
         for i, node in enumerate(p.forward):
             segment = segments.of(i)
             for y in node.outputs:

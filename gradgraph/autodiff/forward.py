@@ -1,9 +1,9 @@
 """Forward mode: tangents pushed through the nodes in graph order, ``dy = J·dx`` at each.
 
-Linear operators, products and element-wise functions have a row in ``tangents.py``, and bodies of If, Loop and Scan
-compute the tangents of their values beside them (``bodies.py``). The rest is transposed twice: the gradient rule gives
-``Jᵀ·c``, linear in the cotangent ``c``, and the derivative of that by ``c`` is ``J·t``. So whatever has a gradient
-rule has a tangent.
+Linear operators, products and elementwise functions have a row in ``tangents.py``, and bodies of If, Loop and Scan
+compute tangents along with values (``bodies.py``). All others are transposed twice: the gradient rule computes
+``Jᵀ·c``, linear in the cotangent ``c``, and its derivative by ``c`` is ``J·t``. So every operator with a gradient rule
+has a tangent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradgraph.rules.composites.table import Call, calls
 def append_jvp(
     work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``jvp`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``jvp`` to a model in normal form, in place; named operators may stay single nodes."""
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
@@ -45,9 +45,9 @@ def add_tangents(
     Args:
         model: in normal form; changed in place.
         path: its nodes have rules.
-        likes: one value per target, whose name (with ``.<suffix>`` behind it), shape and type the tangent takes.
+        likes: one value per target, whose name (with ``.<suffix>``), shape and type the tangent gets.
         suffix: of the new outputs.
-        named_operators: keep named operators as single nodes, where tangents pass through them as gradients do.
+        named_operators: keep named operators as single nodes, where tangents pass through them like gradients.
     """
     op = builder_for(model, named_operators)
     tangents = {x: new_input(op, model.graph, f"{x.name}.tangent", x) for x in path.wrt}
@@ -58,7 +58,7 @@ def add_tangents(
 def write_tangents(
     model: ir.Model, op: Builder, path: Path, tangents: dict[ir.Value, Var], likes: Sequence[ir.Value], suffix: str
 ) -> list[ir.Value]:
-    """``add_tangents`` for given ``tangents``; return the new outputs, and leave the model unsimplified."""
+    """Apply ``add_tangents`` to given ``tangents``; return the new outputs, without simplifying the model."""
     graph = model.graph
     forward = _Forward(op, path, tangents)
     found = {like: tangents[y] for like, y in zip(likes, path.targets, strict=True) if y in tangents}
@@ -71,14 +71,14 @@ def write_tangents(
 
 
 class _Forward:
-    """Pushes ``tangents`` along ``path``, and adds those of all values on the way to them."""
+    """Pushes ``tangents`` along ``path``, and adds those of all values in between."""
 
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
-        self._cotangents: dict[ir.Value, ir.Value] = {}  # stand-ins, and the values whose shape they have
+        self._cotangents: dict[ir.Value, ir.Value] = {}  # placeholders, and the values whose shape they have
         self._composites: dict[ir.Node, Call] = {}
         self._widened: list[Widened] = []
-        self._moved: dict[ir.Value, ir.Value] = {}  # outputs of nodes that others took the place of, and theirs
+        self._moved: dict[ir.Value, ir.Value] = {}  # outputs of replaced nodes, and of their replacements
         self._widener = Widener(op, path, tangents, self._push)
         self._push(path.nodes)
         op.scope = "jvp"
@@ -92,7 +92,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """Nodes that also compute tangents take the place of the nodes that do not."""
+        """Replace nodes by those that also compute tangents."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))
@@ -100,7 +100,7 @@ class _Forward:
             model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
-        """Take the stand-ins out of an unpruned ``model``: what they stand for may be needed for its shape alone."""
+        """Remove the placeholders from an unpruned ``model``; the shape of a replaced value may still be needed."""
         left = Path(model.graph, results, self._cotangents).nodes
         if left:
             raise DifferentiationError(
@@ -112,19 +112,19 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Read known shapes from tensors that are needed anyway, not from what was computed from a stand-in."""
+        """Read known shapes from tensors that are needed anyway, instead of values computed from a placeholder."""
         independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in kept]
         known = {dims: x for x in reversed(ours) if (dims := known_dims(x)) is not None}
         computed = Path(graph, (), self._cotangents).reached
-        for node in graph:  # inside a body, the same name may stand for another size
+        for node in graph:  # inside a body, the same name may mean another size
             x = node.inputs[0] if node.op_type == "Shape" else None
             if x in computed and (dims := known_dims(x)) in known:
                 node.replace_input_with(0, known[dims])
 
     def _pushed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """The tangents of the outputs of ``node``; those that are zero are left out."""
+        """The tangents of the outputs of ``node``; zero ones are omitted."""
         if node.domain == "" and node.op_type in HAVE_BODIES:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
@@ -140,7 +140,7 @@ class _Forward:
         return dict(zip(node.outputs, outputs, strict=True))
 
     def _composite_tangent(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
-        """The tangent of an element-wise composite that ends with ``node``."""
+        """The tangent of an elementwise composite that ends with ``node``."""
         known = self._composites.get(node)
         x = known.found.inputs[0] if known is not None and known.composite.elementwise else None
         if known is None or x not in self.tangents:
@@ -150,7 +150,7 @@ class _Forward:
         return None if dy is None else {y: dy}
 
     def _value_and_tangent(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
-        """Write the value of ``node`` anew beside the tangent, where they share work."""
+        """Write the value of ``node`` again together with the tangent, if they share work."""
         write = TOGETHER.get(node.op_type) if node.domain == "" else None
         found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
         if found is None:
@@ -161,7 +161,7 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _by_transposing(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Jᵀ·c by the rules, and its derivative by c; in standard nodes, as named operators have no rules."""
+        """Transpose the rules twice (Jᵀ·c, then its derivative by c), in standard nodes: named operators lack rules."""
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]
         cotangents = {y: self._stand_in(y) for y in outputs}

@@ -14,17 +14,17 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 def append_hvp(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``hvp`` on a model in normal form, in place; named operators may keep their names in the second derivative."""
+    """Apply ``hvp`` to a model in normal form, in place; the second derivative may have named operators."""
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
     gradients = gradients_of(work, target, chosen, allow_unused)
-    path = find_path(work, gradients, chosen, allow_unused=True)  # where a gradient is constant, its tangent is zero
+    path = find_path(work, gradients, chosen, allow_unused=True)  # a constant gradient has a zero tangent
     return add_tangents(work, path, chosen, "hvp", named_operators)
 
 
 def gradients_of(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool) -> list[ir.Value]:
-    """The gradient of ``target`` by each of ``wrt``, written into ``model``."""
+    """The gradient of ``target`` by each of ``wrt``, added to ``model``."""
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets
     op = builder_for(model)

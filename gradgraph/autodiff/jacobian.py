@@ -1,8 +1,8 @@
-"""Whole matrices of derivatives: Jacobians and Hessians.
+"""Full matrices of derivatives: Jacobians and Hessians.
 
-Both are a Scan over unit vectors around a product with one vector, whose nodes that do not depend on the vector stay
-outside and run once: vjp over the elements of the output (reverse mode), jvp over those of the inputs (forward mode),
-and for the Hessian a tangent of the gradient over those of the inputs.
+Both are a Scan over unit vectors around a product with one vector; nodes that do not depend on the vector stay outside
+and run once: vjp over the elements of the output (reverse mode), jvp over those of the inputs (forward mode), and for
+the Hessian a tangent of the gradient over those of the inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.autodiff.forward import write_tangents
 from gradgraph.autodiff.higher import gradients_of
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
+from gradgraph.autodiff.samples import batched_inputs, check_independent, name_batch
 from gradgraph.autodiff.scan_rows import reshaped, scanned, sizes_of
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
 from gradgraph.errors import DifferentiationError, Remedies, shown
@@ -30,8 +30,8 @@ from gradgraph.passes.normal.functions.inline import copied
 from gradgraph.passes.normal.simplifying.clean import clean_up
 
 _WHOLE: Remedies = {
-    "remedy": "leave per_sample out and take the blocks of each sample from the whole matrix",
-    "shell": "leave --per-sample out and take the blocks of each sample from the whole matrix",
+    "remedy": "drop per_sample and take the blocks of each sample from the whole matrix",
+    "shell": "drop --per-sample and take the blocks of each sample from the whole matrix",
 }
 Mode = Literal["auto", "reverse", "forward"]
 
@@ -46,7 +46,7 @@ def append_jacobian(
     allow_unused: bool = False,
     named_operators: bool = False,
 ) -> ir.Model:
-    """``jacobian`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``jacobian`` to a model in normal form, in place; named operators may stay single nodes."""
     target = target_of(work.graph, output)
     chosen = select(work.graph, wrt, [target])
     for x in (target, *chosen):
@@ -69,7 +69,7 @@ def append_jacobian(
 def append_hessian(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``hessian`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``hessian`` to a model in normal form, in place; named operators may stay single nodes."""
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
@@ -94,9 +94,9 @@ def append_hessian(
 
 
 def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Reverse mode: a vjp for each element of the target, or (``start`` 1) of a sample of it, for all samples at once.
+    """Reverse mode: a vjp per element of the target, or (``start`` 1) per element of a sample, for all samples at once.
 
-    Those of one sample depend on no other sample, so the vectors of all samples together give every sample its own.
+    Samples are independent, so concatenated vectors give every sample its own rows.
     """
     (target,) = path.targets
     basis = _Basis(op, [target], start)
@@ -116,11 +116,11 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
 
 
 def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Forward mode: a jvp for each element of what is differentiated by, or (``start`` 1) of a sample of it."""
+    """Forward mode: a jvp per element of the inputs, or (``start`` 1) per element of a sample of them."""
     (target,) = path.targets
     name = target.name
     basis, (columns,) = _tangent_rows(work, op, path, [target], "jvp", start)
-    target = target_of(work.graph, name)  # a node that computes its tangent, too, may have taken the place of its own
+    target = target_of(work.graph, name)  # a node that computes its tangent, too, may have replaced it
     blocks = []
     for x, part in zip(path.wrt, basis.split(op, columns), strict=True):
         flat = op.Reshape(part, op.Concat(_count(op, x, start), _count(op, target), axis=0), allowzero=1)
@@ -129,7 +129,7 @@ def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.
 
 
 def _empty(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Return Jacobians without elements, without the Scan: runtimes refuse one over nothing."""
+    """Return empty Jacobians without a Scan, as runtimes reject one over nothing."""
     (target,) = path.targets
     nothing = {x: op.full(op.const([0]), 0, op.wrap(x).dtype) for x in path.wrt}
     return [_block(op, nothing[x], target, x, start) for x in path.wrt]
@@ -139,7 +139,7 @@ _MODES = {"reverse": _by_rows, "forward": _by_columns}
 
 
 def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int) -> ir.Value:
-    numbers = op.cast(numbers, op.wrap(x).dtype)  # whose type the target may not have
+    numbers = op.cast(numbers, op.wrap(x).dtype)  # the target may have another type
     return reshaped(op, numbers, sizes_of(op, target), sizes_of(op, x, start), name=f"{x.name}.jacobian")
 
 
@@ -151,7 +151,7 @@ def _tangent_rows(
     basis = _Basis(op, path.wrt, start)
     tangents = dict(zip(path.wrt, basis.vectors, strict=True))
     count = len(work.graph.outputs)
-    work.graph.inputs.append(basis.place)  # as long as its readers are nodes of the graph
+    work.graph.inputs.append(basis.place)  # while its readers are nodes of the graph
     rows = write_tangents(work, op, path, tangents, likes, suffix)
     work.graph.outputs[:] = work.graph.outputs[:count]
     work.graph.inputs.remove(basis.place)
@@ -159,7 +159,7 @@ def _tangent_rows(
 
 
 def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
-    """``path``, through copies of its nodes if some have bodies, since tangents are written into these."""
+    """Copy the nodes of ``path`` if some have bodies, since tangents are written into these."""
     if not any(node.op_type in HAVE_BODIES for node in path.nodes):
         return path
     nodes, copies = copied(path.nodes, op.fresh)
@@ -168,9 +168,9 @@ def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
 
 
 class _Basis:
-    """The unit vectors of the space of some tensors together: ``vectors`` is one of them, that of number ``place``.
+    """The unit vectors of the joint space of some tensors: ``vectors`` is the one with index ``place``.
 
-    With ``start`` 1 of the space of their rows, and each row of a vector is the same.
+    With ``start`` 1, of the space of their rows, with the vector repeated in each row.
     """
 
     def __init__(self, op: Builder, tensors: Sequence[ir.Value], start: int = 0) -> None:
@@ -183,7 +183,7 @@ class _Basis:
         self.vectors = [_vector(op, x, part, start) for x, part in zip(tensors, parts, strict=True)]
 
     def split(self, op: Builder, rows: Var) -> list[Var]:
-        """``rows``, one for each unit vector, by the tensor that it belongs to."""
+        """Split ``rows``, one per unit vector, by the tensor that it belongs to."""
         if len(self._sizes) == 1:
             return [rows]
         parts = all_of(op.Split(rows, op.Concat(*self._sizes, axis=0), axis=0, outputs=len(self._sizes)))
@@ -193,7 +193,7 @@ class _Basis:
 
 
 def _vector(op: Builder, x: ir.Value, part: Var, start: int) -> Var:
-    """The part of a unit vector that belongs to ``x``, in its shape."""
+    """The slice of a unit vector that belongs to ``x``, in its shape."""
     assert x.dtype is not None
     row = op.Reshape(op.Cast(part, to=int(x.dtype)), sizes_of(op, x, start)[0], allowzero=1)
     return op.like(op.Expand(row, op.shape(op.wrap(x))) if start else row, op.wrap(x))
@@ -215,21 +215,21 @@ def _check_tensor(x: ir.Value) -> None:
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:
-    """Raise an error unless each row of the target depends on that row of the inputs alone."""
+    """Raise an error unless each row of the target depends on the same row of the inputs only."""
     (target,) = path.targets
     batched = batched_inputs(graph)
     if other := [x for x in path.wrt if x not in batched]:
         raise DifferentiationError(
-            f"'{shown(other[0].name)}' is no input with a row for each sample",
-            remedy="leave per_sample out, or take it out of `wrt`",
-            shell="leave --per-sample out, or take it out of --wrt",
+            f"'{shown(other[0].name)}' is not an input with one row per sample",
+            remedy="drop per_sample, or remove it from `wrt`",
+            shell="drop --per-sample, or remove it from --wrt",
         )
-    if check_apart(graph, batched, target, path, _WHOLE) != 0:
-        raise DifferentiationError(f"output '{shown(target.name)}' has no row for each sample", **_WHOLE)
+    if check_independent(graph, batched, target, path, _WHOLE) != 0:
+        raise DifferentiationError(f"output '{shown(target.name)}' does not have one row per sample", **_WHOLE)
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:
-    """The number of elements of all ``tensors``, or of a row of each (``start`` 1); None if it is not known."""
+    """The total number of elements of ``tensors``, or of one row of each (``start`` 1); None if unknown."""
     shapes = [_shape(x) for x in tensors]
     sizes = [None if s is None else all_sizes(s[start:]) for s in shapes]
     return None if any(s is None for s in sizes) else sum(math.prod(s or ()) for s in sizes)
@@ -240,7 +240,7 @@ def _shape(x: ir.Value) -> Shape | None:
 
 
 def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Are ``tensors`` known to have fewer elements together than ``than``, whatever its open sizes are?"""
+    """Whether ``tensors`` are known to have fewer elements in total than ``than``, whatever its unknown sizes are."""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

@@ -1,9 +1,9 @@
-"""Activity analysis: which nodes lie between what is differentiated and what it is differentiated by.
+"""Activity analysis: the nodes on paths from the differentiation variables to the targets.
 
 Values are vertices, and an edge leads from each value to those that depend on it smoothly: through a node from its
 inputs to its outputs; through If, Loop and Scan in and out of their bodies, and from a loop's state at the end of an
-iteration to its state at the beginning of the next. A captured value needs no edge of its own: the nodes inside a body
-read it. So the path is two searches, forwards from ``wrt`` and backwards from the targets, linear in the graph.
+iteration to the start of the next. A captured value needs no edge of its own: the nodes inside a body read it. So the
+path is two searches, forwards from ``wrt`` and backwards from the targets, linear in the graph.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Edge = tuple[ir.Value | None, ir.Value]
 
 
 def carries(value: ir.Value | None) -> bool:
-    """Does ``value`` carry gradients? Floating tensors do, and sequences and optionals of them."""
+    """Whether ``value`` carries gradients: floating tensors do, and sequences and optionals of them."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
 def is_tensor(value: ir.Value) -> bool:
-    """Is ``value`` a tensor, or of an unknown type, and no sequence or optional?"""
+    """Whether ``value`` is a tensor, or of unknown type, and not a sequence or optional."""
     return value.type is None or isinstance(value.type, ir.TensorType)
 
 
 def _may_carry(value: ir.Value | None) -> bool:
-    """May ``value`` be floating? The output of an unknown operator may: its way must end in an error, not silently."""
+    """Whether ``value`` may be floating. An unknown operator's output may, so that its path ends in an error."""
     return value is not None and (carries(value) or value.type is None)
 
 
-# --- what a node reads ---------------------------------------------------------------------------------
+# --- inputs of nodes -------------------------------------------------------------------------------------
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
@@ -46,7 +46,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def captures(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that the subgraphs of ``node`` read from outside, each as often as it is read."""
+    """The outer values that the subgraphs of ``node`` read, once per read."""
     for graph in subgraphs(node):
         inside = set(graph.inputs) | set(graph.initializers.values())
         nodes = list(graph.all_nodes())
@@ -57,7 +57,7 @@ def captures(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that the node reads as numbers: all but the settings of its rule."""
+    """The inputs with smooth dependence: all except the settings of its rule."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
     if not settings:
@@ -102,7 +102,7 @@ def _iterated(
 
 
 def _by_batch(node: ir.Node) -> Iterator[Edge]:
-    """BatchNormalization in training mode: what came in as running statistics is read by the new ones only."""
+    """BatchNormalization in training mode: only the new running statistics depend on the old ones."""
     x, scale, bias, *running = node.inputs
     y, *updated = node.outputs
     yield from ((v, y) for v in (x, scale, bias))
@@ -128,8 +128,8 @@ def _edges(node: ir.Node) -> Iterable[Edge]:
 class Path:
     """The nodes, in graph order, that carry a gradient from ``targets`` back to ``wrt``.
 
-    ``nodes`` are those of the graph itself; ``every_node`` has those in their bodies, too. ``reached`` holds every
-    value that depends on ``wrt`` smoothly, whether or not a target reads it, and ``active`` those that one does.
+    ``nodes`` are those of the graph itself; ``every_node`` includes those in bodies. ``reached`` contains every value
+    that depends on ``wrt`` smoothly, and ``active`` those of them that a target depends on.
     """
 
     def __init__(self, graph: Iterable[ir.Node], targets: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> None:
@@ -153,7 +153,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """The values that the bodies of ``node`` read from outside and that need a gradient for their use there."""
+        """The outer values that the bodies of ``node`` read and that need a gradient there."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]
@@ -161,7 +161,7 @@ class Path:
         return list(dict.fromkeys(v for v in read if v in outside))
 
     def where_it_ends(self, value: ir.Value) -> str:
-        """Words for an error: where the way from ``value`` to the targets stops."""
+        """The reason, for an error, why no path leads from ``value`` to the targets."""
         if not value.consumers() and not value.is_graph_output():
             return "nothing reads it"
         for node in value.consumers():

@@ -1,4 +1,4 @@
-"""Gradients of each sample of a batch by itself: a Scan over samples, whose body is the model on a batch of one."""
+"""Per-sample gradients of a batch: a Scan over samples, whose body is the model at batch size 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.append import builder_for, content_type
 from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
+from gradgraph.autodiff.samples import batched_inputs, check_independent, name_batch
 from gradgraph.autodiff.scan_rows import scanned
 from gradgraph.autodiff.select import Names, check_scalar, find_path, seed_of, select, target_of
 from gradgraph.errors import DifferentiationError, Remedies, shown
@@ -35,7 +35,7 @@ def append_per_sample(
     allow_unused: bool = False,
     named_operators: bool = False,
 ) -> ir.Model:
-    """``per_sample_gradients`` on a model in normal form, in place; named operators may keep their names."""
+    """Apply ``per_sample_gradients`` to a model in normal form, in place; named operators may stay single nodes."""
     graph = work.graph
     size = name_batch(work, inputs)
     batched = batched_inputs(graph, inputs)
@@ -45,7 +45,7 @@ def append_per_sample(
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     if not independent:
-        check_apart(graph, batched, target, path, MIXED)
+        check_independent(graph, batched, target, path, MIXED)
     slices = _one_sample(op, work, batched, size)
     check_scalar(target)
     sources = [slices.get(x, x) for x in chosen]
@@ -69,8 +69,8 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
     if dx is None and not allow_unused:
         raise DifferentiationError(
             f"no gradient reaches '{shown(x.name)}': it is read only through inputs that have no derivative",
-            remedy="take it out of `wrt`, or pass allow_unused=True for zeros",
-            shell="take it out of --wrt",
+            remedy="remove it from `wrt`, or pass allow_unused=True for zeros",
+            shell="remove it from --wrt",
         )
     row = op.zeros_like(op.wrap(x)) if dx is None else dx
     row.value.type, row.value.shape = content_type(x), x.shape
@@ -81,7 +81,7 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
 
 
 def _one_sample(op: Builder, work: ir.Model, batched: Sequence[ir.Value], size: str) -> Mapping[ir.Value, ir.Value]:
-    """Make the graph work on one row of each of ``batched``, a batch of one; return the rows."""
+    """Rewrite the graph for one row of each of ``batched``, a batch of one; return the rows."""
     slices: dict[ir.Value, ir.Value] = {}
     values = [v for node in nodes_of(work) for v in node.outputs]
     for v in (*values, *work.graph.outputs):

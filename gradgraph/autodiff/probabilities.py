@@ -1,4 +1,4 @@
-"""Outputs that are probabilities already, and the logits that they were computed from."""
+"""Outputs that are probabilities, and the logits that they are computed from."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.written_out import sigmoid_of, softmax_of
+from gradgraph.autodiff.decomposed_activations import sigmoid_of, softmax_of
 from gradgraph.graph.nodes import is_standard, made_by
 
-SAME = frozenset({"Identity", "Cast"})  # what lies behind them lies in the same places
+SAME = frozenset({"Identity", "Cast"})  # operators that keep elements at their positions
 MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-CUT = frozenset({"Clip", "Concat"})  # still probabilities; none of logits alone
+CUT = frozenset({"Clip", "Concat"})  # probabilities stay probabilities, but not logits
 
 
 @dataclass(frozen=True)
 class Probabilities:
-    """A value that is a Softmax or a Sigmoid, perhaps moved to other places or cut.
+    """A value that is a Softmax or a Sigmoid, possibly moved or sliced.
 
     Attributes:
-        kind: which of both.
-        axis: of a Softmax that lies in the same places, from the front where its rank is known.
-        source: what it was computed from; None if that has another type, or nobody can see which places it lies in.
-        negated: it was computed from the negative of ``source``, as 1/(1 + exp(source)) is.
-        moves: the nodes that brought a Sigmoid to its places, in order; they do to ``source`` what they do to it.
+        kind: ``Softmax`` or ``Sigmoid``.
+        axis: of a Softmax whose elements keep their positions, from the front if its rank is known.
+        source: its logits; None if they have another type, or unknown positions.
+        negated: whether it is computed from the negative of ``source``, such as 1/(1 + exp(source)).
+        moves: the nodes that moved a Sigmoid, in order; applied to ``source`` they have the same effect.
     """
 
     kind: Literal["Softmax", "Sigmoid"]
@@ -35,16 +35,16 @@ class Probabilities:
 
     @property
     def logits(self) -> ir.Value | None:
-        """``source`` where it can be read in place of the probabilities as it stands."""
+        """``source``, if it can replace the probabilities unchanged."""
         return None if self.negated or self.moves else self.source
 
 
 def probabilities(value: ir.Value) -> Probabilities | None:
-    """How ``value`` came to be probabilities; None where it is none, or nobody can see that it is."""
+    """Trace ``value`` back to probabilities; None if it is not known to be any."""
     at, moves, cut = value, list[ir.Node](), False
     while (node := at.producer()) is not None and node.domain == "" and at is node.outputs[0]:
         if (found := _made_here(at)) is not None:
-            together = cut or (moves and found.kind == "Softmax")  # logits elsewhere are not those of its axis
+            together = cut or (moves and found.kind == "Softmax")  # moved logits do not match its axis
             return Probabilities(found.kind) if together else _placed(value, replace(found, moves=tuple(moves)))
         if node.op_type not in SAME | MOVES | CUT or not node.inputs:
             return None
@@ -62,7 +62,7 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _made_here(value: ir.Value) -> Probabilities | None:
-    """Whether ``value`` is a Softmax or a Sigmoid itself, as one operator or written out."""
+    """Whether ``value`` itself is a Softmax or a Sigmoid, as one operator or several."""
     if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
         if is_standard(node, "Sigmoid"):
             return Probabilities("Sigmoid", None, node.inputs[0])

@@ -1,4 +1,4 @@
-"""Recomputation as users ask for it, and the cuts of the forward pass that follow from it."""
+"""Recomputation options, and the cuts of the forward pass that follow from them."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from gradgraph.graph.shapes import shape_of, size_factors, size_of_name
 from gradgraph.passes.normal.edit import nodes_of
 
 SQRT, ATTENTION = "sqrt", "attention"
-_USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters
+_USUAL = {"batch": 8}  # for unspecified sizes, where only the ratio matters
 _OTHER = 64
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s.*=\d+)?)\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s+(.+?)=(\d+)(?!\S)")  # exporters write names such as "batch + 1"
 _PARTS = re.compile(r"[/.]")
-_WRITTEN = ("loss", "metrics", "distillation")  # the scopes of what a step adds to the forward pass
+_WRITTEN = ("loss", "metrics", "distillation")  # scopes of nodes that a step adds to the forward pass
 _WORDS = "'sqrt', 'attention', names or globs of values, or a number of bytes such as '500MB'"
 
 
 class Recompute:
-    """Which values of the forward pass are kept for the backward pass; what lies between is computed again.
+    """The forward values to store for the backward pass; those in between are recomputed.
 
     Args:
-        keep: ``"sqrt"``: the values that take the least memory, about the square root of the number of layers;
-            ``"attention"``: all but the weights of attentions, n × n for n positions;
-            names and globs of values that are kept; or bytes, such as ``"500MB"`` or ``500_000_000``, that a step may
-            take (as ``gradgraph.memory`` counts them): then as little is computed again as possible.
-        sizes: of open dimensions, such as ``batch=32``. A number of bytes needs all of them; ``"500MB batch=32"`` says
-            them in a word.
+        keep: ``"sqrt"``: the values that minimise memory, about the square root of the number of layers;
+            ``"attention"``: all except attention probabilities, n × n for n positions; names and globs of values to
+            store; or a memory budget of a step, such as ``"500MB"`` or ``500_000_000`` (as ``gradgraph.memory`` counts
+            it), with the least recomputation that fits.
+        sizes: of symbolic dimensions, such as ``batch=32``. A memory budget requires all of them; ``"500MB batch=32"``
+            is a short form.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: the value is invalid.
     """
 
     def __init__(self, keep: str | int | Sequence[str], **sizes: int) -> None:
@@ -59,14 +59,14 @@ class Recompute:
         self.keep, self.sizes = keep, sizes
 
     def apply(self, model: ir.Model, op: Builder, passes: Sequence[Written], beside: int) -> None:
-        """Make the backward passes in ``model`` compute again what is not kept, in place.
+        """Make the backward passes in ``model`` recompute values that are not stored, in place.
 
         Args:
-            op: names what is written; it has written nothing that is not in the graph yet.
-            beside: bytes that a step takes whatever is kept.
+            op: names new nodes; it must not have pending ones.
+            beside: bytes that a step needs regardless of recomputation.
 
         Raises:
-            BuildError: a number of bytes is not enough, sizes are not known, or there is no attention.
+            BuildError: the budget is too small, sizes are unknown, or there is no attention.
             UnknownNameError: a name matches nothing.
         """
         self._check_sizes(model)
@@ -80,7 +80,7 @@ class Recompute:
         cuts, weights = weights_of_attentions(passes.forward)
         if not cuts:
             raise BuildError(
-                "the model has no attention whose weights could be computed again: no Softmax between two products",
+                "the model has no attention to recompute: no Softmax between two products",
                 remedy="use recompute='sqrt'",
                 shell="use --recompute sqrt",
             )
@@ -96,14 +96,14 @@ class Recompute:
         return _places_behind(model, passes, as_names(self.keep))
 
     def _check_sizes(self, model: ir.Model) -> None:
-        """Raise UnknownNameError unless inputs have all dimensions whose sizes are said."""
+        """Raise UnknownNameError unless inputs have all dimensions whose sizes are given."""
         known = sorted({*_open_dimensions(model), *_parts_of_dimensions(model)})
         for name in self.sizes:
             if name not in known:
                 raise UnknownNameError(f"no input has a dimension called '{shown(name)}'{suggestion(name, known)}")
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
-        """Raise BuildError unless there is a size for each open dimension of the inputs."""
+        """Raise BuildError unless every symbolic dimension of the inputs has a size."""
         for value in _inputs(model):
             _check_named(value)
         missing = [name for name in _parts_of_dimensions(model) if name not in self.sizes]
@@ -114,7 +114,7 @@ class Recompute:
             typed = " ".join((f"{self.keep}B", *(f"{name}={size}" for name, size in named.items())))
             raise BuildError(
                 f"to recompute for a number of bytes needs the size of {', '.join(named)}, which the model leaves open",
-                remedy=f"say it: gradgraph.Recompute({self.keep}, {said})",
+                remedy=f"pass it: gradgraph.Recompute({self.keep}, {said})",
                 shell=f"say it: --recompute {shlex.quote(typed)}",
             )
         return self.sizes
@@ -139,7 +139,7 @@ KEEP = Kind(
 
 
 def as_recompute(given: Keep) -> Recompute | None:
-    """Read what a user gave for ``recompute``."""
+    """Convert a user's ``recompute`` argument."""
     return given if given is None or isinstance(given, Recompute) else Recompute(given)
 
 
@@ -159,7 +159,7 @@ def _open_dimensions(model: ir.Model) -> set[str]:
 
 
 def _check_named(value: ir.Value) -> None:
-    """Raise BuildError if nobody can say the sizes of an input, as its axes have no names."""
+    """Raise BuildError if the sizes of an input cannot be specified, as its axes have no names."""
     name, dims = shown(value.name), shape_of(value)
     if dims is None:
         raise BuildError(
@@ -177,13 +177,13 @@ def _check_named(value: ir.Value) -> None:
 
 
 def _parts_of_dimensions(model: ir.Model) -> list[str]:
-    """The names of which those of open dimensions are made: ``batch`` and ``time`` of ``batch*time``."""
+    """The names in composite symbolic dimensions: ``batch`` and ``time`` of ``batch*time``."""
     parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
     return sorted(part for part in parts if not part.isdecimal())
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
-    """The bytes of a tensor, given ``sizes`` of open dimensions; any other open dimension has the size ``other``."""
+    """The bytes of a tensor, given ``sizes`` of symbolic dimensions; other unknown ones have the size ``other``."""
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
@@ -192,11 +192,11 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
 
 
 def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
-    """The places behind the nodes that compute these values.
+    """The indices after the nodes that compute these values.
 
     Raises:
-        UnknownNameError: a name matches no value that the forward pass computes.
-        BuildError: it lies in a body.
+        UnknownNameError: a name matches no value of the forward pass.
+        BuildError: it is in a body.
     """
     known = {y.name: i + 1 for i, node in enumerate(passes.forward) for y in node.outputs if y.name}
     cuts: set[int] = set()
@@ -227,8 +227,10 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
 
 
 def _names_in_file(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
-    """The values that the model computes as its file has them. Where that is not known, as far as names tell: what is
-    written for a loss, a metric or another value has the name of that in front.
+    """The values of the original model.
+
+    If they are not recorded, names decide: nodes added for a loss, a metric or another value are prefixed with its
+    name.
     """
     own = [(y.name, node) for node in passes.forward for y in node.outputs if y.name]
     in_file: Collection[str] = model.meta.get(COMPUTED, ())

@@ -1,17 +1,17 @@
-"""Recomputation: values of the forward pass that the backward pass computes again, in place of keeping them.
+"""Recomputation: forward values that the backward pass recomputes instead of storing them.
 
-The forward pass, in its order, is cut into segments. What crosses a cut is kept; the rest of a segment dies as soon as
-the forward pass has gone on, and is computed once more when the segment's gradient arrives (but of the last segment,
-whose gradient arrives at once). So the tensors of one segment live at a time.
+The forward pass is cut into segments. Values that cross a cut are stored; the others are freed as the forward pass
+proceeds, and are recomputed when the segment's gradient arrives (except in the last segment, whose gradient follows
+immediately). So only one segment's tensors are alive at a time.
 
-1. The copies of a segment read what is kept through ``After``: they run when all gradients of the segment behind are
-   there. So no runtime runs them early, or takes them for equal to the first ones.
-2. What depends on weights only is not computed again. Neither is what draws from a runtime's own generator, what
-   operators of other domains compute, or what may be a sequence: it is kept.
-3. BatchNormalization in training mode writes over its inputs 3 and 4, so a copy gets tensors of its own there. The
-   running statistics are those of the first node.
-4. Masks are functions of the step's counter, and are computed again as they were.
-5. Mean and deviation of a norm are small, and kept. So the last norm of a segment, whose result only the next segment
+1. The copies of a segment read stored values through ``After``: they run after all gradients of the next segment. So no
+   runtime runs them early, or merges them with the original nodes.
+2. Values that depend on weights only are not recomputed. Neither are random numbers from a runtime's generator, outputs
+   of custom operators, and possible sequences: they are stored.
+3. BatchNormalization in training mode overwrites its inputs 3 and 4, so a copy gets its own tensors there. The running
+   statistics are those of the original node.
+4. Masks are functions of the step's counter, so recomputed ones are equal.
+5. Mean and deviation of a norm are small, and stored. So the last norm of a segment, whose result only the next segment
    reads, is not computed again: onnxruntime would hold that result to the end of the step, as nobody reads it.
 6. Runtimes fuse nodes where nobody else reads what lies between, and fused kernels round differently. So a value that
    loses its readers in the backward pass goes through ``After`` on its way to the only one that is left.
@@ -36,9 +36,9 @@ from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import is_elementwise
 from gradgraph.passes.normal.functions.inline import copied
 
-AGAIN = "again"  # the scope of what is computed once more
+AGAIN = "again"  # scope of recomputed nodes
 _DOMAINS = ("", "gradgraph")
-_WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # behind their first output
+_WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # after the first output
 _FUSED = frozenset(
     {
         "BatchNormalization",
@@ -55,13 +55,13 @@ _FUSED = frozenset(
 
 @dataclass(frozen=True)
 class Written:
-    """A backward pass as it was written.
+    """A backward pass as written.
 
     Attributes:
-        forward: the nodes of the graph, in their order.
-        backward: the nodes of the backward pass, in theirs.
-        begins: for nodes of the forward pass, how many of ``backward`` stand before those of its gradient.
-        gradients: what it gives.
+        forward: the nodes of the graph, in order.
+        backward: the nodes of the backward pass, in order.
+        begins: for forward nodes, the number of ``backward`` nodes before those of its gradient.
+        gradients: its results.
     """
 
     forward: Sequence[ir.Node]
@@ -73,23 +73,23 @@ class Written:
 def written_backward(
     op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]], graph: ir.Graph
 ) -> Written:
-    """``reverse.backward`` for a path in ``graph``, with a record of what it wrote."""
+    """Run ``reverse.backward`` for a path in ``graph``, recording the nodes that it writes."""
     first, begins = len(op.nodes), dict[ir.Node, int]()
     gradients = backward(op, path, seeds, begins)
     return Written(list(graph), op.nodes[first:], {n: begin - first for n, begin in begins.items()}, gradients)
 
 
 class Differentiated:
-    """A forward pass and the backward pass that was written for it, once both are in one graph.
+    """A forward pass and its backward pass, both in one graph.
 
     Attributes:
-        place: of each node in ``forward``.
-        reads: what each node in ``forward`` reads.
-        moving: what the forward pass computes from more than weights and numbers.
+        place: the index of each node in ``forward``.
+        reads: the values that each node in ``forward`` reads.
+        moving: forward values that depend on more than weights and constants.
         results: the gradients.
         needed: the indices of nodes in ``backward`` that the results need.
         dead: the others.
-        read: for each value of the forward pass that these read, their indices.
+        read: for each forward value that these read, their indices.
     """
 
     def __init__(self, written: Written) -> None:
@@ -113,12 +113,12 @@ class Differentiated:
                     self.read[x].append(i)
 
     def owner(self, index: int) -> int:
-        """The place of the forward node whose gradient a node of the backward pass belongs to."""
+        """The index of the forward node whose gradient a backward node belongs to."""
         at = bisect.bisect_right(self._begins, index)
         return self._owners[at - 1] if at else len(self.forward)
 
     def begin(self, cut: int) -> int:
-        """Where the gradients of the nodes before ``cut`` begin."""
+        """The index where the gradients of the nodes before ``cut`` begin."""
         at = bisect.bisect_left(self._owners, -cut + 1, key=lambda place: -place)
         return self._begins[at] if at < len(self._begins) else len(self.backward)
 
@@ -128,7 +128,7 @@ def _is_fed(x: ir.Value) -> bool:
 
 
 def is_pure(node: ir.Node) -> bool:
-    """Is ``node`` known to give equal outputs for equal inputs?"""
+    """Whether ``node`` is known to be deterministic."""
     nodes = [node, *(n for graph in subgraphs(node) for n in graph.all_nodes())]
     drops = any(n.op_type == "Dropout" and len(n.inputs) > 2 for n in nodes)
     return not drops and not any(n.domain not in _DOMAINS or n.op_type in DRAWING for n in nodes)
@@ -136,15 +136,15 @@ def is_pure(node: ir.Node) -> bool:
 
 @dataclass(frozen=True)
 class Segments:
-    """A forward pass that is cut.
+    """A forward pass cut into segments.
 
     Args:
-        passes: forward and backward.
-        cuts: places in the forward pass, ascending: a segment begins at each. The first one begins at 0.
-        only: the nodes that may be computed again; None is all.
+        passes: the forward and backward pass.
+        cuts: indices in the forward pass, ascending: a segment begins at each. The first one begins at 0.
+        only: the nodes that may be recomputed; None for all.
 
     Attributes:
-        kept: values that are not computed again.
+        kept: values that are not recomputed.
     """
 
     passes: Differentiated
@@ -177,7 +177,7 @@ class Segments:
         return found
 
     def again(self, segment: int) -> list[ir.Node]:
-        """The nodes of a segment that are computed once more, in their order."""
+        """The nodes of a segment that are recomputed, in order."""
         p, first = self.passes, self.cuts[segment - 1] if segment else 0
         last = self.cuts[segment]
         wanted = {x for i in range(first, last) for x in p.forward[i].outputs if x in p.read and self._is_copied(x)}
@@ -199,17 +199,17 @@ class Segments:
 
 
 def _scratch(node: ir.Node) -> Collection[ir.Value]:
-    """The inputs that onnxruntime writes over."""
+    """The inputs that onnxruntime overwrites."""
     if node.op_type != "BatchNormalization" or node.domain or not node.attributes["training_mode"].as_int():
         return ()
     return {x for x in node.inputs[3:5] if x is not None}
 
 
 def compute_again(op: Builder, segments: Segments) -> None:
-    """Write copies of nodes before the parts of the backward pass that read their outputs, which then read the copies.
+    """Insert copies of nodes before the parts of the backward pass that read their outputs, and redirect these.
 
     Args:
-        op: has written nothing that is not in the graph yet.
+        op: must not have pending nodes.
     """
     p = segments.passes
     graph = p.forward[0].graph if p.forward else None
@@ -236,7 +236,7 @@ def compute_again(op: Builder, segments: Segments) -> None:
 
 
 def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Put an ``After`` between each of ``values`` and its reader in the forward pass, if it has no other reader."""
+    """Insert an ``After`` between each of ``values`` and its reader in the forward pass, if that is the only one."""
     empty = (None, ir.DataType.STRING)  # types of which no element can be read
     fed = next((x for read in p.reads for x in read if _is_fed(x) and is_tensor(x) and x.dtype not in empty), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
@@ -254,7 +254,7 @@ def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterabl
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """May runtimes fuse it with what it reads? (They fuse products in any case.)"""
+    """Whether runtimes may fuse it with a node that it reads. (They fuse products in any case.)"""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 
@@ -271,9 +271,9 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 
 
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
-    """Make copies wait for the update that a gradient is made into, not for the gradient itself, in place.
+    """Make copies wait for the update made from a gradient, not for the gradient itself, in place.
 
-    A product of which nobody else reads the result becomes one with the sum behind it: ``w + xᵀ·dy``.
+    A product whose result has a single reader is fused with the sum after it: ``w + xᵀ·dy``.
     """
     late = set(results)
     for node in graph:
@@ -298,7 +298,7 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
 
 
 class _Late(dict[ir.Value, ir.Value]):
-    """Values, and the same values computed after ``turn``."""
+    """Values, and their versions computed after ``turn``."""
 
     def __init__(self, op: Builder, turn: Var) -> None:
         self._op, self._turn = op, turn
@@ -311,7 +311,7 @@ class _Late(dict[ir.Value, ir.Value]):
 
 
 def _read_late(p: Differentiated, part: range, late: _Late) -> None:
-    """Make a part of the backward pass read kept values through ``After``: else masks of them are computed at once."""
+    """Make a part of the backward pass read stored values through ``After``; else their masks are computed early."""
     for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
         node = p.backward[i]
         for at, x in enumerate(node.inputs):
@@ -322,7 +322,7 @@ def _read_late(p: Differentiated, part: range, late: _Late) -> None:
 def _copy(
     op: Builder, p: Differentiated, nodes: Sequence[ir.Node], kept: Collection[ir.Value], late: _Late
 ) -> list[ir.Value]:
-    """Write ``nodes`` once more for the backward pass; return what these take the place of: nothing that is kept."""
+    """Copy ``nodes`` for the backward pass; return the values that the copies replace, none of them stored."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
     read: dict[ir.Value, ir.Value] = {}
@@ -334,7 +334,7 @@ def _copy(
     copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), read)
     op.nodes += copies
     readers = {*p.backward, *(n for node in p.backward for graph in subgraphs(node) for n in graph.all_nodes())}
-    gone = {old: new for old, new in values.items() if old not in kept}  # others stand beside what is computed again
+    gone = {old: new for old, new in values.items() if old not in kept}  # other values coexist with recomputed ones
     for old, new in gone.items():
         for use in [use for use in old.uses() if use.node in readers]:
             use.node.replace_input_with(use.idx, new)

@@ -32,8 +32,8 @@ def backward(
     Args:
         op: receives the nodes.
         path: the nodes to differentiate; every one must have a rule (see ``check_rules``).
-        seeds: the cotangent of each target value (or several, to be added).
-        begins: receives, for each node of the path, where in ``op.nodes`` those of its gradient begin.
+        seeds: the cotangent of each target value (or several, which are summed).
+        begins: receives, for each node of the path, the index in ``op.nodes`` where its gradient begins.
     """
     scope = op.scope
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
@@ -62,14 +62,14 @@ def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
 
 
 def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
-    """The rule's gradients, each with what it belongs to: inputs, and what bodies capture."""
+    """The rule's gradients, each with the value it belongs to: inputs, and values captured by bodies."""
     rule = registry.rule_of(node)
     assert rule is not None
     if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
         extra = next(y.name for y, dy in zip(node.outputs[1:], dys[1:], strict=True) if dy is not None)
         raise UnsupportedOperatorError(
             f"{describe(node)} has a gradient rule for its first output only, "
-            f"but the target reads '{shown(extra)}' too; leave that output out of the target"
+            f"but the target reads '{shown(extra)}' too; remove that output from the target"
         )
     bodies = BodiesOnPath(path, node, op, backward) if rule.captures else None
     sources = [*node.inputs, *(x.value for x in bodies.captured)] if bodies is not None else node.inputs
@@ -92,7 +92,7 @@ def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -
 
 
 def _fitting(op: Builder, node: ir.Node, value: ir.Value, dx: Var) -> Var:
-    """``dx`` with the type and shape of its input; any other that it has is a bug in the rule, said so at once."""
+    """Return ``dx`` with the type and shape of its input; a mismatch is a bug in the rule, and an error."""
     x = op.wrap(value)
     known = dx.value.shape is not None and x.value.shape is not None
     wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))

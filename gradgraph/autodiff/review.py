@@ -1,4 +1,4 @@
-"""A review of a choice of weights: findings about what it may have missed, and why each tensor is trained or not."""
+"""A review of the selected weights: findings about likely mistakes, and why each tensor is trained or not."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from gradgraph.passes.normal.weights.verdicts import (
 
 log = logging.getLogger("gradgraph")
 
-_NAMED = 5  # tensors at most that one sentence lists
-_SAID = 5  # findings at most that a build logs
-_LEAST_NUMBERS = 1 << 14  # numbers
+_NAMED = 5  # tensors listed in one sentence at most
+_SAID = 5  # findings that a build logs at most
+_LEAST_NUMBERS = 1 << 14  # elements
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
                      "RandomUniformLike"})  # fmt: skip
-_NARROW = 8  # bits of whole numbers in which weights are stored
-_TO_TRAIN = "name what is to be trained in full: train=['*', 'NAME'] (--train '*' --train NAME)"
+_NARROW = 8  # bits of integers in which weights are stored
+_TO_TRAIN = "name the tensors to train in full: train=['*', 'NAME'] (--train '*' --train NAME)"
 
 
 def review(
     graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str], by_default: bool = True
 ) -> list[Finding]:
-    """Warnings about training ``trained``: what is left out ``by_default``, where nobody chose, and what stays behind.
+    """Warnings about training ``trained``: tensors that the default selection excludes, and stale copies.
 
-    1. nothing but vectors and single numbers is trained, although there are matrices;
-    2. single numbers are not trained that may have been learned;
-    3. tensors are not trained because their readers or numbers show constants, though the file does not say so;
+    1. only vectors and scalars are trained, although there are matrices;
+    2. scalars that may have been learned are not trained;
+    3. tensors are not trained because their readers or values suggest constants, without a mark in the file;
     4. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
-    5. weights of several modules were made one (``gradgraph.passes.normal.weights.stored_once``);
-    6. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
-    7. a transformer from elsewhere is trained throughout, and its file has no Dropout.
+    5. weights of several modules were merged (``gradgraph.passes.normal.weights.stored_once``);
+    6. a likely norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
+    7. a transformer from another tool is fully trained, and its file has no Dropout.
     """
     chosen = []
     if by_default:
@@ -72,11 +72,11 @@ def log_findings(findings: Sequence[Finding]) -> None:
         log.warning("%d more such notes: `gradgraph inspect` lists all of them", len(findings) - _SAID)
 
 
-# --- why and why not ----------------------------------------------------------------------------------------
+# --- reasons ------------------------------------------------------------------------------------------------
 
 
 def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
-    """Why each floating tensor that the file stored is trained by default, or why it is not."""
+    """The reason why each floating tensor that the file stores is trained by default, or is not."""
     found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
     statistics = running_statistics(graph)
     weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]
@@ -88,7 +88,7 @@ def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
         elif value not in path.active or not _is_read_smoothly(value, path):
             found[name] = path.where_it_ends(value)
         else:
-            found.setdefault(name, "it is a weight that the operator keeps in an attribute")
+            found.setdefault(name, "it is a weight that the operator stores in an attribute")
     return found
 
 
@@ -97,7 +97,7 @@ def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
 
 
 def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
-    """The largest stored tensors that are not trained, with the reason for each, as a list in words."""
+    """The largest stored tensors that are not trained, with reasons, as a list in words."""
     why = reasons(graph, targets)
     stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
     largest = sorted(stored, key=lambda n: -_size(stored[n]))
@@ -135,7 +135,7 @@ def _trains_little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collec
         "the step",
         f"trains {size:,} {'number' if size == 1 else 'numbers'} in {len(trained)} "
         f"{'tensor' if len(trained) == 1 else 'tensors'} and no matrix",
-        f"leaves out {left_out(graph, targets, trained)}",
+        f"excludes {left_out(graph, targets, trained)}",
         f"{_TO_TRAIN}; what was quantized is trained before it is quantized",
         "warning",
     )
@@ -180,7 +180,7 @@ def _constants(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
 def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
     """Stored tensors that were computed from one of the weights ``trained``, and will not follow it.
 
-    Not what the file calls a parameter, running statistics, and tables that are looked up: these are originals.
+    Parameters by the file's metadata, running statistics, and lookup tables are originals, and excluded.
     """
     stored = [graph.initializers[n] for n in verdicts(graph) if n in graph.initializers]
     originals = running_statistics(graph) | {v for v in stored if is_named_state(graph, v) or _readers(v) == {"Gather"}}
@@ -227,7 +227,7 @@ def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding
 
 
 def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
-    """Nobody can tell a network without Dropout from an export that has left it out, so the file is described."""
+    """Report a missing Dropout, as a network without it looks like an export that dropped it."""
     nodes = list(graph.all_nodes())
     if exporter_of(graph) in ("", OURS) or any(node.op_type in _RANDOM for node in nodes):
         return
@@ -246,7 +246,7 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
 
 
 def review_integers(graph: ir.Graph) -> Iterator[Finding]:
-    """Warn of int8 weights of a model to be served that saturate on some processors."""
+    """Warn about int8 weights of an inference model that saturate on some processors."""
     names = [v.name or "" for v in find_saturating(graph)]
     if names:
         yield Finding(
@@ -263,8 +263,9 @@ def _is_vector(value: ir.Value) -> bool:
 
 
 def _centres(node: ir.Node) -> bool:
-    """Does it normalise a layer, or is it the first step of that, ``x − mean(x)``? Language models without Dropout
-    divide by a root alone.
+    """Whether it normalises a layer, or is its first step, ``x − mean(x)``.
+
+    Language models without Dropout divide by a root only.
     """
     if is_standard(node, "Sub"):
         mean = made_by(node.inputs[1], "ReduceMean")
@@ -273,7 +274,7 @@ def _centres(node: ir.Node) -> bool:
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
-    """Weights of layers of one kind, which are not compared: large ones, and those that no arithmetic reads."""
+    """Weights of similar layers, which are not compared: large ones, and those that no arithmetic reads."""
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
     return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}
 
@@ -283,7 +284,7 @@ def _size(value: ir.Value) -> int:
 
 
 def _readers(value: ir.Value) -> frozenset[str]:
-    """The types of operators that read ``value``; a Gemm or Transpose counts as MatMul."""
+    """The operators that read ``value``; a Gemm or Transpose counts as MatMul."""
     return frozenset("MatMul" if n.op_type in ("Gemm", "Transpose") else n.op_type for n in value.consumers())
 
 
@@ -294,5 +295,5 @@ def _finding(copy: Copy, is_trained: bool, remedy: str) -> Finding:
 
 
 def as_data(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """The findings as JSON holds them."""
+    """The findings as JSON data."""
     return [dataclasses.asdict(finding) for finding in findings]

@@ -1,8 +1,8 @@
-"""Do the samples of a batch stay apart on their way to an output? One walk along the nodes, with a row for operators.
+"""Independence of samples: whether an output mixes the samples of a batch. One pass, with a rule per operator.
 
-For each value that depends on the batch it is known which axis holds the samples, perhaps together with other axes that
-were merged into it, or that it is a sum or a mean over them, of which only sums and multiples may be made: then the
-value of the batch is the sum or the mean of what single samples give, but for the weights of a mean.
+For each value that depends on the batch it tracks which axis holds the samples, possibly merged with other axes, or
+that the value is a sum or a mean over them, which may only be added and scaled: then the batch's value is the sum or
+mean of single samples' values, up to the weights of a mean.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementw
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
-_SAMPLES = "samples"  # how many, where the model has no name for it
-_END = 2**31 - 1  # what exporters write for the end of an axis, or more
-TOTAL = -1  # in place of an axis: a sum or a mean over samples
+_SAMPLES = "samples"  # a number of samples without a name in the model
+_END = 2**31 - 1  # the end of an axis as exporters write it, at least
+TOTAL = -1  # instead of an axis: a sum or a mean over samples
 Axes = Sequence[int | None]  # of the outputs of a node
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
 class _Size:
-    """A product of known and named sizes."""
+    """A product of numeric and symbolic sizes."""
 
     number: int = 1
     names: tuple[str, ...] = ()  # sorted
@@ -44,7 +44,7 @@ class _Size:
         return _Size(self.number * other.number, tuple(sorted((*self.names, *other.names))))
 
     def over(self, other: _Size) -> _Size | None:
-        """The quotient, where it is whole whatever the names stand for."""
+        """The quotient, if it is an integer for all values of the symbols."""
         rest = Counter(self.names)
         rest.subtract(other.names)
         if self.number % other.number or min(rest.values(), default=0) < 0:
@@ -53,7 +53,7 @@ class _Size:
 
 
 def _product(dims: Sequence[Dim]) -> _Size | None:
-    """The product of sizes, where all are known or named (``2*N`` is what exporters write)."""
+    """The product of sizes, if all are known or named (exporters write ``2*N``)."""
     total = _Size()
     for dim in dims:
         for factor in str(dim).split("*"):
@@ -68,7 +68,7 @@ def _product(dims: Sequence[Dim]) -> _Size | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where samples lie: along ``axis``, in which all of them come ``outer`` times, ``inner`` numbers each time."""
+    """The position of samples: along ``axis``, repeated ``outer`` times, with ``inner`` numbers per sample."""
 
     axis: int
     outer: _Size = _Size()
@@ -76,14 +76,14 @@ class _Place:
 
 
 class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
-    """Why samples do not stay apart."""
+    """Why samples are not independent."""
 
 
 _UNSEEN = "is not known to keep samples apart"
 
 
 def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
-    """The inputs that hold a sample in each row: those named, or those whose first size is that of the first input."""
+    """The inputs with one sample per row: those named, or those whose first size is that of the first input."""
     given = [x for x in graph.inputs if x.name not in graph.initializers]
     if names is not None:
         known = {x.name: x for x in given if x.name}
@@ -92,7 +92,7 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
         if missing:
             raise UnknownNameError(
                 f"no input matches '{shown(missing[0])}'{suggestion(missing[0], list(known))}; "
-                "name those that hold a sample in each row"
+                "name the inputs with one sample per row"
             )
         return [_with_open_batch(x) for x in found]
     sizes = {x: _rows(x) for x in given if is_tensor(x)}
@@ -108,7 +108,7 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
 
 
 def _rows(x: ir.Value) -> Dim:
-    """The first size of an input, where it is open."""
+    """The first size of an input, if it is symbolic."""
     size = as_dims(x.shape)[0] if x.shape is not None and len(x.shape) else 1
     return None if isinstance(size, int) else size or _SAMPLES
 
@@ -117,7 +117,7 @@ def _with_open_batch(x: ir.Value) -> ir.Value:
     if _rows(x) is None:
         shape = list(as_dims(x.shape)) if x.shape is not None else "unknown"
         raise DifferentiationError(
-            f"input '{shown(x.name)}' has the shape {shape}, whose first axis is no open number of samples; export the "
+            f"input '{shown(x.name)}' has the shape {shape}, whose first axis is not symbolic; export the "
             "model with a dynamic batch axis"
         )
     return x
@@ -136,24 +136,24 @@ def name_batch(work: ir.Model, names: Names = None) -> str:
     return size
 
 
-# --- do they stay apart? ---------------------------------------------------------------------------------
+# --- independence ---------------------------------------------------------------------------------------
 
 
-def check_apart(
+def check_independent(
     graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, path: Path, remedies: Remedies
 ) -> int | None:
-    """Refuse a graph in which ``target`` is more than a sum or a mean over the samples of ``batched``.
+    """Reject a graph in which ``target`` is not a per-sample value, sum or mean over the samples of ``batched``.
 
     Args:
-        batched: hold one in each row.
-        path: to ``target``, from what it is differentiated by.
-        remedies: what the call that asks has to offer instead.
+        batched: inputs with one sample per row.
+        path: from the differentiation variables to ``target``.
+        remedies: advice of the calling transform.
 
     Returns:
         The axis of ``target`` that holds the samples, each once; None if there is none.
 
     Raises:
-        DifferentiationError: names the first node that mixes samples, or is not known not to.
+        DifferentiationError: names the first node that mixes samples, or may.
     """
     places: dict[ir.Value, _Place] = dict.fromkeys(batched, _Place(0))
     samples = next((str(as_dims(x.shape)[0]) for x in batched if x.shape is not None), _SAMPLES)
@@ -165,7 +165,7 @@ def check_apart(
             found = _Node(node, places, path, samples).places()
         except _Mixed as reason:
             raise DifferentiationError(
-                f"{describe(node)} {reason}, so the gradient of one sample alone may not be its part of the batch's",
+                f"{describe(node)} {reason}, so the gradient of one sample may differ from its share of the batch's",
                 **remedies,
             ) from None
         places.update((y, place) for y, place in zip(node.outputs, found, strict=False) if place is not None)
@@ -174,7 +174,7 @@ def check_apart(
 
 
 class _Node:
-    """One node whose inputs hold samples."""
+    """A node whose inputs depend on samples."""
 
     def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path, samples: str) -> None:
         self.node, self.path, self.samples = node, path, samples
@@ -226,13 +226,13 @@ class _Node:
         return [TOTAL]
 
     def _guards(self) -> bool:
-        """Does the node choose what a mean divides by, and nothing else?"""
+        """Whether the node only guards the divisor of a mean."""
         uses = [(u.node.op_type, u.idx) for u in self.node.outputs[0].uses()]
         below = uses and all(name in _GUARDS or (name, i) == ("Div", 1) for name, i in uses)
         free = not any(x in self.path.reached for x in reads(self.node))
         return bool(self.node.op_type in _GUARDS and below and free and not self.node.outputs[0].is_graph_output())
 
-    # --- words of the rules ---
+    # --- helpers of rules ---
 
     def shape(self, i: int) -> Shape:
         x = self.node.inputs[i]
@@ -256,7 +256,7 @@ class _Node:
         return default if found is None else found.as_int()
 
     def constant(self, i: int) -> list[int] | None:
-        """The numbers of an input, if there is one."""
+        """The values of a constant input; None for others."""
         x = self.node.inputs[i] if i < len(self.node.inputs) else None
         if x is None:
             return None
@@ -267,19 +267,19 @@ class _Node:
 
     @property
     def only(self) -> int:
-        """The axis of the first input, where the others hold no samples."""
+        """The axis of the first input, if the other inputs do not depend on samples."""
         if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
             raise _Mixed(_UNSEEN)
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """``only``, if the node works along another ``axis``."""
+        """``only``, if the node works along another axis than ``axis``."""
         if axis % rank == self.only:
             raise _Mixed("works along the axis of the samples")
         return self.only
 
     def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
-        """The axis of the result; the last ``beyond`` axes of all count for nothing."""
+        """The axis of the result; the last ``beyond`` axes do not count."""
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
         if len(found) != 1 or max(found) >= rank - beyond:
@@ -292,7 +292,7 @@ class _Node:
         return axis
 
     def _spreads(self, size: Dim) -> bool:
-        """May a tensor without samples have this size along their axis: 1, or their number (1 for a single sample)?"""
+        """Whether a tensor without samples may have this size along their axis: 1, or their number for one sample."""
         return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 
@@ -300,7 +300,7 @@ class _Node:
 
 _LINEAR = frozenset(("Add", "Cast", "CastLike", "Div", "Flatten", "Identity", "Mean", "Mul", "Neg", "ReduceMean",
                      "ReduceSum", "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"))  # fmt: skip
-_GUARDS = frozenset(("Equal", "Where"))  # what a mean divides by is 1 where nothing counts
+_GUARDS = frozenset(("Equal", "Where"))  # the divisor of a mean is 1 if nothing counts
 _BY_ELEMENT = frozenset(("Bernoulli", "Dropout", "RandomNormalLike", "RandomUniformLike"))
 
 
@@ -418,7 +418,7 @@ def _squeezed(it: _Node) -> Axes:
         raise _Mixed(_UNSEEN)
     gone = [a % rank for a in axes]
     if it.only in gone:
-        raise _Mixed("takes the axis of the samples away")
+        raise _Mixed("removes the axis of the samples")
     return [it.only - sum(a < it.only for a in gone)]
 
 

@@ -1,4 +1,4 @@
-"""Nodes of a graph become the body of a Scan, which runs them once a row: for each unit vector, or for each sample."""
+"""Move nodes of a graph into the body of a Scan, which runs them once per row: for each unit vector, or each sample."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def scanned(
 ) -> list[Var]:
     """Stack ``results`` over all slices by one Scan; nodes that depend on no slice run once, outside.
 
-    A result whose rank is decided at run time is stacked flat: runtimes ask how many axes the outputs of a body have.
+    A result of unknown rank is stacked flat, as runtimes need the rank of a body's outputs.
 
     Args:
-        op: receives the Scan; what it has written must be in the graph.
-        graph: its nodes that depend on ``slices`` move into the body.
-        slices: stand-ins that the graph's nodes read, and what each is a slice of, along the first axis.
+        op: receives the Scan; it must not have pending nodes.
+        graph: nodes that depend on ``slices`` move into the body.
+        slices: placeholders that the graph's nodes read, and the tensor that each is a slice of, along the first axis.
         results: values of the graph.
-        rows: how many slices there are, if known, for the shapes of what is returned.
+        rows: the number of slices, if known, for the shapes of the results.
     """
     inside = _dependent(graph, slices)
     graph.remove(inside)
@@ -60,7 +60,7 @@ def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | Non
 
 
 def reshaped(op: Builder, x: Var, *parts: tuple[Var, Shape | None], name: str) -> ir.Value:
-    """``x`` in the shape of the ``parts``, as ``sizes_of`` gives them, one after the other."""
+    """``x`` reshaped to the concatenated ``parts``, which are results of ``sizes_of``."""
     result = op.Reshape(x, op.Concat(*(sizes for sizes, _ in parts), axis=0), allowzero=1, name=name)
     known = [dim for _, shape in parts for dim in shape or ()]
     if all(shape is not None for _, shape in parts):

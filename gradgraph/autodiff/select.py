@@ -1,4 +1,4 @@
-"""Names and globs that were asked for become values of the graph; the path between them is checked."""
+"""Select values of the graph by names and globs, and check the path between them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gradgraph.rules import registry
 
 Names: TypeAlias = str | Sequence[str] | None
 UNUSED: Remedies = {
-    "remedy": "take it out of `wrt`, or pass allow_unused=True for zeros",
-    "shell": "take it out of --wrt",
+    "remedy": "remove it from `wrt`, or pass allow_unused=True for zeros",
+    "shell": "remove it from --wrt",
 }
 
 
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The inputs and initializers that ``wrt`` names, in its order; the trainable ones if it is ``None``."""
+    """The inputs and initializers that match ``wrt``, in its order; the trainable ones if it is ``None``."""
     if wrt is None:
         found = trainable(graph, targets)
         if not found:
@@ -64,9 +64,9 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 
 
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The initializers that training changes: floating, on the way to the targets, not running statistics.
+    """The trainable initializers: floating, on the way to the targets, not running statistics.
 
-    Numbers in formulas are no parameters (``gradgraph.passes.normal.weights.verdicts`` says what counts as one).
+    Constants of formulas are not parameters (see ``gradgraph.passes.normal.weights.verdicts``).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)
@@ -87,16 +87,16 @@ def running_statistics(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _before_cast(value: ir.Value) -> ir.Value:
-    """The tensor that ``value`` is cast from, where it is stored in a narrower type."""
+    """The tensor that ``value`` is cast from, if it is stored in a narrower type."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return source or value
 
 
 def computed_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """The outputs that depend on an input, or all where none does: what defaults choose from.
+    """The outputs that depend on an input, or all if none does; defaults are chosen from these.
 
-    Policies, for one, have their version number among their outputs, a constant.
+    Policies, for example, have a constant version number among their outputs.
     """
     reached = {v for v in graph.inputs if not v.is_initializer()}
     for node in graph:
@@ -135,21 +135,21 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
 
 
 def check_scalar(target: ir.Value) -> None:
-    """Raise an error unless ``target`` is a floating tensor of one element; an open size may be more."""
+    """Raise an error unless ``target`` is a floating tensor of one element; unknown sizes may be larger."""
     if not carries(target) or not is_tensor(target):
         content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
         raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
     shape = Var(Builder(), target).shape
     if shape is not None and any(d not in (1, None) for d in shape):
         raise DifferentiationError(
-            f"output '{shown(target.name)}' has shape {list(shape)}, and a gradient needs a scalar",
+            f"output '{shown(target.name)}' has shape {list(shape)}, but a gradient needs a scalar",
             remedy="reduce it to one element (mean, sum or a loss), or use vjp",
             shell="reduce it to one element (mean, sum or a loss)",
         )
 
 
 def seed_of(op: Builder, target: ir.Value) -> Var:
-    """The cotangent of a scalar: a one in its shape. Where that is unknown, more elements are an error at run time."""
+    """The cotangent of a scalar: a one in its shape. If that is unknown, several elements are a run-time error."""
     y = op.wrap(target)
     known = y.shape is not None and None not in y.shape
     return op.ones_like(y) if known else op.like(op.Reshape(op.const([1], y.dtype), op.shape(y)), y)
@@ -165,15 +165,15 @@ def find_path(
     allow_unused: bool = False,
     leave_out: Callable[[Sequence[str]], Remedies] = lambda names: UNUSED,
 ) -> Path:
-    """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body.
+    """The path from ``wrt`` to ``targets``, with operators without a rule replaced by their function bodies.
 
-    A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
+    A target computed by such an operator becomes another value of the same name: use ``path.targets``.
 
     Args:
-        leave_out: what to do, in messages, about tensors of these names on which no target depends.
+        leave_out: advice, for messages, about tensors that no target depends on.
     """
     names = [t.name for t in targets]
-    asked: set[ir.Node] = set()  # ONNX has no body for some inputs of an operator that has one for others
+    asked: set[ir.Node] = set()  # ONNX has bodies for some inputs of an operator only
     while True:
         path = Path(model.graph, targets, wrt)
         bodies = [n for n in path.every_node if registry.rule_of(n) is None and has_body(n) and n not in asked]

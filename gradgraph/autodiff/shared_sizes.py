@@ -1,8 +1,8 @@
-"""Inputs that share the name of a size are fed the same size, or the model does not run.
+"""Check that inputs with a common size name are fed equal sizes; otherwise the model fails.
 
-Gradients are written for sizes as the model names them. Where one input of ``[N, 3]`` is fed one row and another four,
-element-wise operators would repeat that row silently, and its gradient would have four. So each of these inputs passes
-through a Reshape, which moves no numbers: to the size of all, if it is one, and else to a size that none of them has.
+Gradients are written for the sizes that the model names. If one input of ``[N, 3]`` gets one row and another four,
+elementwise operators would silently broadcast that row, and its gradient would have four. So each of these inputs
+passes through a Reshape, which moves no data: to the common size, or, if they differ, to a size that none of them has.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import recorded_shape
 from gradgraph.passes.normal.edit import names_of
 
-COMPARED = "/is_as_long_as/"  # between the names of two tensors, in that of the node: errors of every runtime say it
+COMPARED = "/is_as_long_as/"  # joins the names of two tensors in the node's name, which every runtime's errors show
 
 
 def compare_sizes(
     model: ir.Model, own: Collection[ir.Value], are_taken: Callable[[Sequence[ir.Node]], bool]
 ) -> ir.Model:
-    """Compare the sizes of inputs of ``model`` that have one name, in place.
+    """Compare the sizes of inputs of ``model`` with a common name, in place.
 
     Args:
-        own: the inputs before a transform added cotangents or tangents. These are compared where two of its own are.
-        are_taken: whether the runtime takes nodes for this. Without them, nothing is compared.
+        own: the inputs before a transform added cotangents or tangents. These are compared if two original ones are.
+        are_taken: whether the runtime supports the required nodes. Otherwise nothing is compared.
     """
     places: dict[str, dict[ir.Value, int]] = {}
     for x in model.graph.inputs:
@@ -53,7 +53,7 @@ def compare_sizes(
 
 
 def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
-    """The size of all ``places`` (inputs with their axes) as a vector of length 1; if they differ, a larger one."""
+    """The size of all ``places`` (inputs with axes) as a vector of length 1; if they differ, a larger one."""
     sizes = [op.Shape(op.wrap(x), start=i, end=i + 1) for x, i in places.items()]
     most = op.Max(*sizes)
     return most + (most - op.Min(*sizes))
@@ -62,7 +62,7 @@ def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
 def _in_these(
     op: Builder, x: ir.Value, sizes: Mapping[str, Var], shapes: dict[tuple[ir.Value, ...], Var], name: str
 ) -> ir.Value:
-    """``x`` in a shape in which each of ``sizes`` stands for its name; ``shapes`` are those written so far."""
+    """``x`` reshaped so that each of ``sizes`` replaces its name; ``shapes`` are those written so far."""
     shape = recorded_shape(x) or ()
     parts = [
         op.const([d]) if isinstance(d, int) else sizes.get(d or "") or op.Shape(op.wrap(x), start=i, end=i + 1)

@@ -1,4 +1,4 @@
-"""The bodies of If, Loop and Scan, as their gradient rules see them."""
+"""The bodies of If, Loop and Scan, for their gradient rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.V
 
 @dataclass(eq=False)
 class BodiesOnPath:
-    """``registry.Bodies`` of one node of a path; ``backward`` is the backward pass, that of the body too."""
+    """``registry.Bodies`` of one node of a path; ``backward`` is the backward pass, also for bodies."""
 
     path: Path
     node: ir.Node
@@ -64,7 +64,7 @@ class BodiesOnPath:
 
 
 def _as_here(op: Builder, dy: Var, y: Var) -> Var:
-    """``dy`` with the axes of ``y``: another branch or iteration may give a result of another rank."""
+    """``dy`` with the rank of ``y``, as another branch or iteration may have a result of another rank."""
     same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
     if same or y.shape is None or is_sequence(y) or is_optional(y):
         return dy
@@ -72,18 +72,18 @@ def _as_here(op: Builder, dy: Var, y: Var) -> Var:
 
 
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """Raise an error if a body draws random numbers: the backward pass computes it again, with other numbers."""
+    """Raise an error if a body draws random numbers, as the backward pass recomputes it with other numbers."""
     inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
     drawn = next((n for n in inside if n.domain == "" and (n.op_type in DRAWING or _drops(n))), None)
     if drawn is not None:
         raise UnsupportedOperatorError(
-            f"{describe(drawn)} draws random numbers inside {describe(owner)}, whose body the backward pass computes a "
-            "second time; draw them outside, and let the body read them"
+            f"{describe(drawn)} draws random numbers inside {describe(owner)}, whose body the backward "
+            "pass recomputes; draw them outside, and let the body read them"
         )
 
 
 def _drops(node: ir.Node) -> bool:
-    """Is it a Dropout that is, or may be, in training mode?"""
+    """Whether it is a Dropout that is, or may be, in training mode."""
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
     known = shapes.constant_of(training)
     return training is not None and (known is None or bool(known.any()))

@@ -1,7 +1,7 @@
-"""How tangents pass through operators that have something simpler than transposing their gradient rule twice.
+"""Tangent rules of operators with something simpler than transposing their gradient rule twice.
 
-An operator that is linear in an input is applied to the input's tangent. Where the Jacobian is symmetric, as for every
-element-wise function of one tensor, the gradient rule itself is the product.
+An operator that is linear in an input is applied to the input's tangent. If the Jacobian is symmetric, as for every
+elementwise function of one tensor, the gradient rule itself computes the product.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gradgraph.rules import containers, registry
 from gradgraph.rules.activation import gelu_gradient, normal_cdf
 from gradgraph.rules.elementwise import stepped_sign
 
-Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
+Tangents = Sequence[Var | None]  # tangents of the inputs of a node, in order; None is zero
 Push = Callable[[Builder, ir.Node, Tangents], Sequence[Var] | None]
 PUSHES: dict[str, Push] = {}
 
 
 def pushes(op_types: str) -> Callable[[Push], Push]:
-    """Register how tangents pass: ``push(op, node, tangents)`` gives one per output, ``None`` to transpose instead."""
+    """Register a tangent rule: ``push(op, node, tangents)`` returns one per output, or ``None`` to transpose."""
 
     def register(push: Push) -> Push:
         PUSHES.update(dict.fromkeys(op_types.split(), push))
@@ -38,9 +38,9 @@ TOGETHER: dict[str, Both] = {}
 
 
 def together(op_type: str) -> Callable[[Both], Both]:
-    """Register what writes the value anew beside the tangent, because they share most of their work.
+    """Register a rule that writes the value again together with the tangent, because they share most of their work.
 
-    ``both(op, node, tangent)`` gives the value and the tangent of the one output; ``None`` to leave the value alone.
+    ``both(op, node, tangent)`` returns the value and the tangent of the only output, or ``None`` to keep the value.
     """
 
     def register(both: Both) -> Both:
@@ -51,7 +51,7 @@ def together(op_type: str) -> Callable[[Both], Both]:
 
 
 def known_dims(x: ir.Value | None) -> shapes.Shape | None:
-    """The shape of a tensor, if no size is unknown."""
+    """The shape of a tensor, if all sizes are known."""
     dims = shapes.shape_of(x) if x is not None and isinstance(x.type, ir.TensorType) else None
     return None if dims is None or None in dims else dims
 
@@ -67,7 +67,7 @@ def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list
 
 
 def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
-    """``t`` broadcast to the shape of ``y``, where it may be smaller."""
+    """``t`` broadcast to the shape of ``y``, if it may be smaller."""
     known = known_dims(y)
     return t if known is not None and t.shape == known else op.Expand(t, op.shape(op.wrap(y)))
 
@@ -81,7 +81,7 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Linear in the first input; the others are positions and sizes."""
+    """Apply the operator, which is linear in the first input; the others are positions and sizes."""
     return _again(op, node, {0: ts[0]})
 
 
@@ -122,7 +122,7 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """``α·(tA·B + A·tB) + β·tC``.
 
-    One product takes ``tC`` as its third input, which it copies before it adds; of two, each does better without.
+    With one product, ``tC`` is its third input, which is copied and accumulated to; with two, a separate sum is faster.
     """
     ta, tb, tc = (*ts, None)[:3]
     if ta is None and tb is None:
@@ -161,7 +161,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Sign is an operator of its own to what is lowered, which has better ways to compute it."""
+    """Multiply by Sign, which lowering replaces by faster forms."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None
@@ -173,14 +173,14 @@ def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """``J·t = Jᵀ·t``: functions of each element (J is diagonal), and Softmax (``J = diag(y) - y·yᵀ``)."""
+    """``J·t = Jᵀ·t``: elementwise functions (J is diagonal), and Softmax (``J = diag(y) - y·yᵀ``)."""
     product = registry.RULES["", node.op_type](op, node, ts)[0]
     return None if product is None else [product]
 
 
 @together("Gelu")
 def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
-    """``x·Φ(x)``: the slope needs Φ, too. In narrower types the operator is more exact than its formula."""
+    """``x·Φ(x)``: the slope needs Φ, too. In narrower types the operator is more accurate than its formula."""
     (x,) = (op.wrap(v) for v in node.inputs if v is not None)
     approximate = registry.attributes(node)["approximate"]
     if x.dtype != ir.DataType.FLOAT or approximate != "none":

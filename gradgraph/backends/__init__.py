@@ -1,7 +1,7 @@
-"""The registry of backends: each file or folder of this room that defines a ``Backend`` is one, and is found here.
+"""The registry of backends: each file or folder of this room that defines a ``Backend`` is found here.
 
-A backend says what is rewritten, in which forms, and what its runtime lacks; its forms are imported when a model is
-written for it, not when it is listed. It knows named operators, and nothing of losses, data or sessions.
+A backend defines rewrites, forms, and what its runtime lacks; its forms are imported when a model is written for it,
+not when it is listed. It knows named operators, but not losses, data or sessions.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ find_all()
 
 
 def register(backend: Backend) -> Backend:
-    """Add a backend from outside this package; help, choices and errors know it from then on.
+    """Register a backend from outside this package; help, choices and errors then include it.
 
     Raises:
-        BuildError: there is another backend of that name.
+        BuildError: the name is taken.
     """
     known = BACKENDS.get(backend.name)
     return backend if known is backend else BACKENDS.add(backend.name, backend)
@@ -55,7 +55,7 @@ def checked_backends() -> tuple[str, ...]:
 
 
 def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
-    """The backend of that name, or BuildError."""
+    """The backend of that name; raises BuildError if there is none."""
     known = tuple(among)
     if name not in known:
         raise BuildError(f"there is no backend '{shown(name)}'{suggestion(name, known)}; use {', '.join(known)}")
@@ -63,6 +63,6 @@ def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
 
 
 def of_provider(provider: str) -> Backend:
-    """The backend to lower for where ``provider`` of onnxruntime is the first; ``portable`` where none is its own."""
+    """The backend to lower for if ``provider`` of onnxruntime comes first; ``portable`` if there is no specific one."""
     own = (b for b in BACKENDS.values() if b.provider == provider and b.extends is None)
     return next(own, BACKENDS["portable"])

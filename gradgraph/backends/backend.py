@@ -1,14 +1,14 @@
 """A backend describes one runtime that a step or a transformed model may be written for.
 
-A backend is one file or folder of this room, and nothing elsewhere names it: command line, help, errors, documents and
-tests ask the registry (``gradgraph.backends``). This file and those that describe a backend import nothing large, so
-that backends can be listed at once; forms and rewrites are loaded when a model is written. ``engine.py`` does what a
-``Lowering`` says, in this order::
+A backend is one file or folder of this room, and is not named elsewhere: command line, help, errors, documents and
+tests use the registry (``gradgraph.backends``). This file and the backends' own import nothing large, so listing
+backends is fast; forms and rewrites are loaded when a model is written. ``engine.py`` applies a ``Lowering`` in this
+order::
 
     before → [forms of nodes that no layout may take → layout] for each layout → forms of all nodes → after
            → clean-up → last
 
-A named operator that no form serves is written in its portable form.
+A named operator without an applicable form is written in its portable form.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Another way in which tensors may lie in memory, for chains of nodes rather than for single ones.
+    """An alternative memory layout for chains of nodes.
 
     Attributes:
-        may_take: whether a node can compute in it; such nodes get their forms only afterwards.
-        rewrites: those that decide, and write what they have decided.
+        may_take: whether a node supports it; such nodes get their forms only afterwards.
+        rewrites: the rewrites that choose nodes and convert them.
     """
 
     may_take: Callable[[ir.Node], bool]
@@ -48,22 +48,22 @@ def _no_forms() -> Forms:
 
 
 def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
-    """Return none."""
+    """Return no nodes."""
     return ()
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """The forms and rewrites that models are written with for one backend.
+    """The forms and rewrites of one backend.
 
     Attributes:
-        before: rewrites of the graph as it is saved, with named operators as single nodes.
+        before: rewrites of the saved graph, with named operators as single nodes.
         forms: the table for single nodes.
         layouts: see :class:`Layout`.
-        after: rewrites of the lowered graph, before unread nodes go and equal ones merge.
-        last: rewrites of what is then left.
-        on_host: returns the nodes that a provider leaves to the CPU by design, such as arithmetic on shapes; the
-            backend's table is not asked about them.
+        after: rewrites of the lowered graph, before the clean-up.
+        last: rewrites after the clean-up.
+        on_host: returns the nodes that a provider leaves to the CPU by design, such as arithmetic on shapes; they are
+            not checked against the backend's table.
     """
 
     before: tuple[Rewrite, ...] = ()
@@ -75,7 +75,7 @@ class Lowering:
 
 
 def lowering_in(module: str) -> Callable[[], Lowering]:
-    """Return what imports ``LOWERING`` from that module, when it is called."""
+    """Return a function that imports ``LOWERING`` from that module when called."""
     return lambda: cast(Lowering, importlib.import_module(module).LOWERING)
 
 
@@ -84,17 +84,17 @@ class Backend:
     """One runtime, or one way to use it.
 
     Attributes:
-        name: as users write it, ``backend="…"``.
-        about: what it is for, in one sentence for help and documents.
+        name: the name for users, ``backend="…"``.
+        about: its purpose, in one sentence for help and documents.
         load: imports and returns the forms and rewrites; called when the first model is written.
-        extends: the backend whose forms serve where this one has none.
-        provider: onnxruntime's execution provider that this is for; a Trainer on it lowers for this backend.
-        only_there: what is written runs on no other provider.
-        keeps_functions: named operators stay calls of model-local functions, and the model is not lowered.
-        for_steps: whether a saved step may be written for it; transformed models may always be.
-        machine: returns what a file that is written here demands of the machine that runs it; empty for nothing.
-        for_all: what is written should run in every runtime that was tested; what some of them lack is told only.
-        needs: what a session must be opened with to run such a file, in words; empty for nothing.
+        extends: the backend whose forms are used where this one has none.
+        provider: onnxruntime's execution provider for it; a Trainer on that provider lowers for this backend.
+        only_there: whether its files run on no other provider.
+        keeps_functions: whether named operators stay calls of model-local functions, without lowering.
+        for_steps: whether a saved step may be written for it; transformed models always may.
+        machine: returns what files written here require of the machine that runs them; empty for nothing.
+        for_all: whether files should run in every tested runtime; missing operators are only logged.
+        needs: session options that such a file requires, in words; empty for nothing.
     """
 
     name: str
@@ -116,26 +116,26 @@ class Backend:
 
     @property
     def has_table(self) -> bool:
-        """Is anything known of what the runtime can do?"""
+        """Whether there is a table of what the runtime supports."""
         return self.for_all or (Path(__file__).parent / "tables" / f"{self.name}.toml").exists()
 
     @property
     def table(self) -> Table | None:
-        """The table of what the runtime can do, from ``tables/<name>.toml``; None where nobody has found out."""
+        """The table of what the runtime supports, from ``tables/<name>.toml``; None if there is none."""
         from gradgraph.backends.capability import everywhere, table_of
 
         return everywhere() if self.for_all else table_of(self.name)
 
     def takes(self, nodes: Iterable[ir.Node]) -> bool:
-        """Does the runtime take all of these, by its table? "portable", which is for any, takes standard nodes."""
+        """Whether the runtime supports all of these, by its table. "portable" supports standard nodes."""
         table = None if self.for_all else self.table
         return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 
     def forms_of(self, node: ir.Node) -> list[Form]:
-        """The forms for ``node``, the best one first; those of the backend that this one extends come after its own."""
+        """The forms for ``node``, best first; those of the extended backend come last."""
         inherited = self.extends.forms_of(node) if self.extends is not None else []
         return [*self.lowering.forms.of(node), *inherited]
 
     def adds_forms(self, node: ir.Node) -> bool:
-        """Has it forms for ``node`` that the backend which it extends has not?"""
+        """Whether it has forms for ``node`` that the extended backend lacks."""
         return self.extends is not None and bool(self.lowering.forms.of(node))

@@ -1,16 +1,16 @@
-"""Tables of what runtimes can do: operators, types and conditions, one data file a backend (``tables/*.toml``).
+"""Tables of what runtimes support: operators, types and conditions, one data file per backend (``tables/*.toml``).
 
-A table says of a node that the runtime computes it right, that it refuses it, that it computes it *wrong* without
-saying so, or that nobody has tried. Most were measured: ``python -m tests.runtimes.probe`` runs models of
-one operator in the runtime, compares what it gives, and writes the file. Some are from a runtime's documents.
+For a node, a table states that the runtime computes it correctly, rejects it, silently computes it *wrong*, or was not
+tested. Most were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the runtime, compares
+results, and writes the file. Some are from a runtime's documentation.
 
-A row tells, for each type variable of the operator's schema, the types that are right; and conditions under which it
-is refused or wrong in spite of its types. A condition is made of facts (``facts.py``) that hold together:
-``"mode=cubic"``, ``"input 1 computed & !rank 4"``; ``!`` stands before one that must not hold, and ``*`` always does.
+A row lists, for each type variable of the operator's schema, the types that work, and conditions under which it is
+rejected or wrong regardless of types. A condition is a conjunction of facts (``facts.py``): ``"mode=cubic"``, ``"input
+1 computed & !rank 4"``; ``!`` negates a fact, and ``*`` always holds.
 
-A table of a runtime that is installed here, onnxruntime, tells what several versions can do: ``[[measured]]`` names
-them, and an operator in which they differ has several rows, each of which holds from the version that it is ``since``
-on until the next row's. The rows of the newest version that is no newer than the installed one are taken.
+The table of onnxruntime covers several versions: ``[[measured]]`` lists them, and an operator in which they differ has
+several rows, each valid from its ``since`` version until the next row's. The rows for the newest version not newer than
+the installed one are used.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ else:
 TABLES = Path(__file__).parent / "tables"
 ALWAYS = "*"
 
-Kind = Literal["right", "untried", "falls back", "refused", "wrong"]  # from good to bad
+Kind = Literal["right", "untried", "falls back", "refused", "wrong"]  # from best to worst
 KINDS: tuple[Kind, ...] = ("right", "untried", "falls back", "refused", "wrong")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A runtime's answer to one node; ``reason`` is a clause such as "it has no operator Loop", empty if right."""
+    """The support for one node; ``reason`` is a clause such as "it has no operator Loop", empty if it works."""
 
     kind: Kind
     reason: str = ""
 
     @property
     def fails(self) -> bool:
-        """Is a model with this node refused, or are its results wrong?"""
+        """Whether a model with this node is rejected, or its results are wrong."""
         return self.kind in ("refused", "wrong")
 
 
@@ -59,7 +59,7 @@ RIGHT = Verdict("right")
 
 @dataclass(frozen=True)
 class Condition:
-    """Facts that hold together, and why they matter, if the file says so."""
+    """A conjunction of facts, and the reason, if the file states one."""
 
     terms: tuple[str, ...]
     why: str = ""
@@ -71,15 +71,15 @@ class Condition:
         return cls(tuple(t.strip() for t in terms.split(" & ")), why)
 
     def holds(self, facts: Facts) -> bool:
-        """Is it so of a node with these facts?"""
+        """Whether it holds for a node with these facts."""
         return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
 
     def in_words(self) -> str:
-        """The condition as words behind "with": ``mode=cubic and input 1 computed or fed``."""
+        """The condition as words after "with": ``mode=cubic and input 1 computed or fed``."""
         return " and ".join(_in_words(term) for term in self.terms if term != ALWAYS)
 
 
-_WORDS = (  # facts as they are said behind "with"
+_WORDS = (  # facts as words after "with"
     (r"(\w+) (b?float\w+|u?int\d+|bool|string|complex\w+)", r"\2"),
     (r"input (\d+) computed", r"input \1 computed or fed, not constant"),
     (r"input (\d+) derived", r"input \1 computed from constants"),
@@ -106,7 +106,7 @@ _WORDS = (  # facts as they are said behind "with"
 
 
 def _in_words(term: str) -> str:
-    """A term of a condition in words."""
+    """A fact of a condition in words."""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
     return f"not {words}" if negated else words
@@ -114,9 +114,9 @@ def _in_words(term: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: types that are right, by type variable, and what is refused or wrong in spite of them.
+    """One operator: supported types, by type variable, and conditions under which it is rejected or wrong.
 
-    What is ``fatal`` is refused even where other nodes that a runtime does not take are computed elsewhere.
+    A ``fatal`` condition is an error even if a runtime computes unsupported nodes elsewhere.
     """
 
     types: Mapping[str, frozenset[str]]
@@ -126,7 +126,7 @@ class Row:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Row:
-        """Read a row of a file."""
+        """Parse a row of a file."""
         types = {k: frozenset(v.split()) for k, v in data.items() if isinstance(v, str)}
         return cls(types, *(tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong", "fatal")))
 
@@ -138,11 +138,11 @@ class Table:
     Attributes:
         runtime, version: its name and version.
         source: where it comes from, in words.
-        tested: was it measured in that runtime?
-        complete: are operators and types that it does not list refused? Else nobody has tried them.
-        falls_back: nodes that it does not take are computed elsewhere (by onnxruntime on the CPU).
-        functions: does it call model-local functions?
-        opsets, ir_versions: of ai.onnx and of files, from the first to the last that it takes.
+        tested: whether it was measured in that runtime.
+        complete: whether unlisted operators and types are rejected; otherwise they are untested.
+        falls_back: whether unsupported nodes are computed elsewhere (by onnxruntime on the CPU).
+        functions: whether it supports model-local functions.
+        opsets, ir_versions: of ai.onnx and of files, from the oldest to the newest supported one.
         rows: by operator; one of another domain is written ``domain.Operator``.
     """
 
@@ -163,7 +163,7 @@ class Table:
         return f"{self.runtime} {self.version}".strip()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
-        """The runtime's answer to ``node``; a caller that has the node's ``facts`` gives them."""
+        """The verdict on ``node``; pass the node's ``facts`` if they are known."""
         domain, op_type = key_of(node)
         row = self.rows.get(f"{domain}.{op_type}" if domain else op_type)
         if row is None:
@@ -179,11 +179,11 @@ class Table:
                 return Verdict("refused", condition.why)
         for condition in row.refused:
             if condition.holds(known):
-                return self._refusal(condition.why or f"it does not take {_case_in_words(op_type, condition)}")
+                return self._refusal(condition.why or f"it does not support {_case_in_words(op_type, condition)}")
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
-        """The verdict where no condition of the row holds: whether each type variable has one of its types."""
+        """The verdict if no condition of the row holds: whether each type variable has a supported type."""
         for fact in sorted(facts):
             variable, _, type_ = fact.partition(" ")
             if variable in row.types and type_ not in row.types[variable]:
@@ -196,7 +196,7 @@ class Table:
         return Verdict("falls back" if self.falls_back else "refused", reason)
 
     def takes(self, node: ir.Node) -> bool:
-        """Is it computed right, as far as is known?"""
+        """Whether it is computed correctly, as far as known."""
         return self.verdict(node).kind in ("right", "untried")
 
 
@@ -206,24 +206,24 @@ def _case_in_words(op_type: str, condition: Condition) -> str:
 
 
 def installed() -> str:
-    """The version of the onnxruntime that is installed here."""
-    import onnxruntime  # not needed for the tables of others
+    """The version of the installed onnxruntime."""
+    import onnxruntime  # not needed for the tables of other runtimes
 
     return str(onnxruntime.__version__)
 
 
 def age(version: str) -> tuple[int, ...]:
-    """The numbers that versions are sorted by."""
+    """The sort key of a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def holding(rows: Sequence[Mapping[str, Any]], version: str, since: str = "version") -> Mapping[str, Any]:
-    """The last of ``rows``, oldest first, that is ``since`` no later version; the first if all are."""
+    """The last of ``rows``, oldest first, whose ``since`` is not newer than the version; the first if all are."""
     return next((row for row in reversed(rows) if age(row[since]) <= age(version)), rows[0])
 
 
 def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
-    """The row of a file for an operator at ``version``; None before the first that has it."""
+    """The row of an operator in a file at ``version``; None before the first version that has it."""
     if isinstance(rows, Mapping):
         return rows
     row = holding(rows, version, "since")
@@ -247,12 +247,12 @@ def table_of(name: str) -> Table | None:
 
 @dataclass(frozen=True)
 class Everywhere(Table):
-    """The intersection of several tables: of each node what the runtime that does worst by it makes of it."""
+    """The intersection of several tables: the worst verdict on each node."""
 
     tables: tuple[Table, ...] = ()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
-        """The worst verdict, with all that are as bad in its reason."""
+        """The worst verdict, with all equally bad ones in its reason."""
         known = facts_of(node) if facts is None else facts
         verdicts = [(t.title, t.verdict(node, known)) for t in self.tables]
         kind = max((v for _, v in verdicts), key=lambda v: KINDS.index(v.kind)).kind
@@ -262,7 +262,7 @@ class Everywhere(Table):
 
 @functools.cache
 def everywhere() -> Table:
-    """The intersection of all tables that were measured."""
+    """The intersection of all measured tables."""
     every = [t for path in sorted(TABLES.glob("*.toml")) if (t := table_of(path.stem)) is not None and t.tested]
     opsets, ir_versions = (
         (max(first for first, _ in ranges), min(last for _, last in ranges))
@@ -284,7 +284,7 @@ def everywhere() -> Table:
 
 
 def lacking(name: str) -> Callable[[Call], bool]:
-    """``when=lacking("openvino")``: a form of a standard operator is of use where that does not take the node."""
+    """``when=lacking("openvino")``: use a form of a standard operator where the runtime lacks it."""
 
     def when(call: Call) -> bool:
         found = table_of(name)

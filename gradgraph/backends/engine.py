@@ -1,8 +1,8 @@
-"""Lowering: the same model, written the way one backend computes it fastest. The backend's lists say what is done.
+"""Lowering: rewrite a model into the form that a backend computes fastest, as the backend's lists define.
 
-``for_machine`` takes a training model as it is saved (named operators are calls of functions with portable bodies)
-and returns one for a single backend, which is run and not saved. Symbolic dimensions that the caller knows (the batch
-at hand) become numbers first, and what follows from them is folded.
+``for_machine`` converts a saved training model (named operators are calls of functions with portable bodies) for a
+single backend, to be run and not saved. Known symbolic dimensions (the batch size) become numbers first, and constants
+that follow are folded.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.after import is_order, write_orders
-from gradgraph.autodiff.apart import forget_apart
+from gradgraph.autodiff.separate_buffers import restore_sizes
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
-from gradgraph.backends.known import work_out
+from gradgraph.backends.static_facts import derive_facts
 from gradgraph.errors import BuildError, Finding
 from gradgraph.graph import checks
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import forget_detached
 from gradgraph.graph.shapes import OPSET
 from gradgraph.machine.garbage_collection import paused_collection
-from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
+from gradgraph.optim import updates  # noqa: F401  (registers operators that a saved step may call)
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.opsets.older import check_opset
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
@@ -42,7 +42,7 @@ from gradgraph.rules.named_operators import DOMAIN, describe, operator_of, write
 
 log = logging.getLogger("gradgraph")
 
-MOST_NAMED = 8  # operators in one message
+MOST_NAMED = 8  # operators listed in one message
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
 
@@ -50,25 +50,25 @@ Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 def for_machine(
     model: onnx.ModelProto, backend: Backend, dims: Mapping[str, int] | None = None, choose: Choose | None = None
 ) -> onnx.ModelProto:
-    """``model`` for one backend; it is not changed.
+    """Return ``model`` lowered for one backend; it is not changed.
 
     Args:
         model: a training or evaluation model of a step.
         dims: sizes of symbolic dimensions, by name.
-        choose: the forms to try for a call, in order; by default those whose ``when`` holds.
+        choose: the forms to try for a call, in order; by default those whose ``when`` is true.
     """
     return ir.to_proto(lowered(opened(model, dims or {}), backend, choose))
 
 
 def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = False) -> ir.Model:
-    """Write the named operators of ``model`` as ``backend`` has them, in place; see what its table says of the result.
+    """Write the named operators of ``model`` for ``backend``, in place, and check the result against its table.
 
     Args:
-        file: of a step; messages name it.
-        spare: training goes on without this file, so it may be one that the runtime refuses; that is told.
+        file: the file of a step, for messages.
+        spare: whether training works without this file, so that an unsupported one only causes a warning.
 
     Raises:
-        BuildError: by its table, the runtime would refuse a node, or compute it wrong.
+        BuildError: by its table, the runtime would reject a node, or compute it wrong.
     """
     if backend.keeps_functions:
         run(backend.lowering.before, model)
@@ -80,10 +80,10 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
 
 
 def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Write init.onnx, which has no named operators, as ``backend`` takes it, in place.
+    """Write init.onnx, which has no named operators, for ``backend``, in place.
 
     Raises:
-        BuildError: by its table, the runtime would refuse a node, or compute it wrong.
+        BuildError: by its table, the runtime would reject a node, or compute it wrong.
     """
     if not backend.keeps_functions:
         run(backend.lowering.last, model)
@@ -92,10 +92,10 @@ def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
 
 
 def opset_for(backend: Backend, asked: int | None) -> int:
-    """The opset to write at: the one that is asked for, or the newest that the runtime takes, by its table.
+    """The opset to write at: the requested one, or the newest that the runtime supports, by its table.
 
     Raises:
-        BuildError: the runtime does not take it.
+        BuildError: the runtime does not support it.
     """
     table = backend.table
     oldest, newest = (OPSET, OPSET) if table is None else table.opsets
@@ -103,22 +103,22 @@ def opset_for(backend: Backend, asked: int | None) -> int:
         return min(OPSET, newest)
     check_opset(asked)
     if table is not None and not oldest <= asked <= newest:
-        raise BuildError(f"{table.title} takes opsets {oldest} to {newest}, and not {asked}")
+        raise BuildError(f"{table.title} supports opsets {oldest} to {newest}, not {asked}")
     return asked
 
 
 def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare: bool = False) -> None:
-    """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
+    """Reject the lowered ``model`` if the table of ``backend`` does; log nodes that are computed elsewhere.
 
-    Without a table, nothing is refused. For ``file`` and ``spare`` see :func:`write_for`.
+    Without a table, nothing is rejected. For ``file`` and ``spare`` see :func:`write_for`.
 
     Raises:
-        BuildError: with a finding for each node that would be refused or wrong.
+        BuildError: with a finding for each node that would be rejected or wrong.
     """
     if (table := backend.table) is None:
         return
     known = model.clone()
-    work_out(known)
+    derive_facts(known)
     found = list(verdicts(known, backend))
     if not found:
         return
@@ -126,19 +126,24 @@ def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare
     if backend.for_all:
         bad = [(node, v) for node, v in found if v.fails]
         if bad:
-            log.warning("not every runtime takes this%s, or right: %s (%s)", of, _counted(bad), bad[0][1].reason)
+            log.warning(
+                "not every runtime supports this%s, or correctly: %s (%s)",
+                of,
+                _counted(bad),
+                bad[0][1].reason,
+            )
         return
     if fatal := [(node, v) for node, v in found if v.fails]:
         _refuse(fatal, f"cannot run in {table.title}", file, spare)
     count = sum(1 for _ in nodes_of(model))
     if away := [(node, v) for node, v in found if v.kind == "falls back"]:
-        log.warning("%s does not take %d of %d nodes%s: %s", backend.name, len(away), count, of, _counted(away))
+        log.warning("%s does not support %d of %d nodes%s: %s", backend.name, len(away), count, of, _counted(away))
     if new := [(node, v) for node, v in found if v.kind == "untried"]:
-        log.warning("nobody has tried %d of %d nodes%s in %s: %s", len(new), count, of, table.title, _counted(new))
+        log.warning("%d of %d nodes%s are untested in %s: %s", len(new), count, of, table.title, _counted(new))
 
 
 def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, spare: bool) -> None:
-    """Raise BuildError for these nodes of ``file``; where it is spare and refused, and not wrong, say so instead."""
+    """Raise BuildError for these nodes of ``file``; log a warning if it is spare and none is computed wrong."""
     where = f"{file}: " if file else ""
     findings = [Finding(where + checks.describe(node), f"{cannot}: {v.reason}") for node, v in fatal]
     more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
@@ -148,7 +153,7 @@ def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, sp
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
-    """The nodes of ``model`` that are not known to be computed right, as the table of ``backend`` says."""
+    """The nodes of ``model`` that are not known to be computed correctly, by the table of ``backend``."""
     known = backend.table
     if known is None:
         return
@@ -159,19 +164,19 @@ def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdi
             yield node, verdict
 
 
-_REMEDY = "build for a backend that computes it, or write that part of the model with other operators"
+_REMEDY = "build for a backend that supports it, or write that part of the model with other operators"
 _SHELL_REMEDY = "build for another --backend, or write that part of the model with other operators"
 
 
 def _counted(found: Sequence[tuple[ir.Node, Verdict]]) -> str:
-    """How many nodes of each operator were found, as in ``2 Loop, 1 If``."""
+    """The number of nodes per operator, as in ``2 Loop, 1 If``."""
     kinds = Counter(node.op_type for node, _ in found)
     named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
     return named + (", …" if len(kinds) > MOST_NAMED else "")
 
 
 def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """``model`` for ``backend``, in place: lowered, cleaned up, and what the backend does last."""
+    """``model`` for ``backend``, in place: lowered, cleaned up, and with the final rewrites."""
     clean_up(lower(model, backend, choose))
     run(backend.lowering.last, model)
     return write_orders(model)
@@ -181,18 +186,18 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
     work: ir.Model = ir.from_proto(model)
     for value in work.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):  # the step knows its folder, and who lowers it does not
+        if isinstance(value.const_value, ir.ExternalTensor):  # the step knows its folder, but the lowering does not
             value.const_value.base_dir = os.devnull
     forget_functions(work)
-    forget_apart(work)
-    forget_detached(nodes_of(work))  # what runs is not differentiated again
+    restore_sizes(work)
+    forget_detached(nodes_of(work))  # a running model is not differentiated again
     convert_to_opset(work)
     bind(work, dims)
     return work
 
 
 def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Replace symbolic dimensions by numbers, in place, and fold what becomes known."""
+    """Replace symbolic dimensions by numbers, in place, and fold constants that follow."""
     if not dims:
         return
     values = [*model.graph.inputs, *model.graph.initializers.values(), *(v for n in nodes_of(model) for v in n.outputs)]
@@ -215,7 +220,7 @@ def _infer_all(model: ir.Model) -> None:
 
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """Replace, in place, every node that ``backend`` has a better form for, and every named operator."""
+    """Replace, in place, every node for which ``backend`` has a better form, and every named operator."""
     run(backend.lowering.before, model)
     for layout in backend.lowering.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]
@@ -230,10 +235,10 @@ def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir
 
 
 def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
-    """Replace these nodes by the first form that can serve, or the portable one; then what was written, likewise."""
+    """Replace these nodes by the first applicable form, or the portable one, and then the new nodes likewise."""
     editor = Editor(model)
     op = editor.op
-    waiting = deque(nodes)  # in graph order, as shapes become known in it
+    waiting = deque(nodes)  # in graph order, as shapes become known in that order
     with editor.replacing_many():
         while waiting:
             node = waiting.popleft()
@@ -252,7 +257,7 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
 
 
 def _written(op: Builder, call: Call, forms: Iterable[Form]) -> tuple[Var, ...] | None:
-    """Write the first form that can serve; return its outputs, None if there is none."""
+    """Write the first applicable form; return its outputs, or None if there is none."""
     for candidate in forms:
         before = len(op.nodes), len(op.constants)
         written = candidate.write(op, *call.inputs, **call.attrs)

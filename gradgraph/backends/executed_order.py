@@ -1,4 +1,4 @@
-"""The order in which onnxruntime computes the nodes of a graph."""
+"""The order in which onnxruntime executes the nodes of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.autodiff.path import reads
 
 
 def as_executed(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of ``graph`` in the order in which onnxruntime computes them, as far as it keeps them."""
+    """The nodes of ``graph`` in the order in which onnxruntime executes them, as far as it keeps them."""
     place = {node: i for i, node in enumerate(graph)}
     needed = [{place[m] for x in reads(node) if (m := x.producer()) in place} for node in place]
     nodes = list(place)
@@ -18,12 +18,12 @@ def as_executed(graph: ir.Graph) -> list[ir.Node]:
 
 
 def executed_order(needed: Sequence[Collection[int]]) -> list[int]:
-    """The order in which onnxruntime computes nodes.
+    """The order in which onnxruntime executes nodes.
 
-    It begins at the last node that nobody reads, and computes first what the last of several inputs needs.
+    It starts from the last unread node, and first executes the producers of its last input.
 
     Args:
-        needed: of each node those that write its inputs, by their places in the file.
+        needed: for each node, the indices in the file of the producers of its inputs.
     """
     found, seen = list[int](), set[int]()
     stack = [(i, False) for i in sorted(set(range(len(needed))).difference(*needed))]

@@ -1,4 +1,4 @@
-"""Describe a node in short words, facts that a runtime's support may depend on; tables of runtimes consist of them.
+"""Short facts about a node that a runtime's support may depend on, used in the tables of runtimes.
 
 A fact is one of these, where *i* counts from 0:
 
@@ -38,7 +38,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import captures
-from gradgraph.backends.known import is_derived
+from gradgraph.backends.static_facts import is_derived
 from gradgraph.graph.checks import has_bodies
 from gradgraph.graph.prune import is_wanted
 from gradgraph.graph.schemas import Signature, signature
@@ -49,7 +49,7 @@ from gradgraph.rules.registry import attributes, key_of
 Facts = frozenset[str]
 
 TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
-_MOST_WRITTEN = 64  # integers up to which an attribute's number is a fact
+_MOST_WRITTEN = 64  # integers up to which an attribute's value is a fact
 _ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 _SCANS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 _USUAL = {"pads": 0, "strides": 1, "dilations": 1, **dict.fromkeys(_SCANS, 0)}
@@ -57,7 +57,7 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 
 
 def facts_of(node: ir.Node) -> Facts:
-    """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
+    """All facts of ``node``; missing shapes are inferred."""
     read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
     found = [*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *_channel_facts(node), *read]
     found += ["outputs alike"] if is_output_twice(node) else []
@@ -66,12 +66,12 @@ def facts_of(node: ir.Node) -> Facts:
 
 
 def type_name(dtype: ir.DataType) -> str:
-    """``float32``, ``int64``, …: as NumPy calls it."""
+    """NumPy's name: ``float32``, ``int64``, …."""
     return TYPE_NAMES.get(dtype.name, dtype.name.lower())
 
 
 def _type_facts(node: ir.Node) -> Iterator[str]:
-    """The type of each input and output, by its variable in the schema."""
+    """The type of each input and output, by its type variable in the schema."""
     schema = signature(node.op_type, OPSET) if key_of(node)[0] == "" else None
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
@@ -87,7 +87,7 @@ def _type_variable(schema: Signature | None, i: int, outputs: bool) -> str | Non
 
 
 def _attribute_facts(node: ir.Node) -> Iterator[str]:
-    """Tell which attributes differ from the default, are even, uneven, 0, 1 or negative; and whether bodies capture."""
+    """Facts about attributes: which differ from the default, are even, uneven, 0, 1 or negative; and captures."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults: dict[str, Any] = {} if known is None else known.defaults
     for name, value in attributes(node).items():
@@ -106,7 +106,7 @@ def _attribute_facts(node: ir.Node) -> Iterator[str]:
 
 
 def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
-    """Facts of an attribute that is a list of integers or of words; others have none."""
+    """Facts of an attribute that is a list of integers or words; others have none."""
     yield from (f"{name}={v}" for v in values if isinstance(v, str))
     if not values or not isinstance(values[0], int):
         return
@@ -119,15 +119,15 @@ def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
 
 
 def _is_default(node: ir.Node, name: str, value: Any) -> bool:
-    """Is it what ONNX's words say of the operator without the attribute?"""
+    """Whether it is the default by ONNX's documentation of the operator."""
     if name == "activations" and node.op_type in _ACTIVATIONS:
-        usual = _ACTIVATIONS[node.op_type]  # in each direction
+        usual = _ACTIVATIONS[node.op_type]  # for each direction
         return [a.lower() for a in value] == usual * (len(value) // len(usual))
     return name in _USUAL and isinstance(value, list) and all(v == _USUAL[name] for v in value)
 
 
 def _input_facts(node: ir.Node) -> Iterator[str]:
-    """Tell which inputs there are, where their numbers come from, their axes, and whether their shapes differ."""
+    """Facts about inputs: presence, origin of their values, ranks, and whether their shapes differ."""
     shapes = []
     for i, value in enumerate(node.inputs):
         if value is None:
@@ -148,7 +148,7 @@ def _input_facts(node: ir.Node) -> Iterator[str]:
 
 
 def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[str]:
-    """Where an input's numbers come from, and what is known of those that are constant."""
+    """The origin of an input's values, and facts about constant ones."""
     if is_derived(value):
         yield "derived"
     elif constant is None and not (value.is_initializer() and not value.is_graph_input()):
@@ -164,7 +164,7 @@ def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[
 
 
 def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
-    """Tell which sizes of input ``i`` are known at run time only."""
+    """Facts about sizes of input ``i`` that are known at run time only."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
     if dims is None or not is_static(dims[1:]):
@@ -177,7 +177,7 @@ def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
 
 
 def _channel_facts(node: ir.Node) -> Iterator[str]:
-    """Tell which numbers of channels a Conv has: kernels that read several at once may stumble over the rest."""
+    """Facts about the channels of a Conv: vectorised kernels may fail on remainders."""
     if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
         return
     filters, channels = (shape_of(node.inputs[1]) or (None, None))[:2]
@@ -192,7 +192,7 @@ def _channel_facts(node: ir.Node) -> Iterator[str]:
 
 
 def read_slices(node: ir.Node) -> list[int]:
-    """The outputs of a Scan's body, by number, that are written turn by turn and read in the body, too."""
+    """The indices of outputs of a Scan's body that are stacked and also read in the body."""
     if node.op_type != "Scan" or node.domain:
         return []
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
@@ -201,7 +201,7 @@ def read_slices(node: ir.Node) -> list[int]:
 
 
 def is_output_twice(node: ir.Node) -> bool:
-    """Is it an Identity, maybe of others, of a constant that two outputs of the graph are copies of?"""
+    """Whether it is an Identity (or several) of a constant that two outputs of the graph copy."""
     if node.op_type != "Identity" or node.domain or not node.outputs[0].is_graph_output():
         return False
     source = copied(node.inputs[0])
@@ -216,13 +216,13 @@ def is_output_twice(node: ir.Node) -> bool:
 
 
 def copied(value: ir.Value | None) -> ir.Value | None:
-    """The value that ``value`` is, behind Identities."""
+    """The value behind the Identities of ``value``."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
         value = node.inputs[0]
     return value
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Is it an initializer that nothing feeds, or what a Constant gives?"""
+    """Whether it is an initializer that is not an input, or the output of a Constant."""
     node = value.producer()
     return value.is_initializer() and not value.is_graph_input() if node is None else node.op_type == "Constant"

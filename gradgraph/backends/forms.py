@@ -1,4 +1,4 @@
-"""The table of forms of a backend: operator → ways to compute it there, the best one first.
+"""The table of forms of a backend: operator → ways to compute it there, best first.
 
 A form is written like the portable form of a named operator::
 
@@ -7,10 +7,10 @@ A form is written like the portable form of a named operator::
         '''Why this is fast, and where it was measured.'''
         ...
 
-It takes the builder, the inputs and attributes of the node, returns its outputs, or ``None`` where it cannot serve
-(kernel sizes unknown, a layout that does not fit): then the next one is asked. ``when`` says where it is *worth* it;
-``tune`` also tries it elsewhere. A form of a standard operator (``Conv``) must not write that operator again without
-need: what a form writes is lowered in turn.
+It gets the builder, the inputs and attributes of the node, and returns its outputs, or ``None`` if it does not apply
+(unknown kernel sizes, an unsuitable layout): then the next one is tried. ``when`` is true where it is *faster*;
+``tune`` also tries it elsewhere. A form of a standard operator (``Conv``) must not write that operator again
+unnecessarily, as its nodes are lowered in turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradgraph.rules.registry import Case, attributes, key_of
 
 @dataclass(frozen=True)
 class Call:
-    """A node that is to be lowered, as forms see it."""
+    """A node to be lowered, as passed to forms."""
 
     node: ir.Node
     inputs: tuple[Var | None, ...]
@@ -45,18 +45,18 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Operator, types, shapes and attributes in one line: calls with one key are computed alike."""
+        """Operator, types, shapes and attributes in one line: calls with equal keys are computed alike."""
         inputs = ", ".join("-" if x is None else f"{x.value.dtype}{list(x.shape or ())}" for x in self.inputs)
         attrs = ", ".join(f"{k}={v}" for k, v in sorted(self.attrs.items()) if not isinstance(v, ir.Graph))
         return f"{self.node.op_type}({inputs}; {attrs})"
 
     def shape(self, i: int) -> Shape | None:
-        """The shape of input ``i``, as far as it is known."""
+        """The shape of input ``i``, as far as known."""
         x = self.inputs[i] if i < len(self.inputs) else None
         return None if x is None else x.shape
 
     def static(self, *indices: int) -> bool:
-        """Are the shapes of these inputs (all of them by default) known in full?"""
+        """Whether the shapes of these inputs (by default all) are fully known."""
         chosen = indices or range(len(self.inputs))
         return all(self.inputs[i] is None or is_static(self.shape(i)) for i in chosen)
 
@@ -74,12 +74,12 @@ class Form:
 
 
 def _domain_of(op_type: str) -> str:
-    """The domain of a standard or of a named operator: none of these is called like one of those."""
+    """The domain of a standard or a named operator; their names are disjoint."""
     return "" if onnx.defs.has(op_type) else DOMAIN
 
 
 class Forms:
-    """The table of one backend, or of several that share one; a table may begin with the rows of others."""
+    """The table of one backend, or of several that share one; a table may start with the rows of others."""
 
     def __init__(self, *others: Forms) -> None:
         self._rows: dict[tuple[str, str], list[Form]] = {}
@@ -89,12 +89,12 @@ class Forms:
     def add(
         self, op_type: str, *cases: Case, domain: str | None = None, when: Callable[[Call], bool] = lambda call: True
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Add a row; rows are asked in the order in which they were added.
+        """Add a row; rows are tried in the order in which they were added.
 
         Args:
-            op_type, domain: a standard operator, a named one, or one of another domain that is given.
-            cases: what tests compare with the portable form; further to those of the operator.
-            when: where it is the best choice.
+            op_type, domain: a standard operator, a named one, or one of the given domain.
+            cases: test cases for the comparison with the portable form, in addition to those of the operator.
+            when: whether it is the best choice for a call.
         """
         own_domain = _domain_of(op_type) if domain is None else domain
 
@@ -106,14 +106,14 @@ class Forms:
         return register
 
     def ask_in_order(self, op_type: str, *written: Callable[..., Any]) -> None:
-        """Sort the rows of an operator, which several files have added; ``written`` must name each of them."""
+        """Sort the rows of an operator that several files have added; ``written`` must name each of them."""
         key = _domain_of(op_type), op_type
         rows = {row.name: row for row in self._rows[key]}
         self._rows[key] = [rows.pop(write.__name__) for write in written]
         assert not rows, f"forms of {op_type} that have no place in the order: {', '.join(rows)}"
 
     def of(self, node: ir.Node) -> list[Form]:
-        """The rows for ``node``, the best one first."""
+        """The rows for ``node``, best first."""
         return self._rows.get(key_of(node), [])
 
     def __iter__(self) -> Iterator[Form]:

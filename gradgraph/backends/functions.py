@@ -1,13 +1,13 @@
-"""Calls of named operators become calls of model-local functions, whose bodies are their portable forms.
+"""Calls of named operators become calls of model-local functions with their portable forms as bodies.
 
-1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the shapes at hand.
-2. Calls with the same body share a function, whatever their shapes. The first body of an operator has the operator's
-   name, further ones have a number behind it (``ConvGradWeight_2``): a name alone says which function is called, as
-   some runtimes ignore a function's ``overload``.
-3. ``write_inline`` puts the bodies in place instead, for runtimes without functions.
+1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the given shapes.
+2. Calls with equal bodies share a function, whatever their shapes. The first body of an operator has the operator's
+   name, further ones are numbered (``ConvGradWeight_2``): the name alone identifies a function, as some runtimes ignore
+   ``overload``.
+3. ``write_inline`` writes the bodies in place instead, for runtimes without functions.
 
 So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript
-siblings and onnx's ReferenceEvaluator run it as it is, inlining before they optimise.
+packages and onnx's ReferenceEvaluator run it directly, inlining before they optimise.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def write_functions(model: ir.Model) -> ir.Model:
 
 
 def _body_key(node: ir.Node) -> Hashable:
-    """All that a body depends on; writing one takes longer than comparing this."""
+    """Everything that a body depends on; comparing it is faster than writing a body."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)
 
 
 def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
-    """The name of the function with this body, which becomes part of ``model`` if it is new."""
+    """The name of the function with this body, which is added to ``model`` if it is new."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
         known[body] = function.name = function_name(function.name, len(known) + 1)
@@ -56,16 +56,16 @@ def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[byt
 
 
 def forget_functions(model: ir.Model) -> None:
-    """Make calls of named operators plain nodes again, whatever wrote them; in place."""
+    """Turn calls of named operators into plain nodes again, whatever wrote them, in place."""
     for identifier in [i for i in model.functions if i[0] == DOMAIN]:
         del model.functions[identifier]
     for node in nodes_of(model):
         if node.domain == DOMAIN:
-            node.op_type, node.overload = operator_name(node.op_type), ""  # older steps name bodies by overload
+            node.op_type, node.overload = operator_name(node.op_type), ""  # older steps identify bodies by overload
 
 
 def write_inline(model: ir.Model) -> ir.Model:
-    """Put the portable form of every named operator in its place."""
+    """Replace every named operator by its portable form."""
     forget_functions(model)
     editor = Editor(model)
     for node in list(nodes_of(model)):
@@ -77,7 +77,7 @@ def write_inline(model: ir.Model) -> ir.Model:
 
 
 def _as_function(node: ir.Node) -> ir.Function:
-    """The portable form of ``node`` as a function of its inputs; attributes are declared, but burnt in."""
+    """The portable form of ``node`` as a function of its inputs; attributes are declared, but fixed in the body."""
     op = Builder()
     inputs = [_own_input(op, node, i) for i in range(len(node.inputs))]
     passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]
@@ -96,13 +96,13 @@ def _as_function(node: ir.Node) -> ir.Function:
         if v.const_value is not None
     ]
     for value in (*inputs, *(v for node in (*constants, *op.nodes) for v in node.outputs)):
-        value.type = value.shape = None  # a body that does not depend on shapes serves all of them
+        value.type = value.shape = None  # a body that does not depend on shapes is shared by all
     graph = ir.Graph(inputs, outputs, nodes=[*constants, *op.nodes], opset_imports={"": OPSET}, name=node.op_type)
     declared = [ir.Attr(a.name, a.type, None) for a in node.attributes.values()]
     return ir.Function(DOMAIN, node.op_type, graph=graph, attributes=declared)
 
 
 def _own_input(op: Builder, node: ir.Node, i: int) -> ir.Value:
-    """The function's own input ``i``; a call that leaves it out has no type for it, and its body does not read it."""
+    """The function's own input ``i``; an absent one has no type, and the body does not read it."""
     name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
     return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)

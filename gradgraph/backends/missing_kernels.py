@@ -1,7 +1,7 @@
-"""Operators that onnxruntime's CPU has no float64 kernel for, written in operators that it has one for.
+"""Operators without a float64 kernel in onnxruntime's CPU provider, written with operators that have one.
 
-A model of float64 opens at an old opset by a function body that onnxruntime does not take at opset 21, or brings no
-such operator, and its gradient does. What a model opens with is not to be missing in what a transform makes of it.
+A float64 model may run at an old opset by a function body that onnxruntime does not accept at opset 21, or its gradient
+may need an operator that the model lacks. A transformed model must run wherever the original does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _prelu(op: Builder, x: Var, slope: Var) -> Var:
 
 
 def _softplus(op: Builder, x: Var) -> Var:
-    return op.Max(x, 0.0) + op.Log(op.Exp(-op.Abs(x)) + 1.0)  # overflows nowhere
+    return op.Max(x, 0.0) + op.Log(op.Exp(-op.Abs(x)) + 1.0)  # never overflows
 
 
 def _mish(op: Builder, x: Var) -> Var:
@@ -69,7 +69,7 @@ FLOAT64: dict[str, Callable[..., Var | None]] = {
 
 
 def write_missing_kernels(model: ir.Model) -> ir.Model:
-    """Write nodes that onnxruntime has no kernel for in others, in place."""
+    """Write nodes without a kernel in onnxruntime with others, in place."""
     editor = Editor(model)
     for op_type, write in FLOAT64.items():
         for node in calls_of(model, op_type):

@@ -1,8 +1,8 @@
-"""OpenVINO: other forms for what its ONNX frontend has no rule for.
+"""OpenVINO: other forms for operators without a rule in its ONNX frontend.
 
-Its CPU plugin computes float64 as float32 and integers of 32 and 64 bits as such of 31 bits or as float32, without a
-word; and it refuses loops whose bodies read outer values, and convolutions of open sizes whose weights are computed.
-Of two outputs that are one constant it loses one.
+Its CPU plugin silently computes float64 as float32 and integers of 32 and 64 bits with 31 bits or as float32; it
+rejects loops whose bodies read outer values, and convolutions of unknown sizes with computed weights. Of two outputs
+that are the same constant it loses one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that only onnxruntime has, as words for forms: no schema tells their types and shapes, so these do."""
+"""Operators that only onnxruntime has, as helpers for forms; they set types and shapes, which no schema defines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BLOCKED = "com.microsoft.nchwc"  # channels in blocks: [N, C/b, *space, b]; its 
 def kernel(
     op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shape: Shape | None, **attrs: Any
 ) -> Var:
-    """One node with one output, of the element type of its first input."""
+    """Write one node with one output of the element type of its first input."""
     return kernel_of_several(op, op_type, domain, inputs, [shape], **attrs)[0]
 
 
 def kernel_of_several(
     op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shapes: Sequence[Shape | None], **attrs: Any
 ) -> list[Var]:
-    """One node with an output for each shape, of the element type of its first input."""
+    """Write one node with an output for each shape, of the element type of its first input."""
     first = inputs[0]
     assert first is not None
     values = [None if v is None else v.value for v in inputs]

@@ -1,4 +1,4 @@
-"""Standard nodes only, for runtimes that know no model-local functions."""
+"""Standard nodes only, for runtimes without model-local functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Onnx's own ReferenceEvaluator, in NumPy, which has no Scan that runs backwards."""
+"""Onnx's own ReferenceEvaluator, in NumPy, which does not support Scans in reverse."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def _lowering() -> Lowering:
 
 REFERENCE_EVALUATOR = Backend(
     name="reference-evaluator",
-    about="standard nodes for onnx's ReferenceEvaluator, to look at every number",
+    about="standard nodes for onnx's ReferenceEvaluator, to inspect every value",
     load=_lowering,
 )

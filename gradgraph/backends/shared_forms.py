@@ -1,4 +1,4 @@
-"""Tables of forms that several backends begin with, though none of them extends another."""
+"""Tables of forms shared by several backends that do not extend one another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradgraph.rules.shape import reshaped
 from gradgraph.rules.windows import Windows, sizes, spatial, windows
 
 UNPOOLING = Forms()  # for runtimes without MaxUnpool
-TRAINING = Forms()  # for runtimes made for inference: no positions of maxima, no norms in training mode
+TRAINING = Forms()  # for inference runtimes: no indices of maxima, no norms in training mode
 
 
 @UNPOOLING.add(
@@ -31,7 +31,7 @@ TRAINING = Forms()  # for runtimes made for inference: no positions of maxima, n
 def scattered_winners(
     op: Builder, x: Var, indices: Var, size: Var | None = None, *, kernel_shape: list[int], **attrs: Any
 ) -> Var | None:
-    """Zeros with x at the positions, where there is no MaxUnpool. Without pads, as gradients of a MaxPool write it."""
+    """Scatter x into zeros, without MaxUnpool. Only without pads, as gradients of a MaxPool write it."""
     if size is not None or x.shape is None or any(attrs.get("pads") or ()):
         return None
     strides = list(attrs.get("strides") or [1] * len(kernel_shape))
@@ -63,7 +63,7 @@ def written_out_batch_norm(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Var, Var, Var] | None:
-    """Training mode by its formula, where the operator knows none."""
+    """Write training mode by its formula, where the operator does not support it."""
     if not training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = [axis for axis in range(x.rank) if axis != 1]
@@ -76,14 +76,14 @@ def written_out_batch_norm(
     return op.like(y, x), running[0], running[1]
 
 
-# --- the largest of a window ------------------------------------------------------------------------------------
+# --- the maximum of a window -------------------------------------------------------------------------------------
 
 
 @TRAINING.add("MaxPoolGrad")
 def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
-    """MaxPool's gradient without positions: taps are compared with the largest of their window, the first wins.
+    """MaxPool's gradient without indices: taps are compared with the maximum of their window, and the first wins.
 
-    Windows side by side are woven together again, others added up by one ConvTranspose, whose weights are the taps.
+    Taps of adjacent windows are interleaved; others are added up by one ConvTranspose, whose weights select taps.
     """
     seen = windows(**attrs)
     if sizes(x) is None or sizes(dy) is None or attrs.get("ceil_mode") or x.dtype != ir.DataType.FLOAT:
@@ -103,7 +103,7 @@ def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
 
 def _padded(op: Builder, x: Var, seen: Windows) -> Var:
-    """``x`` with the lowest number around it, which never wins."""
+    """Pad ``x`` with the lowest number, which never wins."""
     if not any(seen.pads):
         return x
     lowest = op.const(np.array(np.finfo(np.float32).min))
@@ -111,7 +111,7 @@ def _padded(op: Builder, x: Var, seen: Windows) -> Var:
 
 
 def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
-    """The first element of every window, then the second, …: each shaped like ``y``."""
+    """The first element of every window, then the second, …, each shaped like ``y``."""
     found = []
     for place in itertools.product(*(range(k) for k in seen.taps)):  # row by row
         starts = [t * d for t, d in zip(place, seen.dilations, strict=True)]
@@ -121,7 +121,7 @@ def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
 
 
 def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """Lay the taps of windows side by side: [N, C, H, W] each → [N, C, H, kh, W, kw] → the shape of ``x``."""
+    """Interleave the taps of adjacent windows: [N, C, H, W] each → [N, C, H, kh, W, kw] → the shape of ``x``."""
     n, last = seen.rank, y.rank
     stacked = op.Concat(*(op.Unsqueeze(s, [last]) for s in shares), axis=last)
     apart = op.Reshape(stacked, op.Concat(op.shape(y), list(seen.taps), axis=0))
@@ -130,7 +130,7 @@ def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) ->
 
 
 def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """Add up windows that overlap or leave a rest: [N·C, taps, H, W] back through kernels that hold one 1 each."""
+    """Add up overlapping windows, or windows with gaps: [N·C, taps, H, W] through one-hot kernels."""
     rows = [op.Reshape(s, [-1, 1, *(sizes(y) or ())]) for s in shares]
     places = op.const(np.eye(len(shares), dtype=np.float32).reshape(len(shares), 1, *seen.taps))
     stacked = op.Concat(*rows, axis=1)
@@ -140,11 +140,11 @@ def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows)
 
 # --- statistics -------------------------------------------------------------------------------------------------
 
-TRAINING_WITH_STATISTICS = Forms(TRAINING)  # for runtimes that give the first output of a LayerNormalization alone
+TRAINING_WITH_STATISTICS = Forms(TRAINING)  # for runtimes that compute only the first output of a LayerNormalization
 
 
 def reads_statistics(call: Call) -> bool:
-    """Is more read of a norm than its first output?"""
+    """Whether more than the first output of a norm is read."""
     return any(map(is_wanted, call.node.outputs[1:]))
 
 
@@ -157,7 +157,7 @@ def reads_statistics(call: Call) -> bool:
 def written_out_layer_norm(
     op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
 ) -> tuple[Var, Var, Var] | None:
-    """All three outputs by their formulas."""
+    """Write all three outputs by their formulas."""
     if x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = list(range(axis % x.rank, x.rank))

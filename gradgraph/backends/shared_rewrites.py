@@ -1,4 +1,4 @@
-"""Rewrites of whole graphs that backends share: loops and numbers that some runtimes refuse, or compute wrong."""
+"""Rewrites shared by backends: loops and constants that some runtimes reject, or compute wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
-LAST = -(2**31 - 1)  # before the first element of any tensor, also where integers have 32 bits
+LAST = -(2**31 - 1)  # before the first element of any tensor, also for integers of 32 bits
 
 
 # --- loops ----------------------------------------------------------------------------------------------------
@@ -26,12 +26,12 @@ def _scans(model: ir.Model) -> list[ir.Node]:
 
 
 def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
-    """An attribute of a Scan, one number for each of its tensors; 0 where it is left out."""
+    """An attribute of a Scan, one number per tensor; 0 if it is absent."""
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 
 def turn_scans(model: ir.Model) -> None:
-    """Let every Scan run forward, in place: what it would read or write backwards is turned around beside it."""
+    """Make every Scan run forward, in place, by reversing tensors that it reads or writes backwards."""
     editor = Editor(model)
     for node in _scans(model):
         slices = node.attributes["num_scan_inputs"].as_int()
@@ -43,7 +43,7 @@ def turn_scans(model: ir.Model) -> None:
 
 
 def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
-    """Write the Scan again with forward directions alone; ``back_in`` and ``back_out`` say which were backward."""
+    """Write the Scan again with forward directions only; ``back_in`` and ``back_out`` mark backward tensors."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]
@@ -61,7 +61,7 @@ def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence
 
 
 def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
-    """A Scan with the body and the attributes of ``node``, which loses its body; with outputs like these."""
+    """A Scan with outputs like these that takes over the body and attributes of ``node``."""
     new = ir.Node("", "Scan", inputs, [node.attributes.pop(name) for name in list(node.attributes)],
                   num_outputs=len(outputs), name=op.fresh_in(op.scope, "Scan"))  # fmt: skip
     for out, like in zip(new.outputs, outputs, strict=True):
@@ -76,7 +76,7 @@ def _reversed(op: Builder, x: Var, axis: int) -> Var:
 
 
 def close_scans(model: ir.Model) -> None:
-    """Let no body of a Scan read a value from outside, in place: constants are written in it, all else is a state."""
+    """Remove captures from bodies of Scans, in place: constants are copied into them, other values become states."""
     editor = Editor(model)
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
@@ -94,7 +94,7 @@ def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
 
 
 def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
-    """Let ``body`` read what it has read from outside as Constants of its own, and as states that it passes on."""
+    """Make ``body`` read captured values as Constants of its own, and as states that it passes on."""
     op, states = editor.op, len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     op.scope = node.name or ""
     carried: list[tuple[ir.Value, ir.Value]] = []
@@ -124,7 +124,7 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
 
 
 def part_slices(model: ir.Model) -> None:
-    """Give what a Scan writes in each turn to nobody else in its body, in place: tract turns its shape there, too."""
+    """Give scan outputs a single use in the body, in place: tract changes the shape of other uses, too."""
     op = Builder(names_of(model))
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
@@ -134,14 +134,14 @@ def part_slices(model: ir.Model) -> None:
         op.nodes = []
 
 
-# --- numbers --------------------------------------------------------------------------------------------------
+# --- constants ------------------------------------------------------------------------------------------------
 
 
 def narrow_numbers(model: ir.Model) -> None:
-    """Compute in float32 what is computed in float64 on the way, in place, unless the model is fed or gives float64.
+    """Compute float64 intermediates in float32, in place, unless inputs or outputs of the model are float64.
 
-    Those are scalars of an optimizer. ``1 − βᵗ``, which float32 would cancel, becomes ``2h/(1+h)`` with
-    ``h = tanh(s/2)`` and ``s = −t·ln β``: right to 4e-7 for any t, where runtimes have Pow in float32 to 2e-5.
+    They are scalars of an optimizer. ``1 − βᵗ``, which would cancel in float32, becomes ``2h/(1+h)`` with ``h =
+    tanh(s/2)`` and ``s = −t·ln β``: accurate to 4e-7 for any t, where runtimes' float32 Pow is accurate to 2e-5.
     """
     if any(v.dtype == WIDE for v in (*model.graph.inputs, *model.graph.outputs)):
         return
@@ -161,7 +161,7 @@ def narrow_numbers(model: ir.Model) -> None:
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
-    """Write ``2h/(1+h)`` for ``node`` if that is ``1 − βᵗ`` with a constant β between 0 and 1."""
+    """Write ``2h/(1+h)`` for ``node`` if it is ``1 − βᵗ`` with a constant β between 0 and 1."""
     one, power = node.inputs
     source = None if power is None else power.producer()
     if one is None or source is None or source.op_type != "Pow":
@@ -177,7 +177,7 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
 
 
 def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
-    """Let tensors in attributes of ``node`` be float32 where they are ``old``, and attributes of these names say so."""
+    """Convert tensors in attributes of ``node`` from ``old`` to float32, and attributes that name the type."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == old:
             tensor = attribute.as_tensor()
@@ -190,9 +190,9 @@ def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
 
 
 def part_outputs(model: ir.Model) -> None:
-    """Let no two outputs be Identities of one constant, in place: a small one is copied, of a large one it is a Cast.
+    """Copy a constant that two outputs share through Identities, in place; of a large one, write a Cast.
 
-    OpenVINO drops an Identity, and of two outputs that then are one constant, it loses the name of one.
+    OpenVINO drops Identities, and if two outputs are then the same constant, it loses the name of one.
     """
     op = Builder(names_of(model))
     for node in model.graph:
@@ -210,10 +210,8 @@ def part_outputs(model: ir.Model) -> None:
             node.replace_input_with(0, own)
 
 
-NARROW_NUMBERS = Rewrite(
-    narrow_numbers, "scalars of optimizers in float32: some runtimes have no float64, or narrow it"
-)
-TURN_SCANS = Rewrite(turn_scans, "what runs over time runs forward: some runtimes know no other direction")
-CLOSE_SCANS = Rewrite(close_scans, "bodies read nothing from outside: some runtimes refuse that")
-PART_SLICES = Rewrite(part_slices, "what a loop writes has no other reader in it")
-PART_OUTPUTS = Rewrite(part_outputs, "outputs that begin as one constant have nodes of their own")
+NARROW_NUMBERS = Rewrite(narrow_numbers, "scalars of optimizers in float32: some runtimes lack float64, or narrow it")
+TURN_SCANS = Rewrite(turn_scans, "Scans run forward: some runtimes support no other direction")
+CLOSE_SCANS = Rewrite(close_scans, "bodies capture nothing: some runtimes reject captures")
+PART_SLICES = Rewrite(part_slices, "scan outputs have no other reader in the body")
+PART_OUTPUTS = Rewrite(part_outputs, "outputs of the same constant have nodes of their own")

@@ -1,4 +1,4 @@
-"""How far nodes lie behind each other: those of one stage may be put together, as nothing that counts lies between."""
+"""Stages of nodes: nodes of one stage can be merged, as no dependency that counts lies between them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gradgraph.graph.checks import has_bodies
 
 
 def stages(graph: ir.Graph, counts: Callable[[ir.Node, ir.Node], bool]) -> dict[ir.Node, int]:
-    """For each node, in graph order, the most edges that count on any path to it.
+    """For each node, in graph order, the maximum number of edges that count on any path to it.
 
-    A node with bodies, which may read anything, lies one stage behind all that was before it.
+    A node with bodies, which may read anything, is one stage after all nodes before it.
 
     Args:
         graph: in topological order.
-        counts: does the edge from a node to one that reads it count?
+        counts: whether the edge from a node to a reader counts.
     """
     found: dict[ir.Node, int] = {}
     latest = 0

@@ -1,8 +1,8 @@
-"""TensorRT, behind onnxruntime's TensorRT provider or alone: from the documents of its ONNX parser, not run by us.
+"""TensorRT, through onnxruntime's TensorRT provider or standalone: from its ONNX parser's documentation, not run by us.
 
-onnxruntime computes nodes that the provider does not take on CUDA or the CPU, so a file for this backend runs
-everywhere. Each change of side costs a copy; its forms avoid some: it has no float64, gives no positions of a pool's
-maxima and no statistics of a norm.
+onnxruntime computes nodes that the provider does not support on CUDA or the CPU, so a file for this backend runs
+everywhere. Each switch costs a copy; its forms avoid some: it has no float64, no indices of maxima and no statistics of
+norms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _lowering() -> Lowering:
 
 TENSORRT = Backend(
     name="tensorrt",
-    about="standard nodes in the forms that TensorRT's ONNX parser takes (from its documents; not run by us)",
+    about="standard nodes in the forms that TensorRT's ONNX parser supports (from its documentation; not run by us)",
     provider="TensorrtExecutionProvider",
     load=_lowering,
 )

@@ -1,4 +1,4 @@
-"""TVM, which compiles models by Relax. LayerNormalization's mean and deviation are zeros there without a word."""
+"""TVM, which compiles models by Relax. It silently returns zeros as LayerNormalization's mean and deviation."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def _lowering() -> Lowering:
     return Lowering(forms=TRAINING_WITH_STATISTICS, after=(NARROW_NUMBERS,))
 
 
-TVM = Backend(name="tvm", about="standard nodes that TVM has, for fixed sizes and no loops", load=_lowering)
+TVM = Backend(name="tvm", about="standard nodes that TVM supports, for fixed sizes and no loops", load=_lowering)

@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from gradgraph import optim
 from gradgraph.arguments import as_names
-from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review, review_integers
+from gradgraph.autodiff.separate_buffers import separate_buffers
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import write_for, write_init_for
 from gradgraph.backends.missing_kernels import write_missing_kernels
@@ -246,7 +246,7 @@ def for_backend(draft: Draft) -> Draft:
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
         written = write_for(keep_products_apart(write_missing_kernels(graph)), draft.backend, file, spare=file == EVAL)
-        keep_memory_apart(write_interface(write_at(written, draft.opset), draft.manifest))
+        separate_buffers(write_interface(write_at(written, draft.opset), draft.manifest))
     return draft
 
 

@@ -15,7 +15,7 @@ from gradgraph.arguments import TEXT, checked
 from gradgraph.backends import checked_backends, named
 from gradgraph.backends.capability import Kind, Table
 from gradgraph.backends.engine import verdicts
-from gradgraph.backends.known import work_out
+from gradgraph.backends.static_facts import derive_facts
 from gradgraph.errors import BuildError
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.checks import describe
@@ -163,4 +163,4 @@ def _prepared(model: ir.Model) -> Iterator[str]:
     if convert_to_opset(model):
         make_names_unique(model)
         yield f"opset {opset} is judged as it would be written at {OPSET}"
-    work_out(model)
+    derive_facts(model)

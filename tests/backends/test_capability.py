@@ -94,7 +94,7 @@ TOY = Table(
         ("y = Exp(x)", "float[2] x", Verdict("untried", "Exp was not tried in it")),
         ("y = Add(x, x)", "uint32[2] x", Verdict("wrong", "it computes Add with uint32 wrong")),
         ("y = Add(x, z)", "float[2] x, float z",
-         Verdict("refused", "it does not take Add with inputs of different shapes and not open sizes")),
+         Verdict("refused", "it does not support Add with inputs of different shapes and not open sizes")),
         ("y = Add(x, z)", "float[n] x, float z", Verdict("right")),
         ("y = Add(x, x)", "bool[2] x", Verdict("refused", "so")),
         ("y = LRN <size=2> (x)", "float[1, 4, 4] x", Verdict("refused", "it ends")),
@@ -137,7 +137,7 @@ def test_what_init_onnx_cannot_be_is_refused_at_build(monkeypatch: pytest.Monkey
     rows = {"ConstantOfShape": Row.read({"refused": ["*"]})}
     toy = capability.Table(**{**vars(TOY), "rows": rows})
     monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: toy)
-    with pytest.raises(BuildError, match=r"'init/ConstantOfShape' .* it does not take the operator ConstantOfShape"):
+    with pytest.raises(BuildError, match=r"'init/ConstantOfShape' .* it does not support the operator ConstantOfShape"):
         gg.build(convolutions("batch"), "mse", gg.optim.adam(0.1), backend="openvino")
 
 
@@ -149,7 +149,7 @@ def test_untried_nodes_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         )
     )
     check_against_table(BACKENDS["openvino"], model)
-    assert caplog.messages == ["nobody has tried 1 of 1 nodes in Toy 1.0: 1 Exp"]
+    assert caplog.messages == ["1 of 1 nodes are untested in Toy 1.0: 1 Exp"]
 
 
 # --- gradgraph.check_backend -------------------------------------------------------------------------------

@@ -137,11 +137,11 @@ def test_a_step_for_core_ml_says_what_it_leaves_to_the_cpu(caplog: pytest.LogCap
     auto = gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1))
     caplog.clear()
     step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="coreml")
-    said = [m for m in caplog.messages if m.startswith("coreml does not take ")]
+    said = [m for m in caplog.messages if m.startswith("coreml does not support ")]
     model = ir.from_proto(step.train)
     found = list(verdicts(model, BACKENDS["coreml"]))
     assert said[0].startswith(
-        f"coreml does not take {len(found)} of {len(step.train.graph.node)} nodes of train.onnx: "
+        f"coreml does not support {len(found)} of {len(step.train.graph.node)} nodes of train.onnx: "
     )
     assert not {"Gemm", "Neg"} & {node.op_type for node in model.graph}
     given = feeds(auto.train)

@@ -10,7 +10,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.backends import BACKENDS, step_backends
-from gradgraph.backends.demands import check_runs_here
+from gradgraph.backends.machine_requirements import check_runs_here
 from gradgraph.errors import BuildError, RuntimeUnavailableError
 from tests.kit.convolutions import convolutions, feeds
 from tests.kit.running import run
@@ -44,7 +44,7 @@ def test_every_backend_gives_the_same_numbers(backend: str) -> None:
     [
         ("ort-cpu", BACKENDS["ort-cpu"].machine(), "ort-cuda", "runs on the CPU provider only"),
         ("ort-cuda", "", "ort-cpu", "runs on the CUDA provider only"),
-        ("ort-cpu", "nchwc5", "ort-cpu", "a processor with nchwc5, and this one has"),
+        ("ort-cpu", "nchwc5", "ort-cpu", "a processor with nchwc5, but this one has"),
     ],
 )
 def test_a_step_for_another_machine_is_refused(backend: str, machine: str, here: str, says: str) -> None:

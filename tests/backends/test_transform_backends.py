@@ -13,7 +13,7 @@ import gradgraph as gg
 import gradgraph.rules.families
 from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.backends import BACKENDS
-from gradgraph.backends.demands import BACKEND_KEY
+from gradgraph.backends.machine_requirements import BACKEND_KEY
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.cli import choices
 from gradgraph.errors import BuildError

@@ -18,7 +18,7 @@ import gradgraph as gg
 from gradgraph import optim
 from gradgraph.backends import BACKENDS, step_backends
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_cpu.halves import round_in_between
+from gradgraph.backends.ort_cpu.float16_rounding import round_in_between
 from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import ArgumentError, BuildError, ModelError, UnknownNameError
 from gradgraph.files.models import to_proto

@@ -261,7 +261,7 @@ NAMING = [(place, text) for place, text in REACHED.remedies if ARGUMENT.search(t
 # what names alone say is reached, and is not
 UNREACHED_FROM = {
     ("gradgraph.runtime.data.sources", "Columns.__init__"): "an evaluation fills its last batch up",
-    ("gradgraph.autodiff.samples", "check_apart"): "a jacobian is told something else",
+    ("gradgraph.autodiff.samples", "check_independent"): "a jacobian is told something else",
     ("gradgraph.runtime.execution.session", "create_session"): "quantisation opens no session of CUDA",
 }
 OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls

@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 
 import gradgraph.rules.families  # noqa: F401  (fills the table)
 from gradgraph.backends.facts import Facts, facts_of
-from gradgraph.backends.known import work_out
+from gradgraph.backends.static_facts import derive_facts
 from gradgraph.graph.schemas import Signature, signature
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.passes.normal.edit import nodes_of
@@ -284,7 +284,7 @@ def _telling(op_type: str, every: Sequence[tuple[Case, Any]], most: int) -> list
 def facts_in(model: onnx.ModelProto, op_type: str) -> Facts:
     """The facts of the node of that operator in ``model``."""
     work = ir.from_proto(model)
-    work_out(work)
+    derive_facts(work)
     return next((facts_of(n) for n in nodes_of(work) if n.op_type == op_type), frozenset())
 
 

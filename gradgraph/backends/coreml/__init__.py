@@ -1,9 +1,8 @@
-"""Core ML, on iPhones and Macs: the nodes that onnxruntime's CoreML provider takes as an ML Program, by its own table.
+"""Core ML, on iPhones and Macs: the nodes that onnxruntime's CoreML provider supports as an ML Program.
 
-We had no Apple machine to run it on. onnxruntime computes nodes that the provider does not take on the CPU, so a file
-for this backend runs everywhere. Each change of side costs a copy; the forms below avoid some. Core ML wants some
-inputs as constants (the second factor of a Gemm, a bias of a Conv), and in a step of training weights are inputs: such
-nodes are written as operators that take any tensor.
+Taken from the provider's own table; we had no Apple machine to run it. onnxruntime computes unsupported nodes on the
+CPU, so a file for this backend runs everywhere. Each switch costs a copy; the forms below avoid some: Core ML requires
+some inputs as constants (a Gemm's second factor, a Conv's bias), but weights are inputs of a step.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 COREML = Backend(
     name="coreml",
-    about="standard nodes in the forms that onnxruntime's CoreML provider takes (from its table; not run by us)",
+    about="standard nodes in the forms that onnxruntime's CoreML provider supports (from its table; not run by us)",
     provider="CoreMLExecutionProvider",
     load=lowering_in(f"{__name__}.coreml_lowering"),
 )

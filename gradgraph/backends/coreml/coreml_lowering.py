@@ -18,7 +18,7 @@ form, lacks = FORMS.add, lacking("coreml")
 
 @form("Neg", case(real(3, 4)), when=lacks)
 def times_minus_one(op: Builder, x: Var) -> Var | None:
-    """Core ML has no Neg."""
+    """Multiply by -1, as Core ML has no Neg."""
     return x * op.const(np.asarray(-1, x.dtype.numpy())) if x.dtype.is_floating_point() else None
 
 
@@ -40,7 +40,7 @@ def product_and_sum(
     transA: int = 0,
     transB: int = 0,
 ) -> Var:
-    """A weight that is trained is an input, and Gemm's second factor must be a constant; MatMul's need not be."""
+    """Use MatMul, as Gemm's second factor must be a constant, and a trained weight is an input."""
     left, right = (op.Transpose(v, perm=[1, 0]) if turned else v for v, turned in ((a, transA), (b, transB)))
     product = _scaled(op.MatMul(left, right), alpha)
     return product if c is None else product + _scaled(c, beta)
@@ -57,7 +57,7 @@ def _scaled(x: Var, factor: float) -> Var:
     when=lacks,
 )
 def bias_apart(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """A bias that is trained is an input, and Conv's must be a constant."""
+    """Add the bias separately, as Conv's must be a constant, and a trained bias is an input."""
     if b is None or x.shape is None:
         return None
     column = op.Reshape(b, [1, -1, *[1] * (x.rank - 2)])

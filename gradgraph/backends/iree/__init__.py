@@ -1,6 +1,6 @@
 """IREE, which compiles models with MLIR.
 
-It takes the direction of a Scan for forward without saying so, and no transposed convolution of each channel alone.
+It silently reads every direction of a Scan as forward, and has no depthwise transposed convolution.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 IREE = Backend(
     name="iree",
-    about="standard nodes that IREE has, for fixed sizes",
+    about="standard nodes that IREE supports, for fixed sizes",
     load=lowering_in(f"{__name__}.iree_lowering"),
 )

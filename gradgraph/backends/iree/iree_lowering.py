@@ -26,7 +26,7 @@ FORMS = Forms(TRAINING)
 def transposed_by_two_filters(
     op: Builder, x: Var, w: Var, bias: Var | None = None, *, group: int = 1, **attrs: Any
 ) -> Var | None:
-    """One filter for each channel beside one of zeros, whose result nobody reads; ``x`` [N, C, …], ``w`` [C, 1, …]."""
+    """Pair the filter of each channel with a zero filter whose output is dropped; ``x`` [N, C, …], ``w`` [C, 1, …]."""
     if group == 1 or w.shape is None or w.shape[:2] != (group, 1):
         return None
     both = op.ConvTranspose(x, op.Concat(w, w * 0.0, axis=1), group=group, **attrs)

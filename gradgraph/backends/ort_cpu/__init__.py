@@ -1,4 +1,4 @@
-"""onnxruntime's CPU provider: the forms that were measured to be fastest there, whole layers first."""
+"""onnxruntime's CPU provider: the forms measured to be fastest there, whole layers first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 
 def _machine() -> str:
-    """Blocks of channels are as large as the processor has them."""
+    """The width of blocks of channels depends on the processor."""
     from gradgraph.machine.hardware import nchwc_block
 
     return f"nchwc{nchwc_block()}"

@@ -18,23 +18,23 @@ from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
 )
 from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
-from gradgraph.backends.ort_cpu.cheap_again import compute_cheap_again
+from gradgraph.backends.ort_cpu.cheap_recomputation import recompute_cheap_values
 from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
-from gradgraph.backends.ort_cpu.halves import round_in_between
+from gradgraph.backends.ort_cpu.float16_rounding import round_in_between
 from gradgraph.backends.ort_cpu.packed_products import multiply_packed
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_cpu.scalars import reshape_numbers
-from gradgraph.backends.ort_cpu.stacks import stack_products
+from gradgraph.backends.ort_cpu.stacked_products import stack_products
 from gradgraph.passes.rewrites import Rewrite
 
-PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; what follows sees no product of them")
-HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")
-FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
-NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
-CHEAP = Rewrite(compute_cheap_again, "equal nodes are merged by now, and copies of them stay")
-NUMBERS = Rewrite(reshape_numbers, "numbers get the rank of what forms have made them meet")
+PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rewrites do not see their products")
+HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
+FEW_ROWS = Rewrite(stack_products, "products of few rows share one read of their weight; forms see one product")
+NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution before it share passes; forms would split them")
+CHEAP = Rewrite(recompute_cheap_values, "equal nodes are merged, so copies made now stay")
+NUMBERS = Rewrite(reshape_numbers, "scalars get the rank of the tensors that forms combine them with")
 
 
 LOWERING = Lowering(
@@ -42,14 +42,14 @@ LOWERING = Lowering(
         PACKED,
         HALVES,
         FEW_ROWS,
-        Rewrite(share_states, "the loop forward keeps what the loop backwards needs; forms see neither"),
+        Rewrite(share_states, "the forward loop saves what the backward loop needs; forms see neither"),
         NORMS,
     ),
     forms=FORMS,
     layouts=(
         Layout(
             may_take=STOCK.knows,
-            rewrites=(Rewrite(write_blocked_forms, "between convolutions in blocks, nodes stay in blocks"),),
+            rewrites=(Rewrite(write_blocked_forms, "nodes between blocked convolutions stay in blocks"),),
         ),
     ),
     after=(NUMBERS,),
@@ -58,7 +58,7 @@ LOWERING = Lowering(
 
 
 def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
-    """Return ``backend`` for sessions that may copy weights of few bits, or may not."""
+    """Return ``backend`` for sessions that may, or may not, copy low-bit weights."""
     lowering = backend.lowering
     if copied == "auto" or PACKED not in lowering.before:
         return backend

@@ -23,7 +23,7 @@ FEWEST_ROWS, MOST_ROWS = 8, 1 << 20  # the ones are a constant of the step
 
 
 def _rows(x: Var | None, axes: Var | None) -> int:
-    """How many rows are summed over, if the axes are the leading ones and sizes are known; else 0."""
+    """The number of rows that are summed over, if the axes are the leading ones and sizes are known; else 0."""
     known = None if axes is None else axes.const
     if x is None or known is None or not shapes.is_static(x.shape):
         return 0
@@ -44,7 +44,7 @@ def _rows(x: Var | None, axes: Var | None) -> int:
     when=lambda call: _rows(call.inputs[0], (*call.inputs, None)[1]) >= FEWEST_ROWS,
 )
 def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int = 1, **_: int) -> Var | None:
-    """A sum over leading axes as ``1ᵀ X``: 2 to 3 times faster from 256 columns on, 10 times for small tensors."""
+    """Sum over leading axes as ``1ᵀ X``: 2 to 3 times faster from 256 columns on, 10 times for small tensors."""
     rows = _rows(x, axes)
     if not 0 < rows <= MOST_ROWS or axes is None or axes.const is None:
         return None
@@ -53,12 +53,12 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
 
-# elements of a summand: from here a node of its own is faster (``product_apart`` has figures); below, a kernel less is
+# elements of a summand from which a separate node is faster (see ``product_apart``); below, one kernel less is
 LARGE_SUMMAND = 1 << 15
 
 
 def _updates_weights(call: Call) -> bool:
-    """The summand is large, and an input with other readers, too. (The sums of a loop lie in cache: they stay.)"""
+    """Whether the summand is large and an input with other readers. (Sums in a loop are in cache, and stay.)"""
     c = call.inputs[2] if len(call.inputs) > 2 else None
     if c is None or not shapes.is_static(c.shape) or math.prod(shapes.known_sizes(c.shape)) < LARGE_SUMMAND:
         return False
@@ -75,11 +75,11 @@ def _updates_weights(call: Call) -> bool:
 def product_apart(
     op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """Add a summand of the size of the product, such as the weights in an update, in a node of its own: one pass.
+    """Add a summand as large as the product, such as the weights in an update, in a separate node: one pass.
 
-    Inside Gemm, onnxruntime copies the summand on one thread, and adds to it with every block of the inner axis. With
-    SGD this saves 5 % of a step of GPT, 3 % of an MLP's. A difference is written, as onnxruntime would make one Gemm of
-    a sum again; the result is the same to the last bit.
+    In a Gemm, onnxruntime copies the summand on one thread, and accumulates with every block of the inner axis. With
+    SGD this saves 5 % of a step of GPT, 3 % of an MLP's. A difference is written, as onnxruntime would fuse a sum into
+    one Gemm again; the result is equal bit for bit.
     """
     if c is None or beta != 1.0 or a.shape is None or b.shape is None or not shapes.is_static(c.shape):
         return None
@@ -89,11 +89,11 @@ def product_apart(
 
 
 FEW_ROWS = range(8, 97)  # rows, and
-LARGE_WEIGHT = 1 << 18  # elements of a weight (512x512) that is better as first factor: see ``_weight_first``
+LARGE_WEIGHT = 1 << 18  # elements of a weight (512x512) that is better as the first factor: see ``_weight_first``
 
 
 def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
-    """Do a few rows meet a large weight that is fed? onnxruntime has no copy of it in the order of its kernel."""
+    """Whether few rows are multiplied by a large weight that is fed, so that onnxruntime cannot prepack it."""
     if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return False
     return (
@@ -104,10 +104,10 @@ def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
 
 
 def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
-    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime reorders the second factor for its kernel, and x is the smaller one.
+    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime packs the second factor for its kernel, and x is the smaller one.
 
-    Measured with weights of 512x512 to 2048x2048: with 8 to 64 rows it takes 0.62 to 0.96 of the time, with 128 rows
-    0.95 to 1.04. A weight in the other order gains nothing (0.98 to 1.5): as a first factor it is reordered, too.
+    Measured with weights of 512x512 to 2048x2048: 0.62 to 0.96 of the time with 8 to 64 rows, 0.95 to 1.04 with 128. A
+    weight in the other order gains nothing (0.98 to 1.5): as a first factor it is packed, too.
     """
     if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return None
@@ -139,7 +139,7 @@ def weight_first(
 
 
 def _before_transpose(w: Var | None) -> Var | None:
-    """The matrix that a Transpose turned into ``w``, if there is one."""
+    """The matrix whose Transpose is ``w``, if there is one."""
     node = None if w is None else w.value.producer()
     if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
         return None
@@ -155,7 +155,7 @@ def _before_transpose(w: Var | None) -> Var | None:
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
-    """Likewise, of a MatMul with a Transpose of the weight."""
+    """Likewise for a MatMul with a Transpose of the weight."""
     w = _before_transpose(b)
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 
@@ -172,8 +172,10 @@ def _is_frozen_transposed(call: Call) -> bool:
     when=_is_frozen_transposed,
 )
 def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
-    """``x·Wᵀ`` of a frozen weight as FusedMatMul: onnxruntime computes what a Transpose makes of a constant in advance,
-    and that would lie in memory. With LoRA it took 1.1 sizes of the weights where sessions read them from their file.
+    """``x·Wᵀ`` of a frozen weight as FusedMatMul, which saves memory.
+
+    onnxruntime folds a Transpose of a constant, and keeps the result. With LoRA it took 1.1 times the size of the
+    weights where sessions map them from their file.
     """
     w = _before_transpose(b)
     if w is None or x.shape is None or x.rank < 2 or x.value.dtype != ir.DataType.FLOAT:
@@ -181,11 +183,11 @@ def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
     return matmul(op, x, w, right=True)
 
 
-MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added apart: see ``bias_apart``
+MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added separately: see ``bias_apart``
 
 
 def _gets_bias(call: Call) -> bool:
-    """Is the output large, and read by one Add, beside a vector?"""
+    """Whether the output is large, and read only by an Add of a vector."""
     y = call.node.outputs[0]
     readers, dims = [use.node for use in y.uses()], shapes.shape_of(y)
     if len(readers) != 1 or (readers[0].domain, readers[0].op_type) != ("", "Add") or not shapes.is_static(dims):
@@ -203,10 +205,10 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_apart(op: Builder, a: Var, b: Var) -> Var | None:
-    """The product of rows and a weight, as FusedMatMul: onnxruntime does not join it and the Add of a bias to a Gemm.
+    """The product of rows and a weight as FusedMatMul, so that onnxruntime does not fuse the Add of a bias to a Gemm.
 
-    In such a Gemm one thread alone writes the bias into every row of the output, before the product is added. Without
-    it a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to 0.98.
+    In such a Gemm a single thread writes the bias into every row of the output before the product is added. Without it
+    a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to 0.98.
     """
     if a.shape is None or b.shape is None or a.rank < 2 or b.rank != 2 or a.value.dtype != ir.DataType.FLOAT:
         return None

@@ -1,4 +1,4 @@
-"""Numbers moved about: whole rows, by all threads.
+"""Data movement in whole rows, on all threads.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -17,12 +17,12 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.registry import attributes, case, real
 
-SHORTEST_ROW, FEWEST_MOVED = 16, 1 << 17  # numbers
+SHORTEST_ROW, FEWEST_MOVED = 16, 1 << 17  # elements
 RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | None:
-    """The node that reads ``value``, in one place, if nobody else does."""
+    """The node that reads ``value`` in one place, if it is the only reader."""
     readers = [node for node, _ in value.uses() if node not in ignored]
     return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
 
@@ -33,7 +33,7 @@ def _moves_much(call: Call) -> bool:
 
 
 def _sizes(x: Var | None) -> list[int]:
-    """The shape where it is known in full; else nothing."""
+    """The shape if it is fully known; else empty."""
     dims = () if x is None else x.shape or ()
     return shapes.all_sizes(dims) or []
 
@@ -46,10 +46,10 @@ def _sizes(x: Var | None) -> list[int]:
     when=_moves_much,
 )
 def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | None:
-    """Rows are read by a constant index, on all threads; Transpose copies the heads of an attention on one thread.
+    """Gather rows by a constant index, on all threads; Transpose copies the heads of an attention on one thread.
 
-    A part of longer rows (queries, keys and values are one product) is read where it lies, and not split off before. A
-    step of GPT takes 0.97 of the time, one of BERT 0.99.
+    A slice of longer rows (queries, keys and values are one product) is read in place, without a split. A step of GPT
+    takes 0.97 of the time, one of BERT 0.99.
     """
     dims = _sizes(x)
     kept = len(perm) > 1 and perm[-1] == len(perm) - 1
@@ -61,7 +61,7 @@ def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | Non
 
 
 def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:
-    """The tensor that the rows of ``x`` are read from, and the place of each row in it."""
+    """The tensor from which the rows of ``x`` are read, and the index of each row in it."""
     places = np.arange(math.prod(dims[:-1]), dtype=np.int32).reshape(dims[:-1])
     found = _split_off(x.value)
     if found is None or any(length % dims[-1] for length in found[1:]):
@@ -71,9 +71,9 @@ def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:
 
 
 def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
-    """The tensor that was split into ``x`` and others; the length of its last axis, where x begins there, x's length.
+    """The tensor that was split into ``x`` and others; the length of its last axis, the start of x in it, x's length.
 
-    A reshape may lie between the two.
+    There may be a reshape between the two.
     """
     part: ir.Value | None = x
     while part is not None and (node := part.producer()) is not None and node.domain == "":

@@ -1,4 +1,4 @@
-"""Normalization backwards: sums by matrix products, few passes over large tensors.
+"""Normalization gradients: sums by matrix products, few passes over large tensors.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -22,7 +22,7 @@ from gradgraph.rules.registry import case, positive, real
 
 
 def is_of_batch(attrs: Mapping[str, Any]) -> bool:
-    """Does a BatchNormalization with these attributes use, and keep, the statistics of the batch alone?"""
+    """Whether a BatchNormalization with these attributes uses and returns the batch statistics only."""
     return bool(attrs.get("training_mode")) and attrs.get("momentum") == 0.0
 
 
@@ -32,7 +32,7 @@ def products_with_scale(
 ) -> tuple[Var, Var] | None:
     """``dx = inv·(dy·s − m − c·inv²·r)`` with ``c = x − mean``, ``m = dy s / D`` and ``r = (dy·c) s / D``.
 
-    The two sums over each row are one vector of products each, and so is dscale: 7 passes instead of 13.
+    The two sums over each row are matrix-vector products, and so is dscale: 7 passes instead of 13.
     """
     sizes = None if x.shape is None or scale.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes) or 0 in sizes:
@@ -44,7 +44,7 @@ def products_with_scale(
     row = op.Reshape(scale * (1 / math.prod(known_sizes(sizes))), [1, -1])
 
     def times_scale(v: Var) -> Var:
-        """The sum over each row of v, weighed by ``scale``, as a column."""
+        """The sum over each row of v, weighted by ``scale``, as a column."""
         return op.Reshape(op.Gemm(row, op.Flatten(v, axis=axis), transB=1), op.shape(mean), allowzero=1)
 
     along = centred * (times_scale(t) * (inv * inv))
@@ -94,10 +94,10 @@ def few_unscaled_passes(
 
 
 def _blocked_dots(op: Builder, a: Var, b: Var) -> Var | None:
-    """``Σ a·b`` over all axes but that of the channels, if a map is a whole number of blocks; else ``None``.
+    """``Σ a·b`` over all axes except channels, if a map is a whole number of blocks; else ``None``.
 
-    A depthwise convolution of a by b, as large as it: a map is one block of channels to it, so that each channel sums
-    every 16th (8th) product. Half the time of a product and a sum.
+    A depthwise convolution of a by b, as large as a: it treats a map as one block of channels, so that each channel
+    sums every 16th (8th) product. Half the time of a product and a sum.
     """
     block, dims = nchwc_block(), known_sizes(a.shape)
     pixels = math.prod(dims[2:])

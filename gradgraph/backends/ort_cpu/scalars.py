@@ -1,7 +1,7 @@
-"""Numbers that meet a tensor whose last axes have one element: 1x1 weights in an optimizer, most of all.
+"""Scalars combined with tensors whose last axes have size 1, mainly 1x1 weights in an optimizer.
 
-onnxruntime 1.31 aligns shapes from the last axis on and goes by element where they begin with equal ones and end with
-a number for all: 2,525 us for a number times [1280, 320, 1, 1], 25 us if the number is a [1, 1, 1, 1]. AdamW's updates
+onnxruntime 1.31 aligns shapes from the last axis on, and iterates by element if they start with equal axes and end with
+a broadcast one: 2,525 us for a scalar times [1280, 320, 1, 1], 25 us if the scalar is [1, 1, 1, 1]. AdamW's updates
 took 140 of 375 ms of a step of MobileNetV2.
 """
 
@@ -17,7 +17,7 @@ LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "Less
 
 
 def reshape_numbers(model: ir.Model) -> None:
-    """Give numbers that meet such a tensor as many axes as it has, in place; each once for a rank in a graph."""
+    """Reshape scalars combined with such a tensor to its rank, in place, once per rank and graph."""
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:
@@ -32,7 +32,7 @@ def reshape_numbers(model: ir.Model) -> None:
 
 
 def _rank_of_columns(node: ir.Node) -> int:
-    """The rank of what ``node`` writes, if an input has its shape and that ends with an axis of one element; else 0."""
+    """The output rank of ``node``, if an input has its shape and that ends with a size of 1; else 0."""
     y = shapes.shape_of(node.outputs[0])
     if y is None or len(y) < 2 or y[-1] != 1:
         return 0

@@ -1,6 +1,6 @@
-"""Scores of pixels: classes that are not the last axis, and few of them.
+"""Per-pixel scores: few classes, not on the last axis.
 
-onnxruntime's LogSoftmax brings the classes to the end and back, and its ScatterElements runs on one thread.
+onnxruntime's LogSoftmax transposes the classes to the end and back, and its ScatterElements runs on one thread.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -15,7 +15,7 @@ from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.registry import case, real, uniform
 
-MOST_CLASSES = 64  # classes, up to which a pass over them all is worth it for each sample
+MOST_CLASSES = 64  # classes up to which a pass over all of them pays
 
 
 def _few_classes_in_front(call: Call) -> bool:
@@ -23,7 +23,7 @@ def _few_classes_in_front(call: Call) -> bool:
 
 
 def _classes(x: Var | None, axis: int) -> int:
-    """The number of classes, if it is known and they are not the last axis; else more than forms serve."""
+    """The number of classes, if it is known and they are not the last axis; else more than the forms support."""
     dims = () if x is None else x.shape or ()
     if x is None or not dims or axis % len(dims) == len(dims) - 1 or x.value.dtype != ir.DataType.FLOAT:
         return MOST_CLASSES + 1
@@ -51,11 +51,11 @@ def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:
     when=_few_classes_in_front,
 )
 def compared_with_classes(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var | None:
-    """``d·(onehot − p)`` with the classes counted: 0.3 of the time."""
+    """``d·(onehot − p)`` by comparison with class indices: 0.3 of the time."""
     count = _classes(log_p, axis)
     if count > MOST_CLASSES:
         return None
     column = np.arange(count).reshape([count if i == axis % log_p.rank else 1 for i in range(log_p.rank)])
-    from_start = places + op.cast(op.Less(places, 0), places.dtype) * count  # Where takes several times as long
+    from_start = places + op.cast(op.Less(places, 0), places.dtype) * count  # Where is several times slower
     chosen = op.cast(op.Equal(from_start, op.const(column, places.dtype)), log_p.dtype)
     return d * (chosen - op.Exp(log_p))

@@ -1,4 +1,4 @@
-"""onnxruntime's CUDA provider: what has no CUDA kernel is written with what has one."""
+"""onnxruntime's CUDA provider: operators without a CUDA kernel are written with others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Operators without a CUDA kernel, as formulas of others that have one: there is no faster form to prefer.
+"""Operators without a CUDA kernel, as formulas of others that have one.
 
-Functions keep their digits where the formula of a textbook would lose them: ``_log1p`` stands for log(1 + t), whose
-sum rounds t away, and nothing subtracts what is nearly equal. Products of matrices are avoided, since onnxruntime lets
-those round their factors on CUDA.
+Formulas keep their accuracy where textbook ones lose digits: ``_log1p`` computes log(1 + t) without rounding t away,
+and nearly equal numbers are never subtracted. Matrix products are avoided, since onnxruntime lets them round their
+factors on CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradgraph.rules.registry import case, real, uniform
 
 
 def _odd(x: Var, of_magnitude: Var) -> Var:
-    """A function f with f(-x) = -f(x), from f(|x|)."""
+    """An odd function, f(-x) = -f(x), from f(|x|)."""
     return of_magnitude * x.op.Sign(x)
 
 
@@ -36,16 +36,16 @@ def tangent(op: Builder, x: Var) -> Var:
     return op.Sin(x) / op.Cos(x)
 
 
-# (atan z - z) / z³ as a polynomial in z², fitted by least squares up to z = tan(π/8): right to 7e-10
+# (atan z - z) / z³ as a polynomial in z², fitted by least squares up to z = tan(π/8): accurate to 7e-10
 _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 
 
 @form("Atan", case(uniform(-5.0, 5.0, 99)))
 def arc_tangent(op: Builder, x: Var) -> Var:
-    """A polynomial up to tan(π/8), which two identities lead to: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
+    """A polynomial up to tan(π/8), extended by two identities: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
 
-    The polynomial is good enough for float32. In float64 a step towards tan(angle) = a, measured with Sin and Cos,
-    gives three times as many digits.
+    The polynomial suffices for float32. In float64 a Newton step towards tan(angle) = a, with Sin and Cos, triples the
+    digits.
     """
     a = op.Abs(x)
     steep, far = a > math.tan(math.pi / 8), a > math.tan(3 * math.pi / 8)
@@ -56,7 +56,7 @@ def arc_tangent(op: Builder, x: Var) -> Var:
     angle = base + (z + z * square * series)
     if x.dtype == ir.DataType.DOUBLE:
         sine, cosine = op.Sin(angle), op.Cos(angle)
-        off = op.Where(far, cosine - sine / a, a * cosine - sine)  # sin and cos of what is missing, for small angles,
+        off = op.Where(far, cosine - sine / a, a * cosine - sine)  # sin and cos of the missing angle, which is small,
         angle = angle + off / op.Where(far, sine + cosine / a, cosine + a * sine)  # times one factor
     return _odd(x, angle)
 
@@ -68,7 +68,7 @@ def arc_sine(op: Builder, x: Var) -> Var:
 
 @form("Acos", case(uniform(-1.0, 1.0, 50)))
 def arc_cosine(op: Builder, x: Var) -> Var:
-    """By half the angle: π/2 - asin x would have no digits left near x = 1."""
+    """Use half the angle: π/2 - asin x would have no digits left near x = 1."""
     return op.Atan(op.Sqrt((1.0 - x) / (1.0 + x))) * 2.0
 
 
@@ -77,7 +77,7 @@ def arc_cosine(op: Builder, x: Var) -> Var:
 
 @form("Cosh", case(uniform(-9.0, 9.0, 50)))
 def hyperbolic_cosine(op: Builder, x: Var) -> Var:
-    """By exp(|x|/2), whose square, halved in between, overflows only where the result does."""
+    """Use exp(|x|/2), whose square, halved in between, overflows only if the result does."""
     root = op.Exp(op.Abs(x) * 0.5)
     return root * 0.5 * root + 0.5 / root / root
 
@@ -88,12 +88,12 @@ def hyperbolic_sine(op: Builder, x: Var) -> Var:
 
 
 def _large(x: Var) -> float:
-    """From here on log(1 + x) is log(u) of the rounded sum u, and √(x² + 1) is x; its square does not overflow."""
+    """Above it log(1 + x) is log(u) of the rounded sum u, and √(x² + 1) is x; its square does not overflow."""
     return 200.0 if x.dtype == ir.DataType.FLOAT16 else 1e8
 
 
 def _log1p(op: Builder, t: Var) -> Var:
-    """log(1 + t): the sum u is rounded, and t / (u - 1) makes up for it."""
+    """log(1 + t): the sum u is rounded, and t / (u - 1) corrects for it."""
     u = t + 1.0
     ratio = op.Where(t > _large(t), 1.0, t / (u - 1.0))
     return op.Where(op.Equal(u, 1.0), t, op.Log(u) * ratio)
@@ -154,7 +154,7 @@ def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var
     when=lambda call: call.attrs["size"] % 2 == 0,
 )
 def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Var:
-    """A mean over channels as space: cuDNN sums over odd numbers of channels only."""
+    """A mean over channels as space: cuDNN supports odd numbers of channels only."""
     return x * (channel_mean(op, x * x, size, (size - 1) // 2, size // 2) * alpha + bias) ** -beta
 
 
@@ -171,7 +171,7 @@ def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: fl
 def pooled_powers(
     op: Builder, x: Var, *, kernel_shape: Sequence[int], p: int = 2, ceil_mode: int = 0, **attrs: Any
 ) -> Var | None:
-    """By the mean of the powers. Windows that reach behind the last element would be means of fewer."""
+    """Use the mean of the powers. Windows beyond the last element would be means of fewer."""
     if ceil_mode:
         return None
     powers = op.AveragePool(_power(op, x, p), kernel_shape=kernel_shape, count_include_pad=1, **attrs)
@@ -194,7 +194,7 @@ def _root(op: Builder, x: Var, p: int) -> Var:
     return op.Sqrt(x) if p == 2 else x if p == 1 else x ** (1 / p)
 
 
-# --- places known beforehand --------------------------------------------------------------------------------
+# --- constant positions -------------------------------------------------------------------------------------
 
 
 @form(
@@ -213,7 +213,7 @@ def scattered_columns(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Var | None:
-    """Atomic additions at places that are constants, one behind the image for what falls into the padding."""
+    """Atomic additions at constant positions, with an extra one after the image for the padding."""
     if image_shape.const is None or block_shape.const is None or x.shape is None:
         return None
     image, block = image_shape.const.tolist(), block_shape.const.tolist()
@@ -249,7 +249,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """The places of the pixels are constants; one sum of products for each coordinate, without rounded factors."""
+    """Use constant pixel positions, and one sum of products per coordinate, without rounded factors."""
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()
@@ -260,7 +260,7 @@ def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) 
 
 
 def _ticks(count: int, corners: bool) -> np.ndarray:
-    """Middles of ``count`` pixels between -1 and 1: at the corners (a single one at 1, as on the CPU), or within."""
+    """Centres of ``count`` pixels between -1 and 1: at the corners (a single one at 1, as on the CPU), or within."""
     if corners:
         return np.linspace(-1, 1, count) if count > 1 else np.ones(1)
     return (2 * np.arange(count) + 1) / count - 1

@@ -1,11 +1,12 @@
-"""Tell, without a GPU, which nodes onnxruntime has CUDA kernels for and what a CUDA graph cannot record.
+"""Determine, without a GPU, which nodes have CUDA kernels in onnxruntime, and what prevents CUDA graph capture.
 
-The table (``tables/ort-cuda.toml``) holds onnxruntime's CUDA kernels for opset 21, as far as steps use them, and what
-it refuses in spite of a kernel; ``python -m benchmarks.placement --table`` compares it with the real ones. Nodes
-without a kernel run on the CPU: their inputs and outputs travel between the memories in every step, and no CUDA graph
-can be captured.
+The table (``tables/ort-cuda.toml``) lists onnxruntime's CUDA kernels for opset 21, as far as steps use them, and the
+cases that they reject; ``python -m benchmarks.placement --table`` compares it with the real ones. Nodes without a
+kernel run on the CPU: their inputs and outputs are copied between memories in every step, and no CUDA graph can be
+captured.
 
-Arithmetic on shapes runs on the CPU by design: Shape gives its result there, and what reads only such results follows.
+Arithmetic on shapes runs on the CPU by design: Shape returns its result there, and nodes that read only such results
+follow.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from gradgraph.passes.normal.edit import nodes_of
 _ON_HOST = ("Shape", "Size", "SequenceLength")
 _CONTROL = ("If", "Loop", "Scan")
 _COUNTS = ("Compress", "NonZero", "Unique")  # the size of their result is read back from the device
-MOST_ELEMENTS_ON_HOST = 100  # elements of a constant up to which it does not keep arithmetic on the device
+MOST_ELEMENTS_ON_HOST = 100  # elements of a constant up to which arithmetic is not kept on the device
 
 
 @dataclass(frozen=True)
 class Stray:
-    """A node that onnxruntime would run on the CPU, or refuse."""
+    """A node that onnxruntime would run on the CPU, or reject."""
 
     name: str
     operator: str
@@ -41,10 +42,10 @@ def without_kernel(model: ir.Model) -> list[Stray]:
     """The nodes of a step, lowered for CUDA, that have no CUDA kernel for their types and attributes.
 
     Args:
-        model: without calls of functions; element types known, as lowering leaves them.
+        model: without calls of functions, and with known element types, as after lowering.
 
     Returns:
-        None of those that onnxruntime runs on the CPU by design (``on_host``).
+        The nodes, without those that onnxruntime runs on the CPU by design (``on_host``).
     """
     known, host = table(), set(on_host(model))
     found = []
@@ -63,7 +64,7 @@ def table() -> Table:
 
 
 def on_host(model: ir.Model) -> list[ir.Node]:
-    """The nodes that onnxruntime runs on the CPU by design: Shape, and what reads only shapes."""
+    """The nodes that onnxruntime runs on the CPU by design: Shape, and nodes that read only shapes."""
     values: set[ir.Value] = set()
     nodes = []
     for node in nodes_of(model):
@@ -74,24 +75,24 @@ def on_host(model: ir.Model) -> list[ir.Node]:
 
 
 def obstacles_to_capture(model: ir.Model) -> list[Stray]:
-    """Why a step cannot run as a CUDA graph: work for the CPU, control flow, sizes that only a run tells."""
+    """Why a step cannot run as a CUDA graph: work for the CPU, control flow, data-dependent sizes."""
     return [*without_kernel(model), *_read_back(model)]
 
 
 def _read_back(model: ir.Model) -> Iterator[Stray]:
-    """Name what only a run tells: open sizes, which body runs, how many there are of something."""
+    """Yield data-dependent nodes: unknown sizes, the choice of a body, counts."""
     for value in model.graph.inputs:
         if not is_static(value.shape):
             yield Stray(value.name or "", "input", "its size is open")
     for node in nodes_of(model):
         if node.op_type in _CONTROL:
-            yield Stray(node.name or "", node.op_type, "the CPU decides what runs")
+            yield Stray(node.name or "", node.op_type, "the CPU decides which body runs")
         elif node.op_type in _COUNTS:
             yield Stray(node.name or "", node.op_type, "the size of its result is read back by the CPU")
 
 
 def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
-    """Is it arithmetic on what is in the memory of the host anyway?"""
+    """Whether it is arithmetic on values in host memory."""
 
     def is_there(value: ir.Value) -> bool:
         known = constant_of(value)

@@ -1,7 +1,7 @@
-"""onnxruntime's CPU provider with our own kernels in C++ (``kernels/``), which a user may build.
+"""onnxruntime's CPU provider with our own C++ kernels (``kernels/``), which a user may build.
 
-They are one more form each: never needed. ``native_lowering`` is the room's list, ``library`` builds the kernels and
-finds them again, and ``kernels/kernel.h`` says how one is written.
+They are additional forms, and never required. ``native_lowering`` is the room's list, ``library`` builds and finds the
+kernels, and ``kernels/kernel.h`` explains how to write one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 
 ORT_NATIVE = Backend(
     name="ort-cpu-native",
-    about="as ort-cpu, with the kernels of `gradgraph native build`; a Trainer chooses them where it opens a step",
+    about="as ort-cpu, with the kernels of `gradgraph native build`; a Trainer chooses them when it opens a step",
     load=lowering_in(f"{__name__}.native_lowering"),
     extends=ORT_CPU,
     provider="CPUExecutionProvider",

@@ -1,11 +1,11 @@
-"""Element-wise nodes that hang together become one native node, which reads and writes each tensor once.
+"""Fuse connected elementwise nodes into one native node, which reads and writes each tensor once.
 
-A group has one shape. Its nodes read each other's results, or the same tensor of that shape, and nothing that is
-computed outside of the group lies between them: along every path, each step out of the element-wise nodes of one shape
-leads one stage further, so that nodes of one stage and one shape have nothing else between them.
+A group has one shape. Its nodes read each other's results, or the same tensor of that shape, and no node outside the
+group is between them: on every path, each edge that leaves the elementwise nodes of one shape leads to the next stage,
+so nodes of one stage and one shape have nothing else between them.
 
-Left out are truth values that are read outside of the group and what reads them, and nodes that onnxruntime computes
-together with the product or convolution before them.
+Excluded are booleans that are read outside of the group, with their readers, and nodes that onnxruntime fuses into the
+product or convolution before them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradgraph.graph.prune import detach, prune
 from gradgraph.graph.shapes import Shape, shape_of
 from gradgraph.rules.registry import key_of
 
-Shapes: TypeAlias = Mapping[ir.Node, Shape]  # of what the nodes that may be in a group compute
+Shapes: TypeAlias = Mapping[ir.Node, Shape]  # types and shapes of eligible nodes
 Group: TypeAlias = Sequence[ir.Node]  # in graph order
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -32,24 +32,24 @@ _APPLIED = frozenset({"Add", "Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoi
 
 
 def fuse_chains(model: ir.Model) -> None:
-    """Write groups of element-wise nodes of the main graph as native nodes, in place."""
+    """Fuse groups of elementwise nodes of the main graph to native nodes, in place."""
     graph = model.graph
     shapes = {node: shape for node in graph if (shape := _chain_shape(node)) is not None}
     groups = [group for group in _whole_groups(graph, shapes) if len(group) > 1]
     for group in groups:
         _write(graph, group)
     if groups:
-        graph.remove([node for group in groups for node in group])  # each call looks at all outputs
+        graph.remove([node for group in groups for node in group])  # each call scans all outputs
         graph.sort()
         model.opset_imports.setdefault(DOMAIN, 1)
-        prune(model)  # numbers are in the programs now
+        prune(model)  # constants are in the programs now
 
 
-# --- which -------------------------------------------------------------------------------------------------------
+# --- choice ------------------------------------------------------------------------------------------------------
 
 
 def _chain_shape(node: ir.Node) -> Shape | None:
-    """The shape of what ``node`` computes, if the kernel can compute it."""
+    """The shape of the output of ``node``, if the kernel supports it."""
     if key_of(node) not in OPERATORS or _is_applied_before(node):
         return None
     shape = shape_of(node.outputs[0])
@@ -60,7 +60,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
 
 
 def _is_applied_before(node: ir.Node) -> bool:
-    """Does onnxruntime compute ``node`` in the kernel of a product that it reads, as nobody else reads that?"""
+    """Whether onnxruntime fuses ``node`` into a product that it alone reads."""
     if node.domain != "" or node.op_type not in _APPLIED:
         return False
     before = [(x, x.producer()) for x in node.inputs if x is not None]
@@ -68,7 +68,7 @@ def _is_applied_before(node: ir.Node) -> bool:
 
 
 def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
-    """Groups that neither read nor give a truth value."""
+    """Groups that neither read nor output a boolean."""
     while True:
         groups = list(_groups(graph, shapes))
         torn = {node for group in groups for node in _tied_to_outside(group)}
@@ -78,7 +78,7 @@ def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
 
 
 def _tied_to_outside(group: Group) -> Iterator[ir.Node]:
-    """Nodes that read a truth value from outside of the group, or give one that is read there."""
+    """Nodes that read a boolean from outside of the group, or output one that is read outside."""
     own = set(group)
     for node in group:
         y = node.outputs[0]
@@ -94,7 +94,7 @@ def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
 def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
     """Nodes of one stage that read or write the same tensor of their shape, joined by union-find."""
     stage = stages(graph, lambda before, node: before in shapes and shapes[before] != shapes.get(node))
-    near: dict[object, object] = {}  # from a node, or a tensor in a stage, towards the root of its group
+    near: dict[object, object] = {}  # parent of a node, or of a tensor in a stage, in the forest of groups
 
     def root(x: object) -> object:
         while (further := near.get(x, x)) is not x:
@@ -112,11 +112,11 @@ def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
     yield from groups.values()
 
 
-# --- how ---------------------------------------------------------------------------------------------------------
+# --- rewriting ---------------------------------------------------------------------------------------------------
 
 
 def _write(graph: ir.Graph, group: Group) -> None:
-    """Write one node before ``group``, which may go then; its outputs are what is read elsewhere."""
+    """Insert one node before ``group``, which becomes unread; its outputs are the values read elsewhere."""
     own = set(group)
     program = Program()
     for node in group:

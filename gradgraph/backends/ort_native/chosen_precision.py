@@ -1,4 +1,4 @@
-"""The backend with native kernels, whose products by tiles have a precision that a user chooses."""
+"""The native backend with a user-selected precision of its tiled products."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def at_precision(precision: Precision) -> Backend:
     """Return the backend with products of that precision."""
     if precision == HIGHEST:
         return ORT_NATIVE
-    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles carries the choice")
+    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles stores the choice")
     return replace(ORT_NATIVE, load=lambda: replace(LOWERING, after=(*LOWERING.after, told)))

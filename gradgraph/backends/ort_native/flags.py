@@ -1,6 +1,6 @@
-"""How native kernels are compiled: sources, options, and the names of what comes out.
+"""Compilation of native kernels: sources, options, and file names.
 
-``setup.py`` reads this file alone, so it imports nothing of ours.
+``setup.py`` executes this file alone, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ SOURCES = Path(__file__).parent / "kernels"
 COMPILERS = ("c++", "g++", "clang++")
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
-         # neither changes a result: errno of sqrt, and which of two results was computed first
+         # neither changes a result: errno of sqrt, and the order of independent operations
          "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
 
-# GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in all of it
+# GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in full width
 WIDE = "-mprefer-vector-width=512"
 NO_TILES = "-DGRADGRAPH_TILES=0"
 
-# Kernels that a wheel carries, by the level of the processors that can run them (hardware.LEVELS). x86-64-v2 has none:
-# compiled for it, against an onnxruntime that sees no AVX either (Zen 4, one thread), steps of networks of convolutions
-# took 1.3 to 1.4 of the time without, those of a perceptron and a GPT 0.95 to 1.0.
+# Kernels that a wheel contains, by the level of processors that can run them (hardware.LEVELS). x86-64-v2 has none:
+# compiled for it, against an onnxruntime without AVX (Zen 4, one thread), steps of convolutional networks took 1.3 to
+# 1.4 times as long as without, those of a perceptron and a GPT 0.95 to 1.0.
 _X86: dict[str, tuple[str, ...]] = {
     "avx2": ("-march=haswell",),
     "avx512": ("-march=skylake-avx512", WIDE, NO_TILES),
     "amx": ("-march=sapphirerapids", WIDE),
 }
-# what a compiler defines for a processor that has a level
+# macros that a compiler defines for a processor of a level
 MACROS = {"avx2": "__AVX2__", "avx512": "__AVX512VL__", "amx": "__AMX_BF16__", "arm64": "__aarch64__"}
 _ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8-a",)}
 
@@ -53,25 +53,25 @@ def probe() -> list[str]:
 
 
 def level_of(macros: str) -> str | None:
-    """Return the highest level of which a compiler's ``macros`` tell; None where there is none."""
+    """Return the highest level in a compiler's ``macros``, or None."""
     known = (level for level in reversed(shipped_levels()) if f"#define {MACROS[level]} " in macros)
     return next(known, None)
 
 
 def files(*patterns: str) -> list[Path]:
-    """Return the C++ files whose names match, in their order."""
+    """Return the C++ files whose names match, in order."""
     return sorted(path for pattern in patterns for path in SOURCES.glob(pattern))
 
 
 @functools.cache
 def sources() -> bytes:
-    """Return all C++ sources. Forms ask for the library hundreds of times while a step is opened."""
+    """Return all C++ sources. Cached, as forms ask for the library hundreds of times while a step is opened."""
     return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in files("*.cc", "*.h"))
 
 
 @functools.cache
 def digest(*parts: str) -> str:
-    """Return sixteen digits that stand for the sources and what else decides about a library."""
+    """Return a sixteen-digit hash of the sources and everything else that determines a library."""
     known = hashlib.sha256()
     for part in parts:
         known.update(part.encode() + b"\0")
@@ -80,5 +80,5 @@ def digest(*parts: str) -> str:
 
 
 def shipped_name(level: str) -> str:
-    """Return the file name of the library that comes with the package for a level; other sources, another name."""
+    """Return the file name of the library that comes with the package for a level; it changes with the sources."""
     return library_name(f"{level}-{digest(*FLAGS, *shipped_levels()[level])}")

@@ -1,4 +1,4 @@
-"""Whether native kernels are used where nobody asks for them or against them: where a library is there and loads."""
+"""The default for native kernels: used if a library exists and loads."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ OFF, REQUIRED = "0", "1"
 
 @dataclass(frozen=True)
 class Found:
-    """The library for this machine, and in one sentence why it does not run here; "" where it does."""
+    """The library for this machine, and a sentence why it does not run here; "" if it does."""
 
     library: Library
     why_not: str = ""
 
 
 def by_default() -> bool:
-    """Whether a Trainer on the CPU uses native kernels if its options do not say.
+    """Whether a Trainer on the CPU uses native kernels by default.
 
     Raises:
-        RuntimeUnavailableError: the environment variable holds anything but 0 or 1.
+        RuntimeUnavailableError: the environment variable is neither 0 nor 1.
     """
     asked = _asked()
     return asked == REQUIRED or (asked != OFF and not found().why_not)
 
 
-def told() -> str:
-    """Whether they are in use here by default, which ones, or else why not, in words.
+def status() -> str:
+    """Describe whether they are used here by default, and which ones or why not.
 
     Raises:
-        RuntimeUnavailableError: an environment variable holds what it cannot.
+        RuntimeUnavailableError: an environment variable has an invalid value.
     """
     if _asked() == OFF:
         return f"not in use: the environment variable {VARIABLE} is {OFF}"
@@ -56,7 +56,7 @@ def told() -> str:
 
 
 def found() -> Found:
-    """Look for the library, and load it once."""
+    """Find the library, and load it once."""
     library = kernels.here()
     if not library.is_built:
         return Found(library, _why_there_is_none())
@@ -65,7 +65,7 @@ def found() -> Found:
 
 
 def level_of(library: Library) -> str:
-    """The features of processors that a library was compiled for."""
+    """The processor features that a library was compiled for."""
     if library.came_with_package:
         return library.path.stem.partition("-")[0]
     return next(reversed(kernels.levels_here()), "native")
@@ -75,15 +75,15 @@ def _asked() -> str:
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", OFF, REQUIRED):
         raise RuntimeUnavailableError(
-            f"the environment variable {VARIABLE} is '{shown(asked)}'; let it be {OFF} (off) or {REQUIRED} (an error "
-            "where there are none), or leave it out"
+            f"the environment variable {VARIABLE} is '{shown(asked)}'; set it to {OFF} (off) or {REQUIRED} (an error "
+            "if there are none), or unset it"
         )
     return asked
 
 
 @functools.cache
 def _why_it_does_not_load(library: Library, *_: int) -> str:
-    """Say why not, "" if it does; times and sizes of the file tell one library from another at its place."""
+    """Return why it does not load, or ""; cached by the file's time and size."""
     try:
         library.add_to(ort.SessionOptions())
     except RuntimeUnavailableError as error:
@@ -104,12 +104,12 @@ def _why_there_is_none() -> str:
 def _what_lies_there() -> str:
     came = sorted({path.stem.partition("-")[0] for path in kernels.BUILT.glob(library_name("*"))})
     if not set(came).isdisjoint(kernels.levels_here()):
-        return "what came with the package was compiled from other sources than lie there now"
+        return "the packaged kernels were compiled from other sources than the installed ones"
     if came:
-        return f"what came with the package is for processors with {' or '.join(map(shown, came))}"
+        return f"the packaged kernels are for processors with {' or '.join(map(shown, came))}"
     if _others(cache_folder()):
-        return f"what was built is for another processor, onnxruntime (here {ort.__version__}) or version of gradgraph"
-    return "none came with this install, and none was built"
+        return f"those built here are for another processor, onnxruntime (here {ort.__version__}) or gradgraph"
+    return "this install has none, and none were built"
 
 
 def _others(folder: Path) -> bool:

@@ -1,8 +1,8 @@
-"""The library of native kernels: where it lies, whether it is there, and how it is built.
+"""The library of native kernels: its location, whether it exists, and how it is built.
 
-It is compiled for one processor and checked with one onnxruntime, so its name is made from both and from the sources:
-a library that does not fit is one that is not there. Wheels may carry libraries for families of processors; the one
-that was built for this machine comes first.
+It is compiled for one processor and checked with one onnxruntime, so its name is derived from both and from the
+sources: a library that does not match is not found. Wheels may contain libraries for families of processors; one built
+for this machine takes precedence.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check
 from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels_in_use, processor
 
 DOMAIN = "gradgraph.native"
-MOST_AXES = 8  # of a tensor that a kernel takes (``kMaxRank``)
-_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
+MOST_AXES = 8  # of a tensor in a kernel (``kMaxRank``)
+_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or drop {}"
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
-BUILT = Path(__file__).parent / "built"  # what came with the package
+BUILT = Path(__file__).parent / "built"  # part of the package
 _LIMIT = 600  # seconds
 _OLDER = {"x86-64-v2": "-march=nehalem", "avx2": "-march=haswell"}
 
@@ -51,8 +51,8 @@ class Library:
     """The library for this machine, whether it is built or not.
 
     Attributes:
-        path: where it lies, or would lie.
-        came_with_package: it was installed with the package, and is trusted as the package is.
+        path: its path, whether it exists or not.
+        came_with_package: whether it was installed with the package, and is trusted like it.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Library:
         """The path of the library.
 
         Raises:
-            RuntimeUnavailableError: it is not built, or somebody else may have written it.
+            RuntimeUnavailableError: it is not built, or another user may have written it.
         """
         if not self.is_built:
             raise RuntimeUnavailableError(
@@ -81,16 +81,16 @@ class Library:
 
     @property
     def has_tiles(self) -> bool:
-        """Is it built, and do its matrix products run on the tiles of AMX (Intel, from Sapphire Rapids on) here?
+        """Whether it is built, and its matrix products use the tiles of AMX (Intel, from Sapphire Rapids on) here.
 
         Raises:
-            RuntimeUnavailableError: somebody else may have written it.
+            RuntimeUnavailableError: another user may have written it.
         """
         return self.is_built and _has_tiles(self.required())
 
     @property
     def has_fast_vectors(self) -> bool:
-        """Is it built, without tiles, for vectors (AVX2, AVX512) with which its products were measured to be faster?
+        """Whether it is built, without tiles, for vectors (AVX2, AVX512) that make its products faster.
 
         Raises:
             RuntimeUnavailableError: somebody else may have written it.
@@ -98,15 +98,15 @@ class Library:
         return self.is_built and "avx2" in levels_in_use() and not self.has_tiles
 
     def add_to(self, options: ort.SessionOptions) -> None:
-        """Let sessions with these options run the kernels.
+        """Register the kernels in session options.
 
         Raises:
-            RuntimeUnavailableError: it is not built, does not load, or somebody else may have written it.
+            RuntimeUnavailableError: it is not built, does not load, or another user may have written it.
         """
         path = self.required()
         try:
             options.register_custom_ops_library(str(path))
-        except Exception as error:  # whatever the loader of the system says
+        except Exception as error:  # whatever the system's loader says
             reason = " ".join(shown(word) for word in str(error).split()[:40])
             raise RuntimeUnavailableError(
                 f"the native kernels in '{shown(path)}' do not load: {reason}", remedy=REMEDY, shell=SHELL_REMEDY
@@ -117,18 +117,18 @@ class Library:
 def _has_tiles(path: Path) -> bool:
     try:
         return bool(ctypes.CDLL(str(path)).gradgraph_has_tiles())
-    except OSError:  # it does not load, as a session will say
+    except OSError:  # it does not load, which sessions report
         return False
 
 
 def here() -> Library:
-    """Return the library for this processor and onnxruntime: the one in the user's cache, or else the package's own."""
+    """Return the library for this processor and onnxruntime: the one in the user's cache, or else the package's."""
     own = in_folder(cache_folder())
     return own if own.is_built else shipped() or own
 
 
 def shipped(folder: Path | None = None) -> Library | None:
-    """Return the library of the package for the highest level that this processor has; None where it has none."""
+    """Return the package's library for the highest level of this processor; None if there is none."""
     paths = ((folder or BUILT) / shipped_name(level) for level in reversed(levels_here()))
     return next((Library(path, came_with_package=True) for path in paths if path.is_file()), None)
 
@@ -146,16 +146,16 @@ def in_folder(folder: Path) -> Library:
 
 
 def build(compiler: str | None = None, library: Library | None = None) -> Library:
-    """Compile the library, see that onnxruntime runs it, and put it in its place.
+    """Compile the library, check that onnxruntime runs it, and install it.
 
     Args:
-        compiler: name or path of a C++17 compiler that knows GCC's options; by default that of the environment
-            variable CXX, or the first of c++, g++ and clang++.
+        compiler: name or path of a C++17 compiler with GCC's options; by default the environment variable CXX, or the
+            first of c++, g++ and clang++.
         library: the one to build; by default that of this machine.
 
     Raises:
-        RuntimeUnavailableError: there is no compiler, it fails, or what it made does not run; or others may write to
-            the folder. The reason is named.
+        RuntimeUnavailableError: there is no compiler, it fails, or its output does not run; or others may write to the
+            folder. The message gives the reason.
         OutputError: the folder cannot be written.
     """
     library = library or in_folder(cache_folder())
@@ -177,7 +177,7 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
 
 
 def _processor_options() -> list[str]:
-    """Options for the processor at hand, or what GRADGRAPH_CPU lets our code see of it."""
+    """Options for this processor, or for the features in GRADGRAPH_CPU."""
     level = hidden_above()
     if level in _OLDER:
         return [_OLDER[level], "-mtune=native"]
@@ -189,7 +189,7 @@ def _processor_options() -> list[str]:
 
 def _compiler(given: str | None) -> str:
     if sys.platform == "win32":
-        raise RuntimeUnavailableError("native kernels can be built in Linux and macOS only; do without them here")
+        raise RuntimeUnavailableError("native kernels can be built on Linux and macOS only; train without them")
     asked = given or os.environ.get("CXX")
     for name in [asked] if asked else COMPILERS:
         found = processes.program(name)
@@ -243,7 +243,7 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 
 
 def _check_that_it_runs(made: Path) -> None:
-    """Run one kernel in a process of its own, which a library that does not fit may take down."""
+    """Run one kernel in a subprocess, which a broken library may crash."""
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
     ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
     if ran.returncode:

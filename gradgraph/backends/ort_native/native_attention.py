@@ -1,13 +1,12 @@
-"""Attention that is trained, by native kernels (``kernels/attention.cc``): scores and weights are never written.
+"""Training of attention with native kernels (``kernels/attention.cc``): scores and probabilities are never written.
 
-Where nothing but an ``AttentionGrad`` reads S and P, or copies of them that are computed again, one kernel computes
+If only an ``AttentionGrad`` reads S and P, or recomputed copies of them, one kernel computes
 
     S = scale·Q·Kᵀ + mask      P = Softmax(S)         O = P·V
 
-and another one the three gradients. Heads are read where they lie: in a tensor [batch, heads, length, size], or
-[batch, length, heads·size], or in a part of one that queries, keys and values share. Results are written the same way,
-and the three gradients side by side where they are concatenated. Factors that make up the scale may stand anywhere on
-the way.
+and another one the three gradients. Heads are read in place: from [batch, heads, length, size], or
+[batch, length, heads·size], or a slice of a tensor shared by queries, keys and values. Results are written likewise,
+and the three gradients into one tensor if they are concatenated. The factors of the scale may be anywhere in between.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.patterns import MismatchError, need, some
 from gradgraph.rules.registry import attributes
 
-LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # by tiles: queries and keys; numbers of a head
+LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # by tiles: queries and keys; head size
 LEAST_WORK = 1 << 20  # by tiles: multiplications in Q·Kᵀ, of all heads
-# By vectors, there and back, over the time of the other forms, of one thread of an AMD EPYC. With AVX512: 1024 x 1024
-# scores of heads of 8 numbers 0.55, 256 x 256 of 16 0.6, 128 x 128 of 64 0.72 to 0.9, 512 x 512 of 64, causal,
-# 0.68, 1500 x 1500 of 64 0.94, 4096 x 4096 1.0, 256 x 77 of 16 0.97; but 64 x 64 of 32 1.1, and 128 x 128 of 256 1.15.
-# With AVX2: 1024 x 1024 of 8 0.54, 256 x 256 of 16 0.89; but 1500 x 1500 of 64 1.3.
-LEAST_SCORES = 1 << 14  # by vectors: of a head
-MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # by vectors: the first level that the processor has counts
+# By vectors, forward and backward, relative to the time of the other forms, on one thread of an AMD EPYC. With AVX512:
+# 1024 x 1024 scores of heads of 8 numbers 0.55, 256 x 256 of 16 0.6, 128 x 128 of 64 0.72 to 0.9, 512 x 512 of 64,
+# causal, 0.68, 1500 x 1500 of 64 0.94, 4096 x 4096 1.0, 256 x 77 of 16 0.97; but 64 x 64 of 32 1.1, and 128 x 128 of
+# 256 1.15. With AVX2: 1024 x 1024 of 8 0.54, 256 x 256 of 16 0.89; but 1500 x 1500 of 64 1.3.
+LEAST_SCORES = 1 << 14  # by vectors: head size
+MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # by vectors: the first level that the processor supports decides
 
 _T = TypeVar("_T")
 
 
 def fold_attentions(model: ir.Model) -> None:
-    """Let native kernels compute every attention of the main graph that is trained, in place."""
+    """Let native kernels compute every trained attention of the main graph, in place."""
     editor = Editor(model)
     written = False
     for node in [n for n in model.graph if n.domain == DOMAIN and n.op_type == "AttentionGrad"]:
@@ -73,12 +72,12 @@ def fold_attentions(model: ir.Model) -> None:
         prune(model)
 
 
-# --- what it is --------------------------------------------------------------------------------------------------
+# --- matching ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Mask:
-    """``value`` is added to scores; or, a condition, has ``hidden`` put in their place where it is not as ``kept``."""
+    """A mask ``value`` added to scores, or a condition that replaces them by ``hidden`` where it is not ``kept``."""
 
     value: ir.Value
     kept: bool | None = None
@@ -89,13 +88,13 @@ class Mask:
         return None if self.kept is None else behind_orders(self.value)
 
     def strides(self, rank: int) -> list[int]:
-        """From one element to the next along the axes of the scores."""
+        """The strides between elements along the axes of the scores."""
         shape = some(sizes_of(self.value))
         own = [0 if d == 1 else s for d, s in zip(shape, Strided.whole(shape).strides, strict=True)]
         return [0] * (rank - len(own)) + own
 
     def written(self, editor: Editor) -> Var:
-        """The mask as numbers that are added to scores."""
+        """The mask as a term of the scores."""
         op = editor.op
         value = op.wrap(self.value)
         if self.kept is None:
@@ -106,13 +105,13 @@ class Mask:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A product of the way back, ``scale`` times what is wanted."""
+    """A gradient product, up to the factor ``scale``."""
 
     value: ir.Value
     scale: float
 
     def place(self, scale: float) -> Destination:
-        """The last place where it lies well, and is ``scale`` times what its operator gives."""
+        """The last value that holds ``scale`` times the gradient in a supported layout."""
         return _last(
             d
             for d in destinations(self.value)
@@ -122,12 +121,12 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Attention:
-    """Tensors that take part, and nodes."""
+    """The tensors and nodes of an attention."""
 
     sizes: Sizes  # of the scores
     scale: float
     mask: Mask | None
-    guarded: bool  # a query that sees no key gives zeros
+    guarded: bool  # a query that sees no key returns zeros
     q: Source
     k: Source
     v: Source
@@ -138,7 +137,7 @@ class Attention:
 
     @property
     def kernel_sizes(self) -> Sizes:
-        """Batch, heads, queries, keys, and the numbers of a head of keys and of values."""
+        """Batch, heads, queries, keys, and the head sizes of keys and of values."""
         batch, *heads = self.sizes[:-2]
         return batch, *(heads or [1]), *self.sizes[-2:], self.q.view.shape[-1], self.v.view.shape[-1]
 
@@ -159,10 +158,10 @@ def _most_head_size() -> int:
 def _matched(gradient: ir.Node) -> Attention:
     """The attention of ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``: ``O = P·V``, ``P = Softmax(S)``, S as in ``_scores``.
 
-    The gradient may read a copy of P that is computed again: the kernel does that by itself.
+    The gradient may read a recomputed copy of P, as the kernel recomputes it itself.
 
     Raises:
-        MismatchError: it is none that the kernels compute, or something else reads S or P.
+        MismatchError: the kernels do not support it, or S or P have other readers.
     """
     dy, o, again, left, right, v = (some(x) for x in gradient.inputs[:6])
     spread, condition = (*gradient.inputs[6:], None, None)[:2]
@@ -190,7 +189,7 @@ def _matched(gradient: ir.Node) -> Attention:
 
 @dataclass(frozen=True)
 class Weights:
-    """``Softmax(mask(scale·product))``; ``guarded``: with zeros for what is no number."""
+    """``Softmax(mask(scale·product))``; ``guarded``: with NaN replaced by zeros."""
 
     sizes: Sizes
     product: ir.Node
@@ -199,7 +198,7 @@ class Weights:
     guarded: bool
 
     def is_like(self, other: Weights) -> bool:
-        """Are they computed from the same numbers in the same way?"""
+        """Whether both are computed from the same tensors in the same way."""
         masks = [m and (behind_orders(m.value), m.kept, m.hidden) for m in (self.mask, other.mask)]
         mine, its = ([some(source(x, behind=True)) for x in w.product.inputs] for w in (self, other))
         are_same = all(a.is_like(b) and a.scale == b.scale for a, b in zip(mine, its, strict=True))
@@ -208,10 +207,10 @@ class Weights:
 
 
 def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
-    """How ``p`` is made.
+    """The computation of ``p``.
 
     Raises:
-        MismatchError: it is no Softmax of scores, or others than ``readers`` read it.
+        MismatchError: it is not a Softmax of scores, or has readers other than ``readers``.
     """
     need({node for node, _ in p.uses()} <= {*readers} and not p.is_graph_output())
     inside = _unguarded(p)
@@ -222,10 +221,10 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """``p`` before zeros were put in the place of rows that see no key, as PyTorch's exporter does.
+    """``p`` before fully masked rows were replaced by zeros, as PyTorch's exporter does.
 
     Raises:
-        MismatchError: something else reads it.
+        MismatchError: it has other readers.
     """
     guard = p.producer()
     if guard is None or not is_standard(guard, "Where"):
@@ -239,7 +238,7 @@ def _unguarded(p: ir.Value) -> ir.Value:
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
-    """The product of queries and keys that became ``value``, its factor, and the mask behind that."""
+    """The product of queries and keys behind ``value``, its factor, and the mask."""
     scale, mask = 1.0, None
     while True:
         node = some(value.producer())
@@ -255,7 +254,7 @@ def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]
 
 
 def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
-    """Scores and the mask that ``node`` may apply to them: each way to read it."""
+    """Scores and the mask that ``node`` may apply to them, for each interpretation."""
     if is_standard(node, "Add"):
         for scores, mask in (node.inputs, node.inputs[::-1]):
             if scores is not None and _is_of_products(scores) and mask is not None and spreads(sizes_of(mask), sizes):
@@ -271,20 +270,20 @@ def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
 
 
 def _is_of_products(value: ir.Value) -> bool:
-    """Is it a product of matrices, or that times numbers?"""
+    """Whether it is a matrix product, possibly scaled."""
     while (node := value.producer()) is not None and (factor := scaled(node)) is not None:
         value = factor[0]
     return node is not None and is_standard(node, "MatMul")
 
 
-# --- how it is written -------------------------------------------------------------------------------------------
+# --- rewriting ---------------------------------------------------------------------------------------------------
 
 
 def _write(editor: Editor, attention: Attention) -> None:
-    """One ``Attention`` in the place of ``_scores``, Softmax and P·V, and one node for the gradients.
+    """Write one ``Attention`` instead of ``_scores``, Softmax and P·V, and one node for the gradients.
 
-    It gives O, where that is moved to at last, and of each row of S its largest score and one over the sum of
-    exponentials [batch, heads, queries, 2], of which the gradient makes P again.
+    It returns O, in its final layout, and for each row of S the maximum and the inverse sum of exponentials [batch,
+    heads, queries, 2], from which the gradient recomputes P.
     """
     op = editor.op
     y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _view(d) is not None)
@@ -312,7 +311,7 @@ def _write(editor: Editor, attention: Attention) -> None:
 
 
 def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
-    """dQ, dK and dV by one node: side by side in one tensor where they are concatenated, else each where it is read."""
+    """dQ, dK and dV by one node: into one tensor if they are concatenated, else each in its final layout."""
     places = [g.place(attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
     packed = _side_by_side(places)
     values, views = packed or ([p.value for p in places], [some(_view(p)) for p in places])
@@ -323,14 +322,14 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
     made = kernel_of_several(editor.op, op_type, library.DOMAIN, inputs, shapes, **common, **layouts, **named)
     editor.place(attention.gradient)
     for old, new in zip(values, made, strict=True):
-        if old.producer() is attention.gradient:  # which goes when nobody reads the other two
+        if old.producer() is attention.gradient:  # which is removed when nobody reads the other two
             editor.hand_over(old, new)
         else:
             editor.replace(some(old.producer()), new)
 
 
 def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
-    """How what is moved lies there, if the numbers of a head lie side by side."""
+    """The layout of the value there, if the numbers of a head are contiguous."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
 
@@ -341,7 +340,7 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """The tensor that values at these places are concatenated to, perhaps moved on, and how each lies in it."""
+    """The tensor that the values at these places are concatenated to, in its final layout, with their views."""
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
         return None
@@ -370,5 +369,5 @@ def _layout(view: Strided) -> list[int]:
 
 
 def _padded_strides(strides: Sequence[int]) -> list[int]:
-    """The strides of batch, head, row and column, where there may be no heads."""
+    """The strides of batch, head, row and column, with 0 for a missing head axis."""
     return [*strides] if len(strides) == 4 else [strides[0], 0, *strides[1:]]

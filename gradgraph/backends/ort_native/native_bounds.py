@@ -1,4 +1,4 @@
-"""Clip by known bounds, and Relu, as part of native kernels beside them (``kernels/bounds.h``)."""
+"""Fusion of Clip by known bounds, and Relu, into native kernels next to them (``kernels/bounds.h``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.graph.signatures import attributes_without_schema
 
 ANY = math.inf
-NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0
+NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass at the bounds of a Clip, and not where Relu is 0
 FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 
 
@@ -26,12 +26,12 @@ def is_native(node: ir.Node, *op_types: str) -> bool:
 
 
 def is_free(node: ir.Node) -> bool:
-    """Has the kernel no activation so far?"""
+    """Whether the kernel has no activation yet."""
     return node.attributes["activation"].as_int() == NONE
 
 
 def bounds_of(node: ir.Node) -> dict[str, Any] | None:
-    """The attributes that say what a Clip or Relu does; ``None`` if that is not known."""
+    """The attributes that describe a Clip or Relu; ``None`` if its bounds are not known."""
     if node.op_type == "Relu":
         return {"lower": 0.0, "upper": ANY, "activation": OPEN}
     known = clip_bounds(node)
@@ -41,7 +41,7 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
 
 
 def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
-    """Is ``node`` the native gradient of this Relu or Clip?"""
+    """Whether ``node`` is the native gradient of this Relu or Clip."""
     x, y = activation.inputs[0], activation.outputs[0]
     program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
     is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program
@@ -49,5 +49,5 @@ def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
 
 
 def bound(node: ir.Node, kind: dict[str, Any]) -> None:
-    """Let a kernel take over an activation."""
+    """Fuse an activation into a kernel."""
     node.attributes.update({a.name: a for a in attributes_without_schema(kind)})

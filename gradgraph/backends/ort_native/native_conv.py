@@ -1,7 +1,7 @@
-"""Convolutions by the tiles of AMX (``kernels/conv.h``), where the processor has them and they are faster.
+"""Convolutions with AMX tiles (``kernels/conv.h``), if the processor has them and they are faster.
 
-Without tiles, the weights' gradient is computed by vectors (``kernels/conv_weight.h``) where maps are small: the forms
-of ``conv`` write out there what windows see.
+Without tiles, weight gradients of small maps are computed by vectors (``kernels/conv_weight.h``), where the forms of
+``conv`` would write the im2col matrix.
 
 Their kernels read and write plain layout; groups, more than two spatial axes and strides beyond 2 are left to the forms
 of ``conv``.
@@ -29,10 +29,10 @@ TILED = (
 )
 
 
-# What is computed by vectors: 16 channels on both sides fill them. Processor time over that of the best other form, one
-# thread of a Zen 4: 64 to 256 channels at 8 to 56 px 0.76 to 0.92, 512 channels at 7 px 1.2. Wider maps: not measured.
+# What is computed by vectors: 16 channels on both sides fill them. CPU time relative to the best other form, one thread
+# of a Zen 4: 64 to 256 channels at 8 to 56 px 0.76 to 0.92, 512 channels at 7 px 1.2. Wider maps: not measured.
 LEAST_CHANNELS = 16
-LEAST_WINDOWS, MOST_WINDOWS = 64, 3136  # of an image
+LEAST_WINDOWS, MOST_WINDOWS = 64, 3136  # pixels of an image
 
 
 def _serves(conv: Layer) -> bool:
@@ -45,7 +45,7 @@ def _pays(conv: Layer) -> bool:
 
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """``Conv``; its bounds are open until ``fuse_activations``."""
+    """``Conv``; ``fuse_activations`` may set its bounds."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)
@@ -66,7 +66,7 @@ def _pays_by_vectors(conv: Layer) -> bool:
     "ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS
 )
 def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """``ConvGradWeight``; the kernel gives a matrix, which no layout of images takes for one."""
+    """``ConvGradWeight``; the kernel returns a matrix, which layout passes do not mistake for an image."""
     matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
     lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
     dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)
@@ -74,7 +74,7 @@ def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written
 
 
 def fuse_activations(model: ir.Model) -> None:
-    """Let such a Conv apply the Relu, or the Clip by known bounds, that alone reads it, in place: a pass less."""
+    """Fuse a Relu, or a Clip by known bounds, that alone reads such a Conv into it, in place: one pass less."""
     graph = model.graph
     for node in activations(graph):
         value = node.inputs[0]

@@ -1,6 +1,6 @@
-"""Native kernels (``kernels/``): the first choice where a Trainer has them.
+"""Native kernels (``kernels/``): the first choice if a Trainer has them.
 
-A row writes one node of their domain, and serves in float32 only; the kernel itself refuses what does not fit.
+A row writes one node of their domain, and supports float32 only; the kernel itself rejects what it does not support.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from gradgraph.rules.norm import has_few
 from gradgraph.rules.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.windows import Windows, windows
 
-LONG = 40_000  # elements: several pieces of work, the last one shorter
+LONG = 40_000  # elements: several chunks of work, the last one shorter
 
 
 def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
-    """Attributes of kernels that read windows."""
+    """The attributes that define the windows."""
     return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
 
 
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32, or has too many axes."""
+    """One node whose outputs are like ``like``; ``None`` if some of them are not float32, or have too many axes."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
     if any(v is not None and (v.shape is None or v.rank > MOST_AXES) for v in (*inputs, *like)):
@@ -67,7 +67,7 @@ def adam_in_one_pass(
     *,
     takes: Sequence[float],
 ) -> Written | None:
-    """One pass over seven streams, where other forms take 12 or 13."""
+    """One pass over seven arrays, where other forms take 12 or 13."""
     return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
 
@@ -78,7 +78,7 @@ def adam_in_one_pass(
 def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
 ) -> Written | None:
-    """One pass over five streams, where the portable form takes 4 to 8."""
+    """One pass over five arrays, where the portable form takes 4 to 8."""
     return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
 
@@ -90,7 +90,7 @@ TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
 def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Written | None:
-    """One node that runs a program (``kernels/elementwise.cc``) and gives what its last line does."""
+    """One node that runs a program (``kernels/elementwise.cc``) and returns the result of its last line."""
     last = [len(inputs) + len(lines) - 1]
     program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
     return native_kernel(op, "Elementwise", inputs, [like], **program)
@@ -120,11 +120,11 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     """With exp and erf of our own, where the portable form takes 9 passes."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
-    root = written_number(0.5**0.5)  # as the forward pass has it, so that a tangent shares lines with the value
+    root = written_number(0.5**0.5)  # as in the forward pass, so that a tangent shares lines with the value
     return _program(op, [dy, x], x, f"Mul 1 {root}", "Erf 2", "HardSigmoid 3 #0.5 #0.5", "GeluGrad 0 1 4")
 
 
-# --- row by row ------------------------------------------------------------------------------------------------------
+# --- row-wise -------------------------------------------------------------------------------------------------------
 
 
 @form(
@@ -132,7 +132,7 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
 )
 def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int) -> Written | None:
-    """Two passes, the second one over what the first has left in the cache."""
+    """Two passes, the second over rows that are still in the cache."""
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
         return None
@@ -149,8 +149,8 @@ def softmax_by_rows(
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
 
 
-# --- by channel ------------------------------------------------------------------------------------------------------
-# Written for the plain layout (blocks of 1); ``native_blocked.py`` has those of more.
+# --- per channel -----------------------------------------------------------------------------------------------------
+# Written for plain layout (blocks of 1); ``native_blocked.py`` has the blocked ones.
 
 
 NORMS = (
@@ -168,7 +168,7 @@ def _norms_pay(_: Call) -> bool:
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Return dx (or u) and so many vectors, one number for each channel."""
+    """Return dx (or u) and that many vectors, one number per channel."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, *rest], [x, *[rest[0]] * vectors]
@@ -199,7 +199,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     when=_norms_pay,
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
-    """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""
+    """Statistics in one pass and the result in another, multithreaded; onnxruntime's is single-threaded."""
     if not is_of_batch(attrs) or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
@@ -213,7 +213,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
 def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
-    """Every window looks for its largest element again: no Indices, whose kernel is slow, and no scattering."""
+    """Every window searches its maximum again: no Indices, whose kernel is slow, and no scattering."""
     seen = windows(**attrs)
     if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None

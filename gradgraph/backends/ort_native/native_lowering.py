@@ -1,4 +1,4 @@
-"""The order of rewrites and forms with native kernels: those of the CPU provider, and where kernels come in."""
+"""The order of rewrites and forms with native kernels: those of the CPU provider, with kernels inserted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gradgraph.backends.ort_cpu.cpu_lowering import CHEAP, FEW_ROWS, HALVES, NOR
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_native.chains import fuse_chains
+from gradgraph.backends.ort_native.chunked_scores import compute_scores_in_chunks
 from gradgraph.backends.ort_native.native_attention import fold_attentions
 from gradgraph.backends.ort_native.native_blocked import WITH_NATIVE
 from gradgraph.backends.ort_native.native_conv import fuse_activations
@@ -18,18 +19,17 @@ from gradgraph.backends.ort_native.native_norm import fold_activations
 from gradgraph.backends.ort_native.native_packed import multiply_stored
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.native_table import FORMS
-from gradgraph.backends.ort_native.scores_in_pieces import compute_scores_in_pieces
 from gradgraph.passes.rewrites import Rewrite
 
 LOWERING = Lowering(
     before=(
-        Rewrite(multiply_stored, "weights of few bits become floats in the cache of their product"),
-        Rewrite(compute_scores_in_pieces, "it copies nodes of losses and gradients, which have forms in what follows"),
+        Rewrite(multiply_stored, "low-bit weights are dequantized in the cache of their product"),
+        Rewrite(compute_scores_in_chunks, "it copies nodes of losses and gradients, to which later forms apply"),
         PACKED,
         HALVES,
         FEW_ROWS,
-        Rewrite(partial(share_states, run_of=run_of), "an LSTM that has a kernel is one call there and one back"),
-        Rewrite(fold_attentions, "scores and weights are never written; forms would take them apart"),
+        Rewrite(partial(share_states, run_of=run_of), "an LSTM with a kernel is one call forward and one backward"),
+        Rewrite(fold_attentions, "scores and probabilities are never written; forms would separate them"),
         NORMS,
     ),
     forms=FORMS,
@@ -37,18 +37,18 @@ LOWERING = Lowering(
         Layout(
             may_take=WITH_NATIVE.knows,
             rewrites=(
-                Rewrite(fold_activations, "a norm's kernel applies the activation behind it: fewer nodes to lay out"),
+                Rewrite(fold_activations, "a norm's kernel applies the activation after it: fewer nodes for layouts"),
                 Rewrite(fold_neighbours, "so does a depthwise convolution's, and its two gradients are one kernel"),
                 Rewrite(partial(write_blocked_forms, rows=WITH_NATIVE), "between convolutions, nodes stay in blocks"),
             ),
         ),
     ),
     after=(
-        Rewrite(fuse_activations, "a convolution by tiles applies the activation behind it"),
+        Rewrite(fuse_activations, "a tiled convolution applies the activation after it"),
         NUMBERS,
     ),
     last=(
         CHEAP,
-        Rewrite(fuse_chains, "element-wise nodes that are left and hang together become one kernel"),
+        Rewrite(fuse_chains, "remaining connected elementwise nodes become one kernel"),
     ),
 )

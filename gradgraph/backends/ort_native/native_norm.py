@@ -1,8 +1,9 @@
-"""The activation behind a native BatchNormalization becomes part of it, and its gradient part of the norm's.
+"""Fuse the activation after a native BatchNormalization into it, and its gradient into the norm's gradient.
 
     y = Clip(z), z = BatchNormalization(v)        dz = ClipGrad(dy, z, y), dv = BatchNormalizationGrad(dz, v, ...)
 
-z and dz are never written: what the norm's gradient reads tells z again, bit by bit. Three passes and two tensors less.
+z and dz are never written: the norm's gradient recomputes z bit for bit from its inputs. Three passes and two tensors
+less.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def fold_activations(model: ir.Model) -> None:
 
 
 def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
-    """Does nothing but the gradient of ``norm`` read ``dz``?"""
+    """Whether the gradient of ``norm`` is the only reader of ``dz``."""
     readers = [(n, i) for n, i in dz.uses() if i == 0 and is_native(n, *GRADIENTS) and n.graph is norm.graph]
     if dz.is_graph_output() or len(readers) != 1 or len(dz.uses()) != 1:
         return False
@@ -54,7 +55,7 @@ def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
 
 
 def _take_over(graph: ir.Graph, norm: ir.Node, gradient: ir.Node, kind: dict[str, Any]) -> None:
-    """Let the gradient of ``norm`` read dy, and the bias, of which it makes z again."""
+    """Make the gradient of ``norm`` read dy, and the bias, from which it recomputes z."""
     (reader,) = [n for n, _ in gradient.outputs[0].uses()]
     reader.resize_inputs(6)
     reader.replace_input_with(5, norm.inputs[2])

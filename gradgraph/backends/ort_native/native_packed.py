@@ -1,7 +1,7 @@
 """Products with frozen weights of 4 or 8 bits by one kernel, both ways: ``x · Wᵀ``, and ``dy · W`` for the gradient.
 
-The kernel (``kernels/packed_matmul.cc``) makes floats of a few rows and columns in the cache as it needs them. No float
-weight is written, and no session keeps a copy in the order of its kernel.
+The kernel (``kernels/packed_matmul.cc``) dequantizes a few rows and columns at a time in the cache. No float weight is
+written, and no session keeps a prepacked copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ UNIT = 16  # numbers that must share a scale (``kUnit``)
 
 
 def multiply_stored(model: ir.Model) -> None:
-    """Write the products that the kernel takes as its nodes, in the main graph, in place."""
-    if not library.here().has_fast_vectors:  # by tiles, floats of a few rows at a time are multiplied
+    """Replace supported products by the kernel's nodes, in the main graph, in place."""
+    if not library.here().has_fast_vectors:  # with tiles, floats of a few rows at a time are multiplied
         return
     products = [p for p in stored_products(model) if _fits(p)]
     writer = Writer(Editor(model))

@@ -1,8 +1,8 @@
-"""How exact the products of native kernels are: a user's choice, which each node that multiplies by tiles carries.
+"""The precision of the products of native kernels: a user's choice, stored in each node that multiplies by tiles.
 
-``highest`` is as exact as float32: three bfloat16 parts for each number, six tile products for each product. ``high``
-takes two parts and three products, whose errors are at most 2⁻¹⁵ of the magnitudes that are added
-(``kernels/amx.h``). The names are those of ``torch.set_float32_matmul_precision``.
+``highest`` is as accurate as float32: three bfloat16 parts per number, six tile products per product. ``high`` uses two
+parts and three products, with errors of at most 2⁻¹⁵ of the summands' magnitudes (``kernels/amx.h``). The names are
+those of ``torch.set_float32_matmul_precision``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TILED = frozenset({"MatMul", "Conv", "ConvGradInput", "ConvGradWeight", "LSTM", 
 
 
 def set_precision(model: ir.Model, precision: Precision) -> None:
-    """Write it into the nodes of ``model``, in place; those that say nothing have the highest."""
+    """Set it in the nodes of ``model``, in place; nodes without it have the highest."""
     if precision == HIGHEST:
         return
     for node in nodes_of(model):

@@ -1,11 +1,11 @@
-"""Matrix products by native kernels, where the processor has tiles (``kernels/amx.h``), and AVX512 with them.
+"""Matrix products by native kernels, if the processor has tiles (``kernels/amx.h``), and AVX512 with them.
 
-Without tiles, large ones whose left factor is turned (``kernels/products.h``): the gradients of weights. onnxruntime
-turns such a factor again for every 128 columns. Measured with onnxruntime 1.31 on one core of an AMD EPYC (Zen 4), in
-GFLOP/s: 81 to 90, and 99 to 101 natively; untransposed 97 to 102 and 98 to 100, which stay with onnxruntime.
+Without tiles, large ones with a transposed left factor (``kernels/products.h``): gradients of weights. onnxruntime
+transposes such a factor again for every 128 columns. Measured with onnxruntime 1.31 on one core of an AMD EPYC (Zen 4),
+in GFLOP/s: 81 to 90, and 99 to 101 natively; untransposed 97 to 102 and 98 to 100, which stay with onnxruntime.
 
-With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's
-products from 64 rows on where memory is not shared with a busy neighbour, and as exact.
+With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's products
+from 64 rows on, unless memory is shared with a busy neighbour, at equal accuracy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.stacks import never_changes
+from gradgraph.backends.ort_cpu.stacked_products import never_changes
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
@@ -24,15 +24,15 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
-LEAST_WORK = 1 << 22  # multiplications in one product from which tiles are worth it; stacks of small ones never are
-LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor is most of the work
-FEW_ROWS = range(2, 49)  # rows with which a matrix that may change is read as it lies, in 0.5 to 0.9 of the time
-LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # the least size, and work, from which a turned left factor is worth it
+LEAST_WORK = 1 << 22  # multiplications per product from which tiles pay; stacks of small products never do
+LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor dominates
+FEW_ROWS = range(2, 49)  # rows up to which a matrix that may change is read unpacked, in 0.5 to 0.9 of the time
+LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # the minimum size, and work, from which a transposed left factor pays
 LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
 
 
 def _has_few_rows(call: Call) -> bool:
-    """A few rows and a large weight that is fed, in the order in which the product reads it."""
+    """A few rows and a large fed weight, stored in the order in which the product reads it."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     weight = call.inputs[1]
     if a is None or b is None or weight is None or len(a) < 2 or len(b) != 2:
@@ -45,7 +45,7 @@ def _has_few_rows(call: Call) -> bool:
 
 
 def _sizes(call: Call) -> tuple[int, int, int] | None:
-    """Rows, terms and columns of each product, if they are known."""
+    """Rows, inner size and columns of each product, if known."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     if a is None or b is None or min(len(a), len(b)) < 2:
         return None
@@ -56,7 +56,7 @@ def _sizes(call: Call) -> tuple[int, int, int] | None:
 
 
 def _is_large(call: Call) -> bool:
-    """Are sizes known, and is the product large enough for tiles?"""
+    """Whether sizes are known, and the product is large enough for tiles."""
     sizes = _sizes(call)
     if sizes is None or min(sizes[0], sizes[2]) < LEAST_ROWS or math.prod(sizes) < LEAST_WORK:
         return False
@@ -64,7 +64,7 @@ def _is_large(call: Call) -> bool:
 
 
 def _turns_left(call: Call) -> bool:
-    """One large product whose left factor lies in the other order, as in the gradient of a layer's weight."""
+    """One large product with a transposed left factor, as in the gradient of a layer's weight."""
     sizes, left = _sizes(call), call.inputs[0]
     if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
         return False
@@ -77,7 +77,7 @@ def _is_worth_it(call: Call) -> bool:
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """``alpha·op(a)·op(b) + beta·c`` by tiles; a Transpose in front is read as the factor's other order."""
+    """``alpha·op(a)·op(b) + beta·c`` by tiles; a preceding Transpose becomes the factor's other order."""
     if a.shape is None or b.shape is None or min(a.rank, b.rank) < 2 or max(a.rank, b.rank) > library.MOST_AXES:
         return None
     if a.value.dtype != ir.DataType.FLOAT:
@@ -95,13 +95,13 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """``x`` as a kernel reads it: without its Transpose of the last two axes, then to be turned the other way."""
+    """``x`` without its Transpose of the last two axes, and whether the kernel must transpose it."""
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
 
 
 def _before_transpose(x: Var) -> ir.Value | None:
-    """The value that a Transpose of the last two axes turned into ``x``."""
+    """The value whose Transpose of the last two axes is ``x``."""
     node = x.value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -137,7 +137,7 @@ def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
 def fused_matmul_by_tiles(
     op: Builder, a: Var, b: Var, *, transBatchA: int = 0, transBatchB: int = 0, **attrs: Any
 ) -> Var | None:
-    """``α·a·b``, each perhaps transposed."""
+    """``α·a·b``, each factor optionally transposed."""
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 
 
@@ -153,12 +153,12 @@ def fused_matmul_by_tiles(
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """``α·a·b + β·c``, each factor perhaps transposed."""
+    """``α·a·b + β·c``, each factor optionally transposed."""
     return _product(op, a, b, c, **attrs)
 
 
 def _biased(*summands: Var | None) -> tuple[ir.Node, Var] | None:
-    """A product that nobody else reads, and the vector that is added to its rows."""
+    """A product with a single reader, and the vector that is added to its rows."""
     for product, bias in zip(summands, reversed(summands), strict=True):
         node = None if product is None else product.value.producer()
         if product is None or bias is None or node is None or node.op_type != "MatMul" or len(node.inputs) != 2:
@@ -182,7 +182,7 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_in_product(op: Builder, a: Var, b: Var) -> Var | None:
-    """A bias, added as the product is written: passes for it were 4 % of a step of BERT."""
+    """A bias, added while the product is written: separate passes were 4 % of a step of BERT."""
     found = _biased(a, b)
     if found is None:
         return None

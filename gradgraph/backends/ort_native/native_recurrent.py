@@ -1,8 +1,8 @@
-"""LSTM that is trained, by native kernels: all steps of a direction in one call, there and back.
+"""Training of LSTM with native kernels: all steps of a direction in one call, forward and backward.
 
-The share of the inputs in the gates of all steps is one product before the loop; the gradients of weights and inputs
-are products behind it. The tables have forms for these products. The kernels (``kernels/lstm.cc``) multiply a state by
-the recurrent weight on tiles. They write gates over the inputs' share, and cotangents over the gates.
+The input's contribution to the gates of all steps is one product before the loop; the gradients of weights and inputs
+are products after it. The tables have forms for these products. The kernels (``kernels/lstm.cc``) multiply a state by
+the recurrent weight on tiles. They overwrite the input's contribution with gates, and gates with cotangents.
 
 Sizes: T steps, N sequences, I features, H units.
 """
@@ -24,16 +24,16 @@ from gradgraph.rules.recurrent_layer import Direction
 
 
 def run_of(gradient: ir.Node) -> WritesRun:
-    """The writer of the layer whose gradient this node is: one with a kernel, where there is one."""
+    """The writer of the layer of this gradient node: the one with a kernel, if there is one."""
     return NativeRun.of if gradient.op_type == "LSTMGrad" and library.here().has_tiles else StockRun.of
 
 
 @dataclass(frozen=True)
 class NativeRun:
-    """One direction that has run."""
+    """One direction whose forward pass is written."""
 
     s: Direction  # without cotangents
-    tokens: Tokens | None  # what X is, where that is rows of a small table
+    tokens: Tokens | None  # the embedding behind X, if it is one of a small table
     gates: Var  # [T, N, 4H]
     after: Var  # h after each step, [T, N, H]
     before: Var  # and before it
@@ -59,7 +59,7 @@ class NativeRun:
         return [self.after, *(self.s.op.Unsqueeze(v, [0]) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
+        """The gradients of X (or the table), W, R, Wb, Rb and the initial states, from the operator's ``inputs``."""
         s, op, tokens = self.s, self.s.op, self.tokens
         dh, dc, dY = inputs[-3:]
         shapes = [self.gates.shape, self.last[0].shape, self.last[1].shape, (self.gates.shape or (None,))[-1:]]
@@ -82,6 +82,6 @@ def _kernel(
 
 
 def _of_each_step(flat: Var, x: Var) -> Var:
-    """[T·N, F] as [T, N, F], T and N those of ``x``."""
+    """Reshape [T·N, F] to [T, N, F], with T and N of ``x``."""
     op = flat.op
     return op.Reshape(flat, op.Concat(op.dim(x, 0), op.dim(x, 1), op.dim(flat, 1), axis=0), allowzero=1)

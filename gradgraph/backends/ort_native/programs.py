@@ -1,6 +1,6 @@
-"""Element-wise nodes as lines of a program for the native kernel ``Elementwise`` (``kernels/elementwise.cc``).
+"""Elementwise nodes as lines of a program for the native kernel ``Elementwise`` (``kernels/elementwise.cc``).
 
-Most operators are an instruction of the same name; the others are a few lines here.
+Most operators are an instruction of the same name; the others are a few lines defined here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[str, int] | str  # ("input", which), ("line", which) or
 
 
 class Program:
-    """Lines written one after the other; ``node`` makes them the attributes of a kernel."""
+    """A program under construction; ``node`` writes it as the attributes of a kernel."""
 
     def __init__(self) -> None:
         self.inputs: list[ir.Value] = []
@@ -29,12 +29,12 @@ class Program:
         self._places: dict[ir.Value, Place] = {}
 
     def add(self, instruction: str, *operands: Place | float) -> Place:
-        """The result of a line, a new one if there is none like it; a number is an operand, too."""
+        """The result of a line, new unless there is an equal one; a number is an operand, too."""
         line = instruction, tuple(p if isinstance(p, str | tuple) else written_number(p) for p in operands)
         return "line", self.lines.setdefault(line, len(self.lines))
 
     def append(self, program: str, operands: Sequence[Place]) -> list[Place]:
-        """Add the lines of a written program; return the places of its ``operands`` and of the results of its lines."""
+        """Append the lines of a written program; return the places of its ``operands`` and of its lines' results."""
         places = [*operands]
         for line in program.split(";"):
             name, *read = line.split()
@@ -42,11 +42,11 @@ class Program:
         return places
 
     def write(self, node: ir.Node) -> None:
-        """Append what ``node``, one of ``OPERATORS``, computes."""
+        """Append the computation of ``node``, one of ``OPERATORS``."""
         self._places[node.outputs[0]] = OPERATORS[key_of(node)](self, node)
 
     def operand(self, value: ir.Value | None) -> Place:
-        """Where ``value`` stands: a result, a known number, or an input, which is added."""
+        """The place of ``value``: a result, a constant, or an input, which is added."""
         assert value is not None
         if value not in self._places:
             known = small_constant(value)
@@ -57,13 +57,13 @@ class Program:
         return self._places[value]
 
     def operands(self, node: ir.Node) -> list[Place]:
-        """Where the inputs of ``node`` stand."""
+        """The places of the inputs of ``node``."""
         return [self.operand(x) for x in node.inputs]
 
     def node(self, results: Sequence[ir.Value]) -> ir.Node:
-        """The native node that gives ``results``, which were written."""
+        """The native node that returns ``results``, which were appended before."""
         given: list[Place] = []
-        for place in (self._places[value] for value in results):  # a truth value and its Cast are one place
+        for place in (self._places[value] for value in results):  # a boolean and its Cast are one place
             given.append(self.add("Identity", place) if place in given else place)
         attrs = {
             "program": "; ".join(" ".join([name, *map(self._written, operands)]) for name, operands in self.lines),
@@ -81,7 +81,7 @@ class Program:
 
 
 def written_number(x: float) -> str:
-    """``x`` as an operand: nine digits tell every float32."""
+    """``x`` as an operand: nine digits identify every float32."""
     return f"#{np.float32(x):.9g}"
 
 
@@ -150,7 +150,7 @@ OPERATORS.update({("", name): _as_lines(program) for name, program in _LINES.ite
 @written("Cast")
 def _cast(p: Program, node: ir.Node) -> Place:
     (x,) = p.operands(node)
-    return p.add("NotEqual", x, 0.0) if node.outputs[0].dtype == BOOL else x  # it changes no truth value
+    return p.add("NotEqual", x, 0.0) if node.outputs[0].dtype == BOOL else x  # it leaves booleans unchanged
 
 
 @written("Clip")

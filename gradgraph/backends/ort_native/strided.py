@@ -1,7 +1,7 @@
-"""Where numbers of one tensor lie in another one's memory: nodes that only move, read backwards or forwards as strides.
+"""Strided views: nodes that only move data, read backwards or forwards as strides.
 
-``source`` says what a value shows of the tensor that it was moved from; ``destinations`` where a value is moved to, and
-how it lies there. A factor on the way (Mul or Div by a number) is told beside.
+``source`` returns a value's view of the tensor that it was moved from; ``destinations`` the values that it is moved to,
+with their layout. A scalar factor in between (Mul or Div) is returned separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sizes: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Strided:
-    """Element (i, j, …) lies at ``offset + i·strides[0] + j·strides[1] + …``."""
+    """Element (i, j, …) is at ``offset + i·strides[0] + j·strides[1] + …``."""
 
     offset: int
     shape: Sizes
@@ -30,7 +30,7 @@ class Strided:
 
     @classmethod
     def whole(cls, shape: Sizes) -> Strided:
-        """One number behind the other."""
+        """A contiguous view."""
         strides, step = [], 1
         for size in reversed(shape):
             strides.append(step)
@@ -41,7 +41,7 @@ class Strided:
         return Strided(self.offset, tuple(self.shape[a] for a in perm), tuple(self.strides[a] for a in perm))
 
     def turned(self) -> Strided:
-        """The same view with the last two axes exchanged."""
+        """The same view with the last two axes swapped."""
         axes = range(len(self.shape))
         return self.transposed([*axes[:-2], axes[-1], axes[-2]])
 
@@ -50,9 +50,9 @@ class Strided:
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
     def reshaped(self, shape: Sizes) -> Strided | None:
-        """The same numbers in their order with another shape; ``None`` where they would have to be moved.
+        """The same numbers in order with another shape; ``None`` if they would have to be moved.
 
-        Axes whose numbers lie one behind the other are merged to runs; each new axis must divide what is left of a run.
+        Contiguous axes are merged to runs; each new axis must divide the rest of a run.
         """
         runs: list[tuple[int, int]] = []  # size and stride of each
         for size, stride in zip(self.shape, self.strides, strict=True):
@@ -75,14 +75,14 @@ Move: TypeAlias = Callable[[Strided], "Strided | None"]
 
 
 def sizes_of(value: ir.Value | None) -> Sizes | None:
-    """The shape, where it is known in full and nothing of it is 0."""
+    """The shape, if it is fully known and not empty."""
     shape = shapes.shape_of(value)
     sizes = tuple(d for d in shapes.known_sizes(shape) if d > 0)
     return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
 def spreads(given: shapes.Shape | None, sizes: shapes.Shape) -> bool:
-    """Can a tensor of the shape ``given`` be broadcast to these ``sizes``?"""
+    """Whether the shape ``given`` broadcasts to these ``sizes``."""
     if given is None or len(given) > len(sizes):
         return False
     return all(d in (1, size) for d, size in zip(reversed(given), reversed(sizes), strict=False))
@@ -95,7 +95,7 @@ def number(value: ir.Value | None) -> float | None:
 
 
 def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """The tensor that ``node`` multiplies or divides by a number, and the factor."""
+    """The tensor that ``node`` multiplies or divides by a scalar, and the factor."""
     if node.domain != "" or node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Mul" else 1]:
@@ -105,12 +105,12 @@ def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
     return None
 
 
-# --- where from --------------------------------------------------------------------------------------------------
+# --- sources -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """A value is ``scale`` times this part of ``base``."""
+    """A value that is ``scale`` times this view of ``base``."""
 
     base: ir.Value
     view: Strided
@@ -120,22 +120,22 @@ class Source:
         return Source(self.base, self.view.turned(), self.scale)
 
     def is_like(self, other: Source | None) -> bool:
-        """The same numbers, but for the factor?"""
+        """Whether both are equal up to the factor."""
         return other is not None and self.base is other.base and self.view == other.view
 
 
 def behind_orders(value: ir.Value) -> ir.Value:
-    """``value``, or what it is that waits for others: the same numbers."""
+    """``value`` without waits for other nodes (the same numbers)."""
     while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def source(value: ir.Value | None, behind: bool = False) -> Source | None:
-    """The tensor furthest back that ``value`` is moved from; ``None`` where sizes are not known.
+    """The earliest tensor that ``value`` is a moved view of; ``None`` if sizes are unknown.
 
     Args:
-        behind: go on where a tensor waits for others. To know what it holds, and not to read it: it would wait no more.
+        behind: continue through waits for other nodes. Only to compare values: a read would skip the wait.
     """
     sizes = sizes_of(value)
     if value is None or sizes is None:
@@ -161,7 +161,7 @@ def source(value: ir.Value | None, behind: bool = False) -> Source | None:
 
 
 def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
-    """How ``base`` lies in its own memory after ``moves``."""
+    """The view of ``base`` in its own memory after ``moves``."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
     for move in moves:
@@ -170,7 +170,7 @@ def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
 
 
 def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
-    """How ``node`` moves what it reads to ``output``, if it does nothing else."""
+    """The move from the input of ``node`` to ``output``, if it does nothing else."""
     sizes, given = sizes_of(output), sizes_of(node.inputs[0]) if node.inputs else None
     if node.domain != "" or sizes is None or given is None:
         return None
@@ -196,19 +196,19 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
     return list(attributes(node).get("perm", range(rank)[::-1]))
 
 
-# --- where to ----------------------------------------------------------------------------------------------------
+# --- destinations ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Destination:
-    """``value`` holds ``scale`` times what is moved there; ``back`` leads from its memory to what is moved."""
+    """A ``value`` with ``scale`` times the moved tensor; ``back`` maps its layout to that of the tensor."""
 
     value: ir.Value
     scale: float = 1.0
     back: tuple[Move, ...] = field(default=(), compare=False)
 
     def view(self, whole: Strided | None = None) -> Strided | None:
-        """How what is moved lies in ``value``, or where the whole of that lies so in yet another tensor."""
+        """The layout of the tensor in ``value``, or within a larger tensor that contains it."""
         sizes = sizes_of(self.value)
         view = Strided.whole(sizes) if whole is None and sizes is not None else whole
         for move in reversed(self.back):
@@ -217,7 +217,7 @@ class Destination:
 
 
 def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[Destination]:
-    """``value`` itself, and where it is moved to and read no more on the way, but by ``ignored`` nodes."""
+    """``value`` itself, and the values it is moved to, as long as it has no other readers except ``ignored`` nodes."""
     at = Destination(value)
     while True:
         yield at
@@ -236,7 +236,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
-    """From how the result of ``node`` lies, how what it moved does, whose sizes are ``given``."""
+    """The layout of an input of sizes ``given``, from that of the output of ``node``."""
     if node.domain == "" and node.op_type == "Transpose":
         perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

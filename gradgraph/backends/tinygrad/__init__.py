@@ -1,4 +1,4 @@
-"""tinygrad, which writes kernels while it runs."""
+"""tinygrad, which generates kernels at run time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 TINYGRAD = Backend(
     name="tinygrad",
-    about="standard nodes that tinygrad has, for fixed sizes and no loops",
+    about="standard nodes that tinygrad supports, for fixed sizes and no loops",
     load=lowering_in(f"{__name__}.tinygrad_lowering"),
 )

@@ -1,4 +1,4 @@
-"""Rewrites for onnxruntime-web, whose WebAssembly has 4 GB at most and never gives memory back."""
+"""Rewrites for onnxruntime-web, whose WebAssembly memory is limited to 4 GB and never shrinks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 _PRODUCTS = ("MatMul", "Gemm")
-LARGE = 1 << 18  # numbers: a megabyte of floats. What is smaller is not worth its nodes.
+LARGE = 1 << 18  # elements: 4 MB of floats; smaller ones are not worth the nodes
 
 
 def dequantise_again(model: ir.Model) -> None:
-    """Let every product have floats of its own of a large stored weight, in place; they are made right before it.
+    """Dequantize a large stored weight separately for every product, just before it, in place.
 
-    Floats that the forward pass shares with the backward pass stand between them, all of a model's at once. A language
-    model of 336 million weights in 4 bits takes 1.51 GB in a tab with them and 0.77 GB without, for as much time.
+    Floats shared by the forward and backward pass would stay in memory in between, for all of a model at once. A
+    language model of 336 million weights in 4 bits takes 1.51 GB in a tab with them and 0.77 GB without, at equal speed
+    (`python -m benchmarks.in_a_tab`).
     """
     editor = Editor(model)
     nodes = list(nodes_of(model))
@@ -45,13 +46,13 @@ def _is_large(node: ir.Node) -> bool:
     return x is not None and x.is_initializer() and math.prod(sizes) >= LARGE
 
 
-def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: int, beside: ir.Value) -> None:
-    """Write ``chain`` once more for ``reader``, after ``beside`` is there, so that no runtime takes both for equal."""
+def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: int, previous: ir.Value) -> None:
+    """Copy ``chain`` for ``reader``, after ``previous`` is computed, so that no runtime merges the copies."""
     op = editor.op
     op.scope = f"{reader.name}/again"
     x, scale, *rest = (op.wrap(v) for v in chain[0].inputs)
-    assert scale is not None  # ONNX demands it
-    late = after(op, scale, turn_after(op, [op.wrap(beside)]))
+    assert scale is not None  # ONNX requires it
+    late = after(op, scale, turn_after(op, [op.wrap(previous)]))
     settings: list[dict[str, Any]] = [dict(node.attributes) for node in chain]
     floats = op.DequantizeLinear(x, late, *rest, **settings[0])
     for more in settings[1:]:
@@ -60,4 +61,4 @@ def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: i
     reader.replace_input_with(place, floats.value)
 
 
-LOWERING = Lowering(before=(Rewrite(dequantise_again, "it looks for products as the backward pass has written them"),))
+LOWERING = Lowering(before=(Rewrite(dequantise_again, "it matches products as the backward pass writes them"),))

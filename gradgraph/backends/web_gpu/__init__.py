@@ -1,6 +1,6 @@
-"""onnxruntime-web's providers for WebGPU, which have no float64 and no BatchNormalization in training mode.
+"""onnxruntime-web's WebGPU providers, which lack float64 and BatchNormalization in training mode.
 
-Seen with onnxruntime-web 1.30: convolutions of 6, 9, 15, … channels into a multiple of 4 give wrong numbers.
+Seen with onnxruntime-web 1.30: convolutions from 6, 9, 15, … channels to a multiple of 4 are wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 WEB_GPU = Backend(
     name="web-gpu",
-    about="standard nodes for WebGPU in browsers; what the provider lacks runs on the CPU",
+    about="standard nodes for WebGPU in browsers; unsupported ones run on the CPU",
     load=lowering_in(f"{__name__}.web_gpu_lowering"),
 )

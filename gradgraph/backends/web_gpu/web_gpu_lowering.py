@@ -13,9 +13,9 @@ from gradgraph.passes.rewrites import Rewrite
 
 
 def fill_fours(model: ir.Model) -> None:
-    """Give convolutions channels of zeros up to a multiple of 4, in place, where the provider may compute wrong.
+    """Pad channels of convolutions with zeros to a multiple of 4, in place, where the provider may be wrong.
 
-    Gradients of weights are convolutions whose channels are the images of a batch, so their number may be open.
+    In weight gradients the channels are the images of a batch, so their number may be unknown.
     """
     editor = Editor(model)
     for node in list(nodes_of(model)):
@@ -24,7 +24,7 @@ def fill_fours(model: ir.Model) -> None:
 
 
 def _may_be_wrong(node: ir.Node) -> bool:
-    """Does the kernel add up channels in threes, where its tiles hold fours? It does that right for 3 of them."""
+    """Whether the kernel accumulates channels in threes, with tiles of four; 3 channels are computed correctly."""
     weight = shape_of(node.inputs[1])
     if weight is None or attributes(node).get("group", 1) != 1:
         return False
@@ -35,7 +35,7 @@ def _may_be_wrong(node: ir.Node) -> bool:
 
 
 def _fill(editor: Editor, node: ir.Node) -> None:
-    """Channels of zeros behind those of x and of the weight, up to a multiple of four."""
+    """Append zero channels to x and the weight, up to a multiple of four."""
     op = editor.op
     op.scope = node.name or ""
     x, weight, *bias = (editor.op.wrap(v) for v in node.inputs)
@@ -46,6 +46,6 @@ def _fill(editor: Editor, node: ir.Node) -> None:
     editor.replace(node, op.Conv(*(op.Pad(v, pads) for v in (x, weight)), *bias, **attributes(node)))
 
 
-FILL_FOURS = Rewrite(fill_fours, "convolutions that the provider computes wrong have channels of zeros")
+FILL_FOURS = Rewrite(fill_fours, "convolutions that the provider computes wrong are padded with zero channels")
 
 LOWERING = Lowering(forms=TRAINING, after=(NARROW_NUMBERS, FILL_FOURS))

@@ -17,8 +17,8 @@ import onnxruntime as ort
 
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
+from gradgraph.backends.machine_requirements import check_runs_here
 from gradgraph.errors import GradgraphError
 from gradgraph.files.external import is_external, is_packed
 from gradgraph.files.float16_weights import widened

@@ -11,7 +11,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_cpu import ORT_CPU, cheap_again
+from gradgraph.backends.ort_cpu import ORT_CPU, cheap_recomputation
 from gradgraph.backends.ort_cpu import linear_forms as linear
 from gradgraph.backends.ort_cpu import movement_forms as movement
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
@@ -22,7 +22,7 @@ from tests.kit.running import run
 @pytest.fixture(autouse=True)
 def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     least_of = {recurrent: ["LEAST_WORK"], linear: ["MANY_BIASED"], movement: ["FEWEST_MOVED"]}
-    for module, names in (least_of | {cheap_again: ["LEAST", "LEAST_OF_ALL"]}).items():
+    for module, names in (least_of | {cheap_recomputation: ["LEAST", "LEAST_OF_ALL"]}).items():
         for name in names:
             monkeypatch.setattr(module, name, 1)
     monkeypatch.setattr(movement, "SHORTEST_ROW", 8)

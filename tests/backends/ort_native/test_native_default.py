@@ -60,7 +60,7 @@ def test_they_are_used_where_they_are(step: gg.Step, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("empty_cache")
 def test_none_are_needed(step: gg.Step, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_kernels(opened(step))
-    assert in_use.told().startswith("not in use: none came with this install, and none was built; ")
+    assert in_use.status().startswith("not in use: this install has none, and none were built; ")
     monkeypatch.setenv(in_use.VARIABLE, "1")
     with pytest.raises(RuntimeUnavailableError, match="no native kernels for this processor"):
         opened(step)
@@ -69,7 +69,7 @@ def test_none_are_needed(step: gg.Step, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_the_variable_may_say(step: gg.Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(in_use.VARIABLE, "yes")
-    with pytest.raises(RuntimeUnavailableError, match=f"{in_use.VARIABLE} is 'yes'; let it be 0 .* or 1 "):
+    with pytest.raises(RuntimeUnavailableError, match=f"{in_use.VARIABLE} is 'yes'; set it to 0 .* or 1 "):
         opened(step)
 
 
@@ -123,11 +123,11 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 REASONS = {
     text_in_its_place: "do not load: ",
     another_user_s: "other users may ",
-    another_processor: "what was built is for another processor, onnxruntime ",
-    another_level: "what came with the package is for processors with avx1024; ",
-    other_sources: "what came with the package was compiled from other sources",
+    another_processor: "those built here are for another processor, onnxruntime ",
+    another_level: "the packaged kernels are for processors with avx1024; ",
+    other_sources: "the packaged kernels were compiled from other sources",
     no_avx2: "they are for processors with AVX2; ",
-    no_compiler: r"none was built; install a C\+\+ compiler .*, then run `gradgraph native build`",
+    no_compiler: r"none were built; install a C\+\+ compiler .*, then run `gradgraph native build`",
 }
 
 
@@ -141,7 +141,7 @@ def test_why_not(
     spoil(monkeypatch)
     assert not has_kernels(opened(step))
 
-    assert re.search(f"^not in use: .*{REASONS[spoil]}", in_use.told())
+    assert re.search(f"^not in use: .*{REASONS[spoil]}", in_use.status())
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

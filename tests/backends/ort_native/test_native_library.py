@@ -174,7 +174,7 @@ def test_status_and_build(
 
 def test_status_of_none(empty_cache: Path, cli: Callable[..., Sequence]) -> None:
     code, out, _ = cli("native", "status")
-    assert code == 0 and out.startswith("not built: ") and "\nnot in use: none came with this install" in out
+    assert code == 0 and out.startswith("not built: ") and "\nnot in use: this install has none" in out
     assert cli("native", "status", "--compiler", "c++")[0] == 2
     code, _, err = cli("native", "build", "--compiler", "icc")
     assert code == 1 and err.startswith("error: there is no compiler 'icc'")

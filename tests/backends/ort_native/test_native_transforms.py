@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
-from gradgraph.backends.demands import BACKEND_KEY
+from gradgraph.backends.machine_requirements import BACKEND_KEY
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import library as native
 from gradgraph.errors import UnsupportedOperatorError

@@ -227,8 +227,8 @@ def test_a_step_that_trains_no_matrix_says_what_it_leaves_out(caplog):
     assert gg.build(model, "mse").manifest.trainable == ("bias",)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the step trains 3 numbers in 1 tensor and no matrix, and leaves out 'packed' (it holds int8 numbers), 's' (a "
-        "scale of the node that gives 'd' (DequantizeLinear)); name what is to be trained in full: train=['*', 'NAME'] "
+        "the step trains 3 numbers in 1 tensor and no matrix, and excludes 'packed' (it holds int8 numbers), 's' (a "
+        "scale of the node that gives 'd' (DequantizeLinear)); name the tensors to train in full: train=['*', 'NAME'] "
         "(--train '*' --train NAME); what was quantized is trained before it is quantized"
     )
     gg.build(model, "mse", train="bias")

@@ -1,1 +1,1 @@
-"""Nodes between blocked convolutions: which of them compute in blocks of channels (NCHWc), too, and how."""
+"""Nodes between blocked convolutions: which of them also compute in blocks of channels (NCHWc), and how."""

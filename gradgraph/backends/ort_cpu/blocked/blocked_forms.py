@@ -1,13 +1,12 @@
-"""Nodes that can compute in onnxruntime's blocked layout (NCHWc), and how: a row for each family.
+"""Forms of nodes in onnxruntime's blocked layout (NCHWc): one row per family.
 
-A form takes the call with its large inputs in blocks, and gives large outputs in blocks. In memory a blocked tensor is
-[N, C/b, H, W, b], so
+A form gets a call with large inputs in blocks, and returns large outputs in blocks. In memory a blocked tensor is [N,
+C/b, H, W, b], so
 
-- element by element it is like any tensor;
-- images, blocks of channels, rows and columns are runs of numbers: they are joined, cut and padded through a view;
-- a number for each channel is a depthwise convolution with one tap, and so is one for each channel of each image, of
-  all images as a single one; a sum over an image has a tap for each pixel: a weight [C, 1, H, W] of theirs lies just
-  like an image.
+- elementwise operators apply directly;
+- images, blocks of channels, rows and columns are contiguous: they are concatenated, sliced and padded through a view;
+- a factor per channel is a depthwise convolution with one tap, and so is one per channel and image, with all images
+  merged into one; a sum over an image has a tap per pixel: its weight [C, 1, H, W] has the layout of an image.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -48,10 +47,10 @@ Writes = Callable[[Builder, Call], Written]
 
 @dataclass(frozen=True)
 class BlockedForm:
-    """One way to compute an operator in blocks.
+    """A way to compute an operator in blocks.
 
     Attributes:
-        saves: passes over the (largest) tensor that this saves beside what plain nodes would do.
+        saves: passes over the (largest) tensor that this saves compared with plain nodes.
     """
 
     write: Writes
@@ -60,7 +59,7 @@ class BlockedForm:
 
 
 class BlockedForms:
-    """The rows of one backend; those of ``extends`` serve where it has none."""
+    """The rows of one backend; the rows of ``extends`` are used where it has none."""
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -79,11 +78,11 @@ class BlockedForms:
         return register
 
     def knows(self, node: ir.Node) -> bool:
-        """Is there a row for its operator?"""
+        """Whether there is a row for its operator."""
         return key_of(node) in self._rows or (self._extends is not None and self._extends.knows(node))
 
     def of(self, call: Call) -> BlockedForm | None:
-        """The first row that can serve."""
+        """The first applicable row."""
         own = next((f for f in self._rows.get(key_of(call.node), ()) if f.when(call)), None)
         return self._extends.of(call) if own is None and self._extends is not None else own
 
@@ -93,12 +92,12 @@ in_blocks = STOCK.add
 
 
 def inputs_of(call: Call) -> list[Var]:
-    """The inputs, none of which is left out."""
+    """The inputs, none of which is absent."""
     return [x for x in call.inputs if x is not None]
 
 
 def fits(value: ir.Value) -> bool:
-    """Can it lie in blocks: [N, C, H, W] of more than one pixel, and a whole number of blocks of channels?"""
+    """Whether it can be blocked: [N, C, H, W] of more than one pixel, and a whole number of blocks of channels."""
     dims, block = shape_of(value), nchwc_block()
     if not block or dims is None or len(dims) != 4 or value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL):
         return False
@@ -106,17 +105,17 @@ def fits(value: ir.Value) -> bool:
     return channels > 0 and channels % block == 0 and math.prod(size) > 1 and dims[0] is not None and dims[0] != 0
 
 
-# --- element by element --------------------------------------------------------------------------------------
+# --- elementwise ---------------------------------------------------------------------------------------------
 
 
 def is_alike(call: Call) -> bool:
-    """Is every operand as large as the result, or one number?"""
+    """Whether every operand has the shape of the result, or one element."""
     y = call.node.outputs[0]
     operands = [v for v in call.node.inputs if v is not None]
     return fits(y) and all((fits(v) and same_dims(v, y)) or is_number(shape_of(v), 4) for v in operands)
 
 
-@in_blocks("Relu", when=is_alike, saves=0.5)  # it may be the last step of a convolution
+@in_blocks("Relu", when=is_alike, saves=0.5)  # it may be fused into a convolution
 @in_blocks(*ELEMENTWISE, when=is_alike)
 def elementwise(op: Builder, call: Call) -> Written:
     written: Written = op.emit(call.node.op_type, *call.inputs, **call.attrs)
@@ -124,7 +123,7 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """The operand as large as the result, which fits into blocks, and the other one, if that is of this kind."""
+    """The operand of the result's shape, which can be blocked, and the other one, if it is of this kind."""
     y = call.node.outputs[0]
     first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -135,19 +134,19 @@ def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Va
 
 
 def _is_column(column: Var, tensor: Var) -> bool:
-    """Has ``column`` a number for each channel?"""
+    """Whether ``column`` has one number per channel."""
     channels = tensor.dim(1)
     return column.shape in ((channels, 1, 1), (1, channels, 1, 1))
 
 
 def _is_column_of_images(column: Var, tensor: Var) -> bool:
-    """Has ``column`` a number for each channel of each image, and are all sizes known?"""
+    """Whether ``column`` has one number per channel and image, and all sizes are known."""
     return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
 
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column, call) is not None)
 def by_channel(op: Builder, call: Call) -> Written:
-    """``a·x``, ``x + b`` or ``x − b`` with a number for each channel."""
+    """``a·x``, ``x + b`` or ``x − b`` with one number per channel."""
     found = _tensor_and_column(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, *found)
@@ -155,7 +154,7 @@ def by_channel(op: Builder, call: Call) -> Written:
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
-    """Every channel of every image is one of a single image."""
+    """Merge the channels of all images into those of a single image."""
     found = _tensor_and_column(_is_column_of_images, call)
     assert found is not None
     images, channels, *size = _dims(found[0])
@@ -164,7 +163,7 @@ def by_image(op: Builder, call: Call) -> Written:
 
 
 def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
-    """``x`` and a number for each of its channels, by ``op_type``."""
+    """``x`` and one number per channel, combined by ``op_type``."""
     numbers = op.Reshape(column, [-1])
     if op_type == "Mul":
         return _affine(op, x, numbers, None)
@@ -172,7 +171,7 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """The numbers for each channel of each image, and the one by which they are multiplied all over the image."""
+    """The numbers per channel and image, and the scalar that spreads them over the image."""
     first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
@@ -183,7 +182,7 @@ def _column_and_number(call: Call) -> tuple[Var, float] | None:
 
 @in_blocks("Mul", when=lambda call: fits(call.node.outputs[0]) and _column_and_number(call) is not None)
 def spread_column(op: Builder, call: Call) -> Written:
-    """The gradient of a mean over images; an image of one pixel lies in blocks as it is."""
+    """The gradient of a mean over images; an image of one pixel needs no reordering."""
     found = _column_and_number(call)
     assert found is not None
     y = shape_of(call.node.outputs[0]) or ()
@@ -191,7 +190,7 @@ def spread_column(op: Builder, call: Call) -> Written:
 
 
 def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
-    """``a·x + b`` with numbers for each channel, at the speed of any pass; a is 1 by default, b is 0."""
+    """``a·x + b`` with numbers per channel, at the speed of any pass; by default a is 1, b is 0."""
     channels = _dims(x)[1]
     taps = op.const(np.ones([channels, 1, 1, 1], np.float32)) if a is None else op.Reshape(a, [channels, 1, 1, 1])
     return convolution(op, x, taps, b, POINT, channels)
@@ -202,7 +201,7 @@ def _is_of_known_size(x: Var) -> bool:
 
 
 def _dims(x: Var) -> list[int]:
-    """The sizes of ``x``; the batch is -1 if it is open."""
+    """The sizes of ``x``; -1 for an unknown batch size."""
     return sizes_or(x.shape, -1)
 
 
@@ -210,7 +209,7 @@ def _dims(x: Var) -> list[int]:
 
 
 def _is_pool(call: Call) -> bool:
-    """Is it a pool over images, undilated, of full or padded windows, whose positions nobody reads?"""
+    """Whether it is an undilated pool over images, of full or padded windows, without Indices."""
     x, (y, *others) = call.node.inputs[0], call.node.outputs
     plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
     dilated = any(d != 1 for d in call.attrs.get("dilations", ()))
@@ -219,7 +218,7 @@ def _is_pool(call: Call) -> bool:
     return is_static((shape_of(y) or (None,) * 4)[2:]) and len(call.attrs["kernel_shape"]) == 2
 
 
-@in_blocks("AveragePool", "MaxPool", when=_is_pool, saves=1.0)  # a third of the plain one's time
+@in_blocks("AveragePool", "MaxPool", when=_is_pool, saves=1.0)  # a third of the plain form's time
 def pool(op: Builder, call: Call) -> Written:
     return kernel(op, call.node.op_type, BLOCKED, inputs_of(call), shape_of(call.node.outputs[0]), **call.attrs)
 
@@ -228,7 +227,7 @@ NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half
 
 
 def _repeats_pixels(call: Call) -> bool:
-    """Does every pixel become a block of pixels?"""
+    """Whether every pixel becomes a block of pixels."""
     x, y = call.node.inputs[0], call.node.outputs[0]
     kind = (call.attrs.get("coordinate_transformation_mode"), call.attrs.get("nearest_mode"))
     if x is None or call.attrs.get("mode") != "nearest" or kind not in NEAREST or not (fits(x) and fits(y)):
@@ -236,27 +235,27 @@ def _repeats_pixels(call: Call) -> bool:
     times, scales = _scales(x, y), call.inputs[2] if len(call.inputs) > 2 else None
     if not all(t.is_integer() for t in times):
         return False
-    if scales is not None and scales.shape != (0,):  # 2.1 times 3 pixels are 6, but not each of them two
+    if scales is not None and scales.shape != (0,):  # 2.1 times 3 pixels are 6, but not each of them twice
         return scales.const is not None and scales.const.tolist() == [1, 1, *times]
     return "axes" not in call.attrs
 
 
 def _scales(x: ir.Value, y: ir.Value) -> list[float]:
-    """How many times as high and wide ``y`` is, as far as sizes are known."""
+    """The scale factors of height and width, as far as sizes are known."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
 
 
 @in_blocks("Resize", when=_repeats_pixels, saves=1.0)
 def resize(op: Builder, call: Call) -> Written:
-    """Pixels that become blocks of pixels."""
+    """Repeat pixels in blocks."""
     x, y = inputs_of(call)[0], call.node.outputs[0]
     scales = [1, 1, *map(int, _scales(x.value, y))]
     return kernel(op, "Upsample", BLOCKED, [x], shape_of(y), scales=scales)
 
 
 def _pools_along_axes(call: Call) -> bool:
-    """Is everything known that ``pool_by_axis`` needs?"""
+    """Whether everything is known that ``pool_by_axis`` needs."""
     dy, x = inputs_of(call)
     if not (_is_of_known_size(x) and fits(dy.value)) or call.attrs.get("ceil_mode"):
         return False
@@ -264,13 +263,13 @@ def _pools_along_axes(call: Call) -> bool:
     return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(seen, _dims(x)[2:], _dims(dy)[2:])
 
 
-@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_pools_along_axes, saves=3.0)  # Indices take so much more
+@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_pools_along_axes, saves=3.0)  # the saved Indices are that expensive
 def max_pool_gradient(op: Builder, call: Call) -> Written:
     dy, x = inputs_of(call)
     return pool_by_axis.to_first_largest(op, dy, x, windows(**call.attrs))
 
 
-# --- runs of memory ------------------------------------------------------------------------------------------
+# --- contiguous memory ---------------------------------------------------------------------------------------
 
 
 @in_blocks("Concat", when=lambda call: call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in inputs_of(call)))
@@ -288,7 +287,7 @@ def split(op: Builder, call: Call) -> Written:
 
 
 def _pads(call: Call) -> np.ndarray | None:
-    """The pads before and behind, [2, 4], if nothing but images that fit grows or shrinks, and by constants."""
+    """The pads before and after, [2, 4], if only blocked images grow or shrink, by constants."""
     x, pads = inputs_of(call)[0], inputs_of(call)[1].const
     if not fits(x.value) or not fits(call.node.outputs[0]):
         return None
@@ -300,7 +299,7 @@ def _pads(call: Call) -> np.ndarray | None:
 
 @in_blocks("Pad", when=lambda call: _pads(call) is not None)
 def pad(op: Builder, call: Call) -> Written:
-    """Lines of a block of channels, [W·b] numbers each, with more or fewer lines and pixels around them."""
+    """Pad lines of a block of channels, [W·b] numbers each, with lines and pixels; negative pads crop."""
     x, _, *value = inputs_of(call)
     pads = _pads(call)
     assert pads is not None
@@ -314,7 +313,7 @@ def pad(op: Builder, call: Call) -> Written:
 
 
 def _means(op: Builder, x: Var) -> Var:
-    """The mean of each channel of each image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
+    """The mean per channel and image, [N, C, 1, 1], which has the same layout blocked and plain."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
     pieces = _piece_count(size)
     if pieces == 1:
@@ -325,23 +324,25 @@ def _means(op: Builder, x: Var) -> Var:
 
 
 def _piece_count(size: list[int]) -> int:
-    """How many runs of rows to add up by themselves. A kernel adds pixel after pixel, and rounding with it: in maps of
-    128 px seven times as much as by runs of four rows, which take no longer.
+    """The number of runs of rows that are summed separately.
+
+    A kernel adds pixel by pixel, with rounding: in maps of 128 px seven times as much as by runs of four rows, which
+    take no longer.
     """
     return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
-    """Reshape results for each piece of each channel, [1, ·, 1, 1], to [N, C/b, pieces, b].
+    """Reshape results per piece and channel, [1, ·, 1, 1], to [N, C/b, pieces, b].
 
-    A block of channels lies as [H, W, b]; a piece is a run of its rows.
+    A block of channels is stored as [H, W, b]; a piece is a run of its rows.
     """
     block = nchwc_block()
     return op.Reshape(each, [-1, channels // block, pieces, block])
 
 
 def _sums_images(call: Call) -> bool:
-    """Are the axes those of an image?"""
+    """Whether the axes are those of an image."""
     x, *axes = inputs_of(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
@@ -349,7 +350,7 @@ def _sums_images(call: Call) -> bool:
 
 @in_blocks("ReduceMean", "ReduceSum", when=_sums_images)
 def over_images(op: Builder, call: Call) -> Written:
-    """``Σ x`` or the mean over each channel of each image, [N, C] or [N, C, 1, 1]."""
+    """``Σ x`` or the mean over each image, per channel: [N, C] or [N, C, 1, 1]."""
     x = inputs_of(call)[0]
     means = _means(op, x)
     total = means if call.node.op_type == "ReduceMean" else means * float(math.prod(_dims(x)[2:]))
@@ -362,7 +363,7 @@ def global_average(op: Builder, call: Call) -> Written:
 
 
 def _dots(op: Builder, x: Var, y: Var) -> Var:
-    """``Σ x·y`` of each channel; every piece of an image of y is the filter of one of x."""
+    """``Σ x·y`` per channel; every piece of an image of y is the filter of one of x."""
     images, channels, high, wide = _dims(x)
     pieces = _piece_count([high, wide])
     maps, size = images * channels * pieces, (high // pieces, wide)
@@ -376,13 +377,13 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
 
 
 def _takes_batch_statistics(call: Call) -> bool:
-    """Are all three outputs statistics of the batch alone, or made with them?"""
+    """Whether all three outputs depend on batch statistics only."""
     return is_of_batch(call.attrs) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
 
 
-@in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain one runs on one thread
+@in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain form is single-threaded
 def batch_normalization(op: Builder, call: Call) -> Written:
-    """Mean, centred, variance, affine: four passes, of which the gradient takes over the second."""
+    """Mean, centred, variance, affine: four passes, the second of which the gradient reuses."""
     x, scale, bias = inputs_of(call)[:3]
     mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
     centred = _affine(op, x, None, op.Neg(mean))
@@ -422,6 +423,6 @@ def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
 
 
 def _count(x: Var) -> float:
-    """How many numbers share a channel."""
+    """The number of values that share a channel."""
     images, _, *size = _dims(x)
     return float(images * math.prod(size))

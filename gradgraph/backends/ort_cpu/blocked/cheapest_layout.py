@@ -1,11 +1,11 @@
-"""Which tensors lie in onnxruntime's blocked layout (NCHWc): chains of nodes between convolutions stay in it.
+"""Choose which tensors are in onnxruntime's blocked layout (NCHWc), so that chains between convolutions stay in it.
 
-Forms of convolutions reorder what they read and what they write. Where only nodes that have a blocked form, too, lie
-between two convolutions (``blocked_forms.py``), there is no need to. A node may compute in either layout; a tensor that
-is read in another layout than it is written in is reordered once, at the price of its size. So the cheapest choice is a
-minimum cut: blocked convolutions are one side, everything that knows no blocks is the other.
+Forms of convolutions reorder their inputs and outputs. If only nodes with a blocked form (``blocked_forms.py``) are
+between two convolutions, that is unnecessary. Nodes may compute in either layout; a tensor that is read in another
+layout than it is written in is reordered once, at a cost of its size. So the cheapest choice is a minimum cut: blocked
+convolutions on one side, everything without a blocked form on the other.
 
-A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole number of blocks, so it is as large.
+A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole number of blocks, so the size is equal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.edit import Editor
 
 _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
-_NEVER = 1 << 60  # the price of what must not happen: there is no kernel that reorders truth values
+_NEVER = 1 << 60  # the cost of an impossible edge: no kernel reorders booleans
 
 
 def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
-    """Write nodes of the main graph in their blocked form of ``rows``, in place, wherever that saves reordering."""
+    """Convert nodes of the main graph to their blocked form of ``rows``, in place, wherever that saves reordering."""
     if not any(_is_reorder(node) for node in model.graph):
         return
     editor = Editor(model)
@@ -51,7 +51,7 @@ def _is_reorder(node: ir.Node | None, op_type: str = "") -> bool:
     return node is not None and node.domain == BLOCKED and node.op_type in known
 
 
-# --- which ---------------------------------------------------------------------------------------------------
+# --- choice --------------------------------------------------------------------------------------------------
 
 
 def _values(node: ir.Node) -> list[ir.Value]:
@@ -69,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Add the price of ``value`` if the layout that it is written in is not that of all its readers."""
+    """Add the cost of ``value`` if it is written in another layout than that of all its readers."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER
@@ -81,22 +81,22 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
 
 
 def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
-    """The node itself if it may stand on either side."""
+    """The node itself if it may be on either side."""
     if node is not None and node in forms:
         return node
     return _BLOCKS if _is_reorder(node) else _PLAIN
 
 
 def _elements(value: ir.Value) -> int:
-    """The elements of ``value``; of one image if the batch is open, as that is what all of them have in common."""
+    """The elements of ``value``; of one image if the batch size is unknown, as it is common to all."""
     return math.prod(known_sizes(shape_of(value)))
 
 
-# --- how -----------------------------------------------------------------------------------------------------
+# --- rewriting -----------------------------------------------------------------------------------------------
 
 
 def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
-    """Replace ``node`` by its blocked form, with every input and output reordered for it alone."""
+    """Replace ``node`` by its blocked form, with every input and output reordered separately."""
     op, call = editor.op, Call.of(editor.op, node)
     op.scope = node.name or ""
     inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)
@@ -107,7 +107,7 @@ def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
 
 
 def _drop_pairs_of_reorders(graph: ir.Graph) -> None:
-    """Let nodes that read what goes out of blocks and into them again read it where it is still in blocks."""
+    """Bypass pairs of reorders out of blocks and back in."""
     for node in graph:
         plain = node.inputs[0] if _is_reorder(node, "ReorderInput") else None
         before = None if plain is None or not fits(plain) else plain.producer()

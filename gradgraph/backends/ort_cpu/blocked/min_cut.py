@@ -1,4 +1,4 @@
-"""The cheapest cut of a network in two (Ford and Fulkerson; shortest paths first, as Edmonds and Karp have it)."""
+"""The minimum cut of a network (Ford and Fulkerson; shortest paths first, as in Edmonds and Karp)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ Parents = dict[Hashable, Hashable]
 
 
 class Network:
-    """Edges of whole costs between any hashable things."""
+    """Edges with integer costs between hashable items."""
 
     def __init__(self) -> None:
         self._room: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
 
     def add(self, a: Hashable, b: Hashable, cost: int) -> None:
-        """``cost`` is due if ``a`` stays on the side of the source and ``b`` does not."""
+        """Add an edge whose ``cost`` is due if ``a`` is on the side of the source and ``b`` is not."""
         self._room[a][b] = self._room[a].get(b, 0) + cost
         self._room[b].setdefault(a, 0)
 
     def side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes that a cheapest cut leaves with ``source``; of several such cuts, the one with the fewest.
+        """The nodes on the side of ``source`` in a minimum cut; of several such cuts, the one with the fewest.
 
-        Flow is pushed through one neighbour of the source after the other. Once a neighbour is full, the nodes reached
-        from it are never visited again: a path from there to the sink would have been a path of that neighbour, too.
+        Flow is pushed through one neighbour of the source after the other. Once a neighbour is saturated, the nodes
+        reached from it are never visited again: a path from there to the sink would have been a path of that neighbour,
+        too.
         """
         kept = {source}
         for start in list(self._room[source]):
@@ -36,7 +37,7 @@ class Network:
         return kept
 
     def _search(self, source: Hashable, start: Hashable, sink: Hashable, kept: set[Hashable]) -> Parents:
-        """Whence each thing is reached, up to the sink if it is."""
+        """The predecessor of each item reached, up to the sink if possible."""
         parents, waiting = {start: source}, deque([start])
         while waiting and sink not in parents:
             here = waiting.popleft()
@@ -47,7 +48,7 @@ class Network:
         return parents
 
     def _push(self, parents: Parents, source: Hashable, sink: Hashable) -> None:
-        """As much as fits, along the path that ends in the sink."""
+        """Push as much flow as possible along the path that ends in the sink."""
         path, there = [], sink
         while there != source:
             path.append((parents[there], there))

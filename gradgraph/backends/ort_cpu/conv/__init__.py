@@ -1,1 +1,1 @@
-"""Convolutions and their gradients: ``conv_forms`` is the table, each ``conv_*`` file one way to compute them."""
+"""Convolutions and their gradients: ``conv_forms`` is the table, each ``conv_*`` file one method."""

@@ -1,7 +1,7 @@
-"""Convolution in onnxruntime's blocked layout (NCHWc), whose kernels are the fastest it has for wide maps.
+"""Convolution in onnxruntime's blocked layout (NCHWc), whose kernels are its fastest for wide maps.
 
-onnxruntime itself goes there only for constant weights. Here the weights change every step, so they are blocked in the
-graph, [out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a gather of rows of a block each.
+onnxruntime itself uses it for constant weights only. Here the weights change every step, so the graph blocks them,
+[out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a gather of rows, a block each.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gradgraph.graph.shapes import known_sizes, record_shape
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
 
-# pixels a row from which it is worth writing them out: the kernels take padded windows one by one
+# pixels per row from which explicit padding pays: the kernels handle padded windows one by one
 LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Can channels be blocked: depthwise, dense, or so few inputs that these stay as they are?"""
+    """Whether channels can be blocked: depthwise, dense, or so few inputs that these stay unblocked."""
     block = nchwc_block()
     if not block:
         return False
@@ -36,7 +36,7 @@ def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
 
 
 def _many_windows(conv: Layer) -> bool:
-    return conv.windows >= conv.taps  # else the weights are the larger part
+    return conv.windows >= conv.taps  # otherwise the weights are larger
 
 
 def _forward(conv: Layer) -> bool:
@@ -53,15 +53,15 @@ def _depthwise(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=_forward, when=_many_windows)
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """0.8 to 1.0 times PyTorch from 8 px on, where Conv as it is takes 1.2 to 1.7."""
+    """0.8 to 1.0 times PyTorch from 8 px on, where a plain Conv takes 1.2 to 1.7."""
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Stride 1: 0.8 to 1.1 times PyTorch from 8 px on, where a Conv with turned weights takes 1.1 to 1.9.
+    """Stride 1: 0.8 to 1.1 times PyTorch from 8 px on, where a Conv with flipped weights takes 1.1 to 1.9.
 
-    The windows run backwards over dy, with turned weights.
+    Mirrored windows over dy, with flipped weights.
     """
     pads = conv.seen.mirrored
     if pads is None:
@@ -75,7 +75,7 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     """Depthwise 3x3 with stride 2: 0.45 to 0.55 of the time by phases, from 6 to 112 px.
 
-    Zeros go between the pixels of dy, then it is as with stride 1.
+    Zeros are inserted between the pixels of dy; then it is as with stride 1.
     """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
@@ -83,7 +83,7 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     ends = [n + p - m for n, p, m in zip(conv.size, seen.begins, size, strict=True)]
     if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
         return None
-    order = np.full(size, conv.windows, np.int32)  # a row of zeros behind those of dy
+    order = np.full(size, conv.windows, np.int32)  # a row of zeros after those of dy
     order[:: seen.strides[0], :: seen.strides[1]] = np.arange(conv.windows).reshape(conv.count)
     pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, conv.windows, block]), [0, 0, 0, 0, 1, 0])
     apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, conv.group, *size])
@@ -95,12 +95,12 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """3x3 with stride 2: half of ConvTranspose where that has a group for each channel.
+    """3x3 with stride 2: half the time of ConvTranspose if that is depthwise.
 
-    Stride s is s² convolutions of stride 1, one for the pixels of each phase, laid side by side.
+    Stride s is s² convolutions of stride 1, one per phase of pixels, interleaved.
 
-    Along one axis, with t the tap and i the window: pixel s·q + a is read where s·i + t = s·q + a + p. So t is one of
-    every s-th taps, and i goes back by one from tap to tap.
+    Along one axis, with tap t and window i: pixel s·q + a is read if s·i + t = s·q + a + p. So t is one of every s-th
+    taps, and i decreases by one from tap to tap.
     """
     if set(conv.seen.dilations) != {1}:
         return None
@@ -127,20 +127,20 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @dataclass(frozen=True)
 class _Phase:
-    taps: np.ndarray  # of the kernel, the last one first
+    taps: np.ndarray  # of the kernel, last one first
     pads: tuple[int, int]  # of dy
 
 
 def _quota(conv: Layer, axis: int) -> int:
-    """Pixels of one phase."""
+    """The number of pixels of one phase."""
     return -(-conv.size[axis] // conv.seen.strides[axis])
 
 
 def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
-    """``None`` where no tap reads this phase, or where windows would have to be cut off."""
+    """The windows of a phase; ``None`` if no tap reads it, or windows would have to be cropped."""
     s, p, k = conv.seen.strides[axis], conv.seen.begins[axis], conv.seen.kernel[axis] or 1
     taps = np.arange((a + p) % s, k, s)[::-1]
-    newest = (a + p) // s  # the window, counted from q, that reads pixel s·q + a with its first tap
+    newest = (a + p) // s  # the window, relative to q, that reads pixel s·q + a with its first tap
     pads = len(taps) - 1 - newest, _quota(conv, axis) + newest - conv.count[axis]
     return _Phase(taps, pads) if len(taps) and min(pads) >= 0 else None
 
@@ -149,8 +149,8 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
 def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
     """Depthwise at 56 px: 1.1 times PyTorch, other ways 5 to 9.
 
-    It is a Conv of every image's every channel by its own dy, then summed. Both go into blocks as the other two
-    convolutions of the layer have them, and these are blocks of such a Conv, too.
+    A Conv of every channel of every image by its own dy, summed over images. The blocks of the layer's other two
+    convolutions are also blocks of this Conv.
     """
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])
@@ -168,7 +168,7 @@ def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
-    """From channels in their order to channels in their order."""
+    """Convolve in blocks, from and to plain channel order."""
     left, right = seen.begins[1], seen.ends[1]
     if left + right >= LEAST_PADDING_WRITTEN and seen.strides[1] == 1:
         x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
@@ -180,12 +180,12 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
 
 
 def ordered(op: Builder, y: Var) -> Var:
-    """Out of blocks of channels."""
+    """Reorder from blocks of channels to plain."""
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 
 def reordered(op: Builder, x: Var) -> Var:
-    """In blocks of channels; its shape is still said to be that of ``x``."""
+    """Reorder to blocks of channels; the declared shape is still that of ``x``."""
     return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
 
 
@@ -199,14 +199,14 @@ def convolution(
     total: Var | None = None,
     **activation: Any,
 ) -> Var:
-    """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
+    """Convolve in blocks; ``blocks`` are blocked weights of shape [out, in / group, *kernel]; ``total`` is added."""
     shape = (x.dim(0), blocks.dim(0), *seen.count(known_sizes((x.shape or ())[2:])))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 
 
 def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
-    """[out, in, *kernel] in blocks: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
+    """Block [out, in, *kernel]: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
     block, inner = nchwc_block(), nchwc_block() if conv.c >= nchwc_block() else 1
     outer = conv.group * conv.m // block
     rows = op.Transpose(op.Reshape(w, [outer, block, conv.fan_in]), perm=[0, 2, 1])
@@ -217,7 +217,7 @@ def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
 
 
 def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Windows) -> Any:
-    """The weights that lead from y back to x, in blocks: channels trade places, and of the taps these in this order."""
+    """The blocked weights for the map from y back to x: channels swapped, and these taps in this order."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]) if conv.taps > 1 else w
     if conv.c == conv.m == 1:
@@ -229,9 +229,9 @@ def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Win
 
 
 def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
-    """The order of rows that transposes ``sizes``, of whose first axis ``first`` are taken.
+    """The order of rows that transposes ``sizes``, taking ``first`` entries of the first axis.
 
-    A Gather by it is faster than the Transpose: onnxruntime runs it in parallel.
+    A Gather by it is faster than Transpose: onnxruntime runs it in parallel.
     """
     places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
     return (places if first is None else places[first]).transpose(perm).reshape(-1)

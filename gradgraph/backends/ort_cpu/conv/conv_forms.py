@@ -1,4 +1,4 @@
-"""Convolution on onnxruntime's CPU provider: which form is asked first.
+"""Convolution on onnxruntime's CPU provider: the order of its forms.
 
 |    | many windows in an image               | few                 | 1x1, many pixels   | depthwise |
 |----|----------------------------------------|---------------------|--------------------|-----------|

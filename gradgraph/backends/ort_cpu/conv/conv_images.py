@@ -1,11 +1,11 @@
 """Convolution with the images innermost, [channels, pixels, images]: one matrix product over the whole batch.
 
-``col`` [channels·taps, windows·images] is what the windows see: a gather of rows as long as the batch. Then
+``col`` [channels·taps, windows·images] is the im2col matrix: a gather of rows as long as the batch. Then
 
     y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY),    S: which tap of which window reads which pixel
 
-with the weights as they are: only x and y are blocked, turned or transposed. Small maps with many channels need this,
-as there the weights are most of the memory that is read.
+with unchanged weights: only x and y are transposed. It suits small maps with many channels, where weights are most of
+the memory traffic.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes
 
-MOST_WINDOWS_UNBLOCKED = 49  # up to here images innermost are faster, as blocked layouts have few pixels a row
+MOST_WINDOWS_UNBLOCKED = 49  # up to here images innermost are faster, as blocked layouts have few pixels per row
 MOST_PIXELS_UNBLOCKED = 16  # the same bound for 1x1 kernels
-MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are the fastest way to the weights' gradient;
-LEAST_IMAGES_FOR_MORE = 16  # with so many images, up to four times as many windows
-CHANNELS_BEYOND_A_STEM = 4  # with fewer, columns are the fastest in maps of any size, if a Scan is not worth it either
-LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
-LEAST_IMAGES_AS_ROWS = 8  # from here images are worth gathering as rows
-MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
-LEAST_CHANNELS_UNTURNED = 256  # channels of y from which the weight gradient costs more to transpose than that saves
-MOST_COLUMN_BYTES = 12 << 20  # bytes of columns that are made at once, to be written and read again in a cache
+MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are fastest for the weight gradient;
+LEAST_IMAGES_FOR_MORE = 16  # with that many images, up to four times as many windows
+CHANNELS_BEYOND_A_STEM = 4  # with fewer, columns are fastest for maps of any size, unless a Scan pays
+LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications per image from which an iteration of a Scan pays
+LEAST_IMAGES_AS_ROWS = 8  # from here images are gathered as rows
+MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time is multiplication by zeros
+LEAST_CHANNELS_UNTURNED = 256  # channels of y from which transposing the weight gradient does not pay
+MOST_COLUMN_BYTES = 12 << 20  # bytes of columns made at once, so that they stay in a cache
 
 
 def is_worth_a_turn(conv: Layer) -> bool:
-    """Is an image enough work for a turn of a Scan over images?"""
+    """Whether an image is enough work for an iteration of a Scan over images."""
     return conv.m * conv.fan_in * conv.windows >= LEAST_WORK_OF_A_TURN
 
 
@@ -45,7 +45,7 @@ def _few_windows(conv: Layer) -> bool:
 
 
 def _some_windows(conv: Layer) -> bool:
-    """So few windows that columns are fastest for dw; or a stem, whose few channels make them narrow."""
+    """Whether columns are fastest for dw: few windows, or a stem, whose few channels make them narrow."""
     many_images = conv.images >= LEAST_IMAGES_FOR_MORE
     stem = many_images and conv.c < CHANNELS_BEYOND_A_STEM and not is_worth_a_turn(conv)
     most = MOST_WINDOWS_AS_COLUMNS * 4 if many_images else MOST_WINDOWS_AS_COLUMNS
@@ -81,7 +81,7 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """0.4 to 1.5 times PyTorch, the better the smaller the map; a gather with channels innermost takes 1.5 to 15.
 
-    With few channels of y it is transposed: onnxruntime packs the right matrix, better the smaller one.
+    With few channels of y it is transposed: onnxruntime packs the right matrix, which should be the smaller one.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:
@@ -106,23 +106,23 @@ def _images_last(op: Builder, x: Var) -> Any:
 
 
 def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) -> Var:
-    """[C, pixels, N], however it is folded, -> [N, C, *space]."""
+    """Reshape [C, pixels, N], however folded, to [N, C, *space]."""
     flat = op.Reshape(y, [channels * int(np.prod(space)), -1])
     return op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
 
 
 def _stack(op: Builder, x: Var, conv: Layer, rows: int, columns: int) -> Any:
-    """As one matrix for each group; a plain matrix if there is one group only."""
+    """Stack one matrix per group; a plain matrix if there is one group only."""
     return op.Reshape(x, [rows, columns] if conv.group == 1 else [conv.group, rows, columns])
 
 
 def _columns(op: Builder, x: Var, conv: Layer) -> Any:
-    """The pixels that the windows see, [c·taps, windows·N] for each group."""
+    """The im2col matrix, [c·taps, windows·N] per group."""
     return _stack(op, _gathered(op, _padded(op, x, conv), conv), conv, conv.fan_in, -1)
 
 
 def _padded(op: Builder, x: Var, conv: Layer) -> Any:
-    """[C, pixels, N] with a row of zeros behind it if windows read padding."""
+    """[C, pixels, N], with a row of zeros appended if windows read padding."""
     pixels = op.Reshape(_images_last(op, x), [conv.group * conv.c, conv.pixels, -1])
     return op.Pad(pixels, [0, 0, 0, 0, 1, 0]) if conv.reads().max() == conv.pixels else pixels
 
@@ -133,15 +133,15 @@ def _gathered(op: Builder, padded: Var, conv: Layer) -> Any:
 
 
 def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
-    """Every window is a pixel: a 1x1 kernel of stride 1."""
+    """Whether every window is a pixel: a 1x1 kernel of stride 1."""
     return np.array_equal(reads, np.arange(conv.pixels))
 
 
-# --- the weight gradient in pieces that stay in the cache -------------------------------------------------------
+# --- the weight gradient in pieces that fit into the cache ------------------------------------------------------
 
 
 def _by_channels(op: Builder, x: Var, dys: Var, conv: Layer, chunk: int) -> Any:
-    """A Scan over ``chunk`` channels of x at a time: [c·taps, m]."""
+    """Scan over ``chunk`` channels of x at a time: [c·taps, m]."""
     padded = _padded(op, x, conv)
     rows = padded.shape[1]
     piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, conv.batch]))

@@ -1,14 +1,14 @@
-"""BatchNormalization in training mode, folded into the convolution below it: fewer passes over ``v = Conv(x, W)``.
+"""BatchNormalization in training mode, folded into the convolution before it: fewer passes over ``v = Conv(x, W)``.
 
 Let g be the cotangent of y, and a, k, s the ``batch_normalization_factors``. Then v has the cotangent ``a·u`` in each
-channel, with ``u = g − k·centred − s``. A convolution is linear, so the factor a costs no pass over u:
+channel, with ``u = g − k·centred − s``. A convolution is linear, so the factor a needs no pass over u:
 
     ConvGradInput(a·u, W) = ConvGradInput(u, a·W)        ConvGradWeight(x, a·u) = a·ConvGradWeight(x, u)
 
-A bias of the convolution moves only the mean: u sums up to 0, and so does the bias's gradient.
+A bias of the convolution only shifts the mean: u sums to 0, and so does the bias's gradient.
 
-Where a 1x1 kernel makes many channels of few, second moments serve, and v is never written. With x centred, ``xc``, and
-``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products replace the passes over v:
+If a 1x1 kernel expands few channels to many, second moments replace v, which is never written. With x centred, ``xc``,
+and ``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products replace the passes over v:
 
     y  = (a W) xc + bias                 dW = a·(Q − k·(W T))    with Q = Σ g xcᵀ
     db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
@@ -53,15 +53,15 @@ from gradgraph.rules.norm import (
 from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import spatial
 
-# channels of x: a product with so many takes the time of the passes over v that second moments save
+# channels of x: a product with that many takes the time of the passes over v that second moments save
 CHANNELS_A_PASS_PAYS = 36
-MOST_CANCELLED = 1000.0  # κ² up to which second moments serve: 2.5 times the largest in MobileNetV2
+MOST_CANCELLED = 1000.0  # κ² up to which second moments are used: 2.5 times the largest in MobileNetV2
 LEAST_CHANNELS = 8  # channels of x for second moments
-LEAST_TIMES_THE_WEIGHTS = 8  # times as large as the weights: v from which a pass over it costs more than two over these
+LEAST_TIMES_THE_WEIGHTS = 8  # times the weights' size: from here a pass over v costs more than two over the weights
 
 
 def fold_norms(model: ir.Model) -> ir.Model:
-    """Fold, in place, every BatchNormalization whose input and its cotangent nothing but a convolution knows."""
+    """Fold, in place, every BatchNormalization whose input and cotangent are used by a convolution only."""
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
     norms = [n for n in model.graph if key_of(n) == ("", "BatchNormalization") and len(n.outputs) == 3]
     for norm in norms:
@@ -77,28 +77,28 @@ def fold_norms(model: ir.Model) -> ir.Model:
 
 
 def _expands(layer: Layer) -> bool:
-    """Second moments take c²/m more products and c/m more passes for an element of v."""
+    """Whether the layer expands enough: second moments cost c²/m products and c/m passes more per element of v."""
     pays = layer.c * (layer.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * layer.m
     return pays and layer.c >= LEAST_CHANNELS and conv_pointwise.serves(layer) and layer.windows > MOST_PIXELS_UNBLOCKED
 
 
-# --- where ---------------------------------------------------------------------------------------------------
+# --- matching ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Normalized:
-    """A convolution, the BatchNormalization that alone reads its output, and the gradients of both."""
+    """A convolution, the BatchNormalization that is the only reader of its output, and the gradients of both."""
 
     layer: Layer
     conv: ir.Node
     norm: ir.Node
     gradient: ir.Node
     below: list[ir.Node]  # ConvGradInput, ConvGradWeight
-    sums: list[ir.Node]  # those over space, whose sum over images is the gradient of the convolution's bias
+    sums: list[ir.Node]  # sums over space, whose sum over images is the gradient of the convolution's bias
 
     @classmethod
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
-        """``None`` where sizes are unknown, or v or its cotangent is read by anything else."""
+        """Match a norm; ``None`` if sizes are unknown, or v or its cotangent has other readers."""
         v = norm.inputs[0]
         conv = None if v is None else v.producer()
         if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
@@ -117,13 +117,13 @@ class _Normalized:
 
 
 def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
-    """Is ``node`` the gradient of ``norm``, computed from its own input, scale and statistics?"""
+    """Whether ``node`` is the gradient of ``norm``, computed from its own input, scale and statistics."""
     named = (node.domain, node.op_type) == (DOMAIN, "BatchNormalizationGrad") and node.graph is norm.graph
     return named and list(node.inputs[1:]) == [*norm.inputs[:2], *norm.outputs[1:]]
 
 
 def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, layer: Layer) -> bool:
-    """Is ``node`` a gradient of ``conv``, from ``dv`` and from what ``conv`` reads?"""
+    """Whether ``node`` is a gradient of ``conv``, from ``dv`` and the inputs of ``conv``."""
     x, w = conv.inputs[:2]
     own = {"ConvGradInput": [dv, w], "ConvGradWeight": [x, dv]}.get(node.op_type)
     named = node.domain == DOMAIN and node.graph is conv.graph and list(node.inputs[:2]) == own
@@ -131,7 +131,7 @@ def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, lay
 
 
 def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
-    """Is it a sum over space that only a sum over the images reads, as ``bias_gradient`` writes it?"""
+    """Whether it is a sum over space that only a sum over images reads, as ``bias_gradient`` writes it."""
     if not _sums_over(op, node, list(range(2, 2 + len(layer.size)))):
         return False
     total = node.outputs[0]
@@ -139,7 +139,7 @@ def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
-    """Is it a ReduceSum over these axes that drops them?"""
+    """Whether it is a ReduceSum over these axes without keepdims."""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
     chosen = constant_of(node.inputs[1])
@@ -149,7 +149,7 @@ def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
 def _replace_gradients(
     editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
 ) -> None:
-    """Let ``below``, by gradient operator, stand for the gradients of the convolution."""
+    """Replace the gradients of the convolution by ``below``, by gradient operator."""
     editor.place(found.gradient)
     for node in found.below:
         editor.op.scope = node.name or ""
@@ -165,7 +165,7 @@ def _replace_gradients(
 
 
 def _fold_scale(editor: Editor, found: _Normalized) -> None:
-    """Let a, of the cotangent a·u of v, be a factor of W for dx, and of dW itself."""
+    """Move a, of the cotangent a·u of v, into W for dx, and into dW itself."""
     op, gradient = editor.op, found.gradient
     op.scope = gradient.name or ""
     x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)
@@ -185,7 +185,7 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
 
 
 def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None:
-    """Write y, dx and dW from xc and T; v is gone. The formulas and their names are those at the top."""
+    """Write y, dx and dW from xc and T, without v; see the formulas and names at the top."""
     op = editor.op
     op.scope = found.norm.name or ""
     scale, bias = (op.wrap(v) for v in found.norm.inputs[1:3] if v is not None)
@@ -234,7 +234,7 @@ class _Expansion:
         return cls(op, w, rows, xc, op.sum_of([mean, *b]), var, along)
 
     def times(self, factors: Var) -> Var:
-        """W with a factor for each channel of y, as weights."""
+        """W with one factor per channel of y, as weights."""
         return self.op.Reshape(self.rows * _column(self.op, factors), self.op.shape(self.w))
 
     def dots(self, q: Var) -> Var:
@@ -256,7 +256,7 @@ class _Expansion:
 
 
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
-    """``var``, or that of ``Conv(xc, w)`` itself where ``reach``, Σ |w|·σ(x), is too large beside it."""
+    """``var``, or the variance of ``Conv(xc, w)`` itself if ``reach``, Σ |w|·σ(x), is too large compared with it."""
     reach = op.Reshape(reach, [-1])
     cancels = op.ReduceMax(reach * reach - MOST_CANCELLED * (var + epsilon), keepdims=0) > 0.0
 

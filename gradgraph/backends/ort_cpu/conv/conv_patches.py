@@ -1,10 +1,10 @@
-"""Convolutions whose windows lie side by side (stride = kernel), in blocks: windows are pixels of more channels.
+"""Convolutions with adjacent windows (stride = kernel), in blocks: windows are pixels with more channels.
 
-With x cut into patches, [images, taps·channels, *count], the layer is one of 1x1 kernels:
+With x cut into patches, [images, taps·channels, *count], the layer has 1x1 kernels:
 
     x = patches of (Wᵀ y)        dw = Σ y patchesᵀ
 
-In blocks a Gather of rows, a block each, leads from patches to x and back: it is the only copy.
+In blocks a Gather of rows, a block each, converts between patches and x; it is the only copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATCHES = (
 
 
 def _serves(conv: Layer) -> bool:
-    """More than one tap, and no pixel that no window reads."""
+    """Whether there is more than one tap, and every pixel is read."""
     whole = tuple(n * s for n, s in zip(conv.count, conv.seen.strides, strict=True)) == conv.size
     return conv.group == 1 and conv.seen.rank == 2 and conv.taps > 1 and conv.seen.side_by_side and whole
 
@@ -62,7 +62,7 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
 
 @conv_form("ConvGradInput", serves=_serves, when=always)
 def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var | None = None) -> Var | None:
-    """As ConvTranspose, which it is; with a bias for each channel of x."""
+    """Like ConvTranspose, which it computes; with a bias per channel of x."""
     if not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()
@@ -91,14 +91,14 @@ def blocked_patches_dw(op: Builder, conv: Layer, x: Var, y: Var, w: Var) -> Var 
 
 
 def _order(conv: Layer) -> np.ndarray:
-    """Where an image [channels/b, high, wide] has the rows of its patches [taps, channels/b, *count]."""
+    """The positions in an image [channels/b, high, wide] of the rows of its patches [taps, channels/b, *count]."""
     (high, wide), (down, across) = conv.count, conv.seen.strides
     places = np.arange(conv.c // nchwc_block() * conv.pixels, dtype=np.int32)
     return places.reshape(-1, high, down, wide, across).transpose(2, 4, 0, 1, 3).reshape(-1)
 
 
 def _weights(op: Builder, w: Var, conv: Layer) -> Any:
-    """[m, c, *kernel] as those of a 1x1 kernel that makes [taps, c] of m, in blocks."""
+    """Convert [m, c, *kernel] to blocked weights of a 1x1 kernel from m to [taps, c]."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]), [-1, block])
     order = order_of_rows((conv.taps, conv.m // inner, inner, conv.c // block), (0, 3, 1, 2))

@@ -1,8 +1,8 @@
-"""Convolution with a 1x1 kernel and stride 1: matrix products of one image each, on what lies in memory as it is.
+"""Convolution with a 1x1 kernel and stride 1: matrix products per image, without copies.
 
-    y = W x        dx = Wᵀ dy        dw = Σ dy xᵀ  over the images
+y = W x        dx = Wᵀ dy        dw = Σ dy xᵀ  over the images
 
-The batch may be open.
+The batch size may be unknown.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 
-LEAST_WINDOWS_ALONE = 128  # from here a product of one image alone is worth it
+LEAST_WINDOWS_ALONE = 128  # from here a product per image pays
 
 
 def serves(conv: Layer) -> bool:
-    """Is it such a layer?"""
+    """Whether it is such a layer."""
     return conv.group == 1 and conv.seen.pointwise and conv.size == conv.count
 
 
@@ -30,7 +30,7 @@ def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) ->
     rows, xs = op.Reshape(w, [conv.m, conv.c]), op.Reshape(x, [-1, conv.c, conv.pixels])
     if b is None:
         y = rows @ xs
-    elif conv.m > conv.c:  # x with a channel of ones is less to write than y a second time
+    elif conv.m > conv.c:  # appending a channel of ones to x is cheaper than writing y twice
         y = op.Concat(rows, op.Reshape(b, [conv.m, 1]), axis=1) @ op.Pad(xs, [0, 0, 0, 0, 1, 0], 1.0)
     else:
         y = rows @ xs + op.Reshape(b, [conv.m, 1])
@@ -44,13 +44,13 @@ def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 
 
-@conv_form(  # where x and y are larger than the products of all images, which are added up
+@conv_form(  # where x and y are larger than the sum of the per-image products
     "ConvGradWeight", serves=serves, when=lambda conv: conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
 )
 def per_image_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """0.4 to 0.9 times PyTorch; gathered for all images at once 1.2 to 2.4.
 
-    The larger matrix is the left one, as onnxruntime packs the right one.
+    The larger matrix is on the left, as onnxruntime packs the right one.
     """
     xs, dys = op.Reshape(x, [-1, conv.c, conv.pixels]), op.Reshape(dy, [-1, conv.m, conv.windows])
     if conv.c > conv.m:

@@ -4,10 +4,9 @@ A block of channels of that convolution is a run of ``b`` pixels of a row, its k
 
     dw[m, c, s, t] = Σ dy[m, h, w] x[c, h + s, w + t] = Σ over blocks of w, then Conv over h of dy by x
 
-Taps down are the places where the kernel may stand, and nothing is copied for them. Taps across are shifted copies of
-one side, the one with fewer channels. That side is the kernel, as in blocked layout a shift moves whole blocks. The
-other side stays as it is; only its blocks change their order. Both are read in blocks of channels, as far as these are
-whole.
+Vertical taps are the positions of the kernel, without copies. Horizontal taps are shifted copies of the side with fewer
+channels. That side is the kernel, as a shift in blocked layout moves whole blocks. The other side is unchanged except
+for the order of its blocks. Both are read in blocks of channels, if these are whole.
 
     kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
     image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]
@@ -32,10 +31,10 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 
-LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are fastest, with ``LEAST_CHANNELS_AS_ROWS``
-LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides; or with this many, where there are more windows
+LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are fastest, given ``LEAST_CHANNELS_AS_ROWS``
+LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides; or this many, with more windows
 FILTERS_AT_ONCE = 64  # channels of y that onnxruntime's kernels compute at once
-LEAST_PARTS = 16  # pieces of work in an image from which two threads share them evenly; else images go in pairs
+LEAST_PARTS = 16  # pieces of work per image that two threads share evenly; with fewer, images are processed in pairs
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,18 @@ class _Plan:
     filters: int  # channels of the kernel's side
     size: tuple[int, int]  # of the kernel's side
     channels: int  # of the image's side
-    columns: np.ndarray  # [taps across, width]: the column of the kernel's side that meets a column of the image
+    columns: np.ndarray  # [taps across, width]: the column of the kernel's side multiplied by a column of the image
     down: int  # taps
     seen: Windows
 
     @property
     def width(self) -> int:
-        """How many columns the matrix on the image's side has."""
+        """The number of columns of the matrix on the image's side."""
         return int(self.columns.shape[1])
 
 
 def _wide_rows(conv: Layer) -> bool:
-    """So many windows, for its channels, that rows of pixels as channels are fastest for dw."""
+    """Whether there are so many windows, for its channels, that rows of pixels as channels are fastest for dw."""
     channels = min(conv.m, conv.c)
     return channels >= LEAST_CHANNELS_WITH_MORE and (
         conv.windows > LEAST_WINDOWS_AS_CHANNELS
@@ -79,14 +78,14 @@ def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
         return convolution(op, pixels, filters, None, plan.seen, images, total)
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
-    # for all images at once, as the layer's other two convolutions do: then it is one node
+    # for all images at once, like the layer's other two convolutions, so that they share a node
     x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, conv.c), (dy, conv.m)))
     total = over_images(op, x, dy, conv, whole, add, images)
     return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
 
 
 def _plan(conv: Layer) -> _Plan | None:
-    """With fewer channels as the kernel, if that can be blocked; else the other way round."""
+    """Use the side with fewer channels as the kernel, if it can be blocked; else the other."""
     if conv.group > 1 or conv.seen.rank != 2 or not conv.images or set(conv.seen.strides) != {1} or not nchwc_block():
         return None
     both = _dy_as_kernel(conv), _x_as_kernel(conv)
@@ -95,7 +94,7 @@ def _plan(conv: Layer) -> _Plan | None:
 
 
 def _dy_as_kernel(conv: Layer) -> _Plan:
-    """Column u of x meets column u - t·d + p of dy through tap t."""
+    """Column u of x is multiplied by column u - t·d + p of dy for tap t."""
     seen = Windows(
         (conv.count[0], 1), (conv.seen.dilations[0], 1), (1, 1), (conv.seen.begins[0], 0), (conv.seen.ends[0], 0)
     )
@@ -104,7 +103,7 @@ def _dy_as_kernel(conv: Layer) -> _Plan:
 
 
 def _x_as_kernel(conv: Layer) -> _Plan:
-    """Column w of dy meets column w + t·d - p of x; the taps down come in reverse."""
+    """Column w of dy is multiplied by column w + t·d - p of x; the vertical taps are reversed."""
     reach = ((conv.seen.kernel[0] or 1) - 1) * conv.seen.dilations[0]
     pads = (reach - conv.seen.begins[0], 0), (reach - conv.seen.ends[0], 0)
     seen = Windows((conv.size[0], 1), (conv.seen.dilations[0], 1), (1, 1), *pads)
@@ -113,7 +112,7 @@ def _x_as_kernel(conv: Layer) -> _Plan:
 
 
 def _tap_offsets(conv: Layer) -> np.ndarray:
-    """How far each tap across lies from the first."""
+    """The offset of each horizontal tap from the first."""
     return np.arange(conv.seen.kernel[1] or 1) * conv.seen.dilations[1]
 
 
@@ -124,13 +123,13 @@ def _sum_shape(plan: _Plan) -> list[int]:
 
 
 def _images_a_turn(conv: Layer, plan: _Plan) -> int:
-    """Images in a turn."""
+    """The number of images per iteration."""
     parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS_AT_ONCE)
     return 2 if parts < LEAST_PARTS and conv.images % 2 == 0 else 1
 
 
 def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """[images, filters, *size] in blocks -> the kernel; what is outside reads a block of zeros behind the others."""
+    """[images, filters, *size] in blocks -> the kernel; columns outside read a block of zeros at the end."""
     block, (high, wide) = nchwc_block(), plan.size
     blocks = op.Reshape(v, [-1, block])
     zeros = op.const(np.zeros((1, block), np.float32))
@@ -145,7 +144,7 @@ def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
     """[images, channels, rows, width] -> the image; runs of b pixels change their order.
 
-    Where channels lie in blocks, b pixels of a block are a square, which is turned first, and runs are whole squares.
+    With blocked channels, b pixels of a block are a square, which is transposed first, and runs are whole squares.
     """
     block, rows = nchwc_block(), v.dim(2)
     assert isinstance(rows, int)

@@ -1,9 +1,9 @@
-"""The weight gradient of wide maps, image by image: copies stay in the cache, and the sum is free.
+"""The weight gradient of wide maps, image by image: copies stay in the cache, and accumulation is free.
 
-The body of a Scan over the images writes out the pixels that the windows see and multiplies them with dy; Gemm adds the
-product to the sum so far. Many channels are gathered as rows (``scan_channels_innermost_dw``). With few channels, x is
-copied once for every tap along the last axis, shifted by it. For the taps along the other axis, either these copies are
-gathered again (``scan_columns_dw``), or dy is (``scan_both_sides_dw``): with few channels of y, dy is less to copy.
+The body of a Scan over the images writes the im2col matrix and multiplies it with dy; Gemm adds the product to the
+running sum. Many channels are gathered as rows (``scan_channels_innermost_dw``). With few channels, x is copied once
+per tap along the last axis, shifted by it. For the taps along the other axis, either these copies are gathered again
+(``scan_columns_dw``), or dy is (``scan_both_sides_dw``), which is cheaper if y has few channels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gradgraph.backends.ort_cpu.conv.conv_table import conv_form
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.graph.builder import Builder, Var
 
-LEAST_CHANNELS_AS_ROWS = 64  # from here channels are worth gathering as rows
-MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy, not x, for the taps down
+LEAST_CHANNELS_AS_ROWS = 64  # from here channels are gathered as rows
+MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy, not x, for the vertical taps
 LEAST_CHANNELS_KEPT = 128  # channels of x from which it copies dy, too, if y has no more channels
-MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x that are made at once
+MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x made at once
 
-Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, sum so far, layer) -> sum
+Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, running sum, layer) -> sum
 
 
 def _serves(conv: Layer) -> bool:
@@ -36,7 +36,7 @@ def _wide(conv: Layer) -> bool:
 
 
 def _wide_and_narrow(conv: Layer) -> bool:
-    """A wide map where a Scan over images had better copy dy than x for the taps down."""
+    """A wide map for which a Scan over images should copy dy rather than x for the vertical taps."""
     narrow = conv.m <= MOST_CHANNELS_COPIED <= conv.taps * conv.c // 4
     return _wide(conv) and (narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT)))
 
@@ -80,7 +80,7 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
 
 
 def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
-    """Call ``add`` for one image after the other, or for ``together`` images at a time, on an axis in front."""
+    """Call ``add`` for one image after the other, or for ``together`` images at a time, on a leading axis."""
 
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
         return [add(op, image, its_dy, total, conv)]
@@ -97,7 +97,7 @@ def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add
 
 
 def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """``total + dy·seen`` of one image: ``seen`` [windows, taps·c] is one Gather of pixels with all channels."""
+    """``total + dy·seen`` of one image, where ``seen`` [windows, taps·c] is one Gather of pixels with all channels."""
     reads = conv.reads().T.reshape(-1)
     pixels = op.Transpose(op.Reshape(x, [conv.c, conv.pixels]), perm=[1, 0])
     if reads.max() == conv.pixels:
@@ -107,7 +107,7 @@ def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, conv: Laye
 
 
 def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """``total + seen·dyᵀ`` of one image, ``seen`` [across·c·down, windows] by Slices across and a Gather down."""
+    """``total + seen·dyᵀ`` of one image, with ``seen`` [across·c·down, windows] by Slices across and a Gather down."""
     down, across = _kernel(conv)
     tall, wide = conv.count
     pads = _pads(conv, 0), _pads(conv, 1)
@@ -119,7 +119,7 @@ def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
 
 
 def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """Row r of x meets row r - t·d + p of dy through tap t; what is outside of dy reads a row of zeros behind it."""
+    """Row r of x is multiplied by row r - t·d + p of dy for tap t; rows outside of dy read an appended row of zeros."""
     (down, across), (high, _), (tall, wide) = _kernel(conv), conv.size, conv.count
     begin, end = _pads(conv, 1)
     padded = op.Pad(x, [0, 0, begin, 0, 0, end]) if begin or end else x
@@ -137,7 +137,7 @@ def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Va
 
 
 def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> Any:
-    """Rows of x as each tap across sees them: [taps across · c, rows, windows across]."""
+    """The rows of x shifted for each horizontal tap: [taps across · c, rows, windows across]."""
     stride, reach = conv.seen.strides[1], (conv.count[1] - 1) * conv.seen.strides[1] + 1
     firsts = [t * conv.seen.dilations[1] for t in range(_kernel(conv)[1])]
     copies = [op.Slice(padded, [start, f], [stop, f + reach], [1, 2], [1, stride]) for f in firsts]
@@ -145,11 +145,11 @@ def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> An
 
 
 def _reach(conv: Layer, axis: int) -> int:
-    """Pixels from the first to the last that windows read, padding included."""
+    """The number of pixels from the first to the last that windows read, including padding."""
     return (conv.count[axis] - 1) * conv.seen.strides[axis] + (conv.seen.extents[axis] or 1)
 
 
 def _pads(conv: Layer, axis: int) -> tuple[int, int]:
-    """Padding before and behind, as far as windows read it; pixels that none reads are cut off."""
+    """Padding before and after, as far as windows read it; unread pixels are cropped."""
     begin = conv.seen.begins[axis]
     return begin, _reach(conv, axis) - begin - conv.size[axis]

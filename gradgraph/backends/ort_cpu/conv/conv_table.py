@@ -1,4 +1,4 @@
-"""Declare forms of convolutions: they are written for a ``Layer``, and cases of Conv give those of its gradients."""
+"""Declare forms of convolutions: they are written for a ``Layer``; cases of Conv imply those of its gradients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONVOLUTIONS = (
 
 
 def gradients(convolutions: Iterable[Case], roles: str) -> tuple[Case, ...]:
-    """Cases of a gradient of these convolutions; ``roles`` are its inputs, as in ``OPERANDS``."""
+    """Cases of a gradient of these convolutions, where ``roles`` are its inputs, as in ``OPERANDS``."""
     found = []
     for c in convolutions:
         x, w = c.inputs[:2]
@@ -60,7 +60,7 @@ def gradients(convolutions: Iterable[Case], roles: str) -> tuple[Case, ...]:
 
 
 def layer_of(call: Call) -> Layer | None:
-    """The layer of a Conv node or of one of its gradients, if all sizes are known but, perhaps, the batch."""
+    """The layer of a Conv node or of one of its gradients, if all sizes except possibly the batch are known."""
     return _layer(call.node.op_type, call.inputs, call.attrs)
 
 
@@ -71,7 +71,7 @@ def _layer(op_type: str, inputs: Sequence[Var | None], attrs: Mapping[str, Any])
 
 
 def always(conv: Layer) -> bool:
-    """True, whatever the layer."""
+    """True for every layer."""
     return True
 
 
@@ -88,10 +88,10 @@ def conv_form(
 
     Args:
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.
-        convolutions: cases of Conv, from which those of a gradient follow.
-        serves: whether it can compute a layer.
-        when: whether it is the best choice for a layer whose batch is known; None for any call.
-        here: whether it is on this machine.
+        convolutions: cases of Conv, from which those of a gradient are derived.
+        serves: whether it supports a layer.
+        when: whether it is the best choice for a layer of known batch size; None for any call.
+        here: whether it is the best choice on this machine.
         forms: the table.
     """
 

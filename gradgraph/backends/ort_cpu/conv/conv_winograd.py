@@ -1,19 +1,19 @@
-"""Blocked convolution with fewer products: several rows of y at once, by Winograd's minimal filtering down the columns.
+"""Blocked convolution with fewer products: several rows of y at once, by Winograd's minimal filtering along columns.
 
-m rows of y under r taps down need ``m·r`` products for each tap across; ``n = m + r - 1`` are enough. With the
-polynomials that the m + r - 1 rows of x, the taps and the rows of y stand for, known at n points (the last is ∞):
+m rows of y with r vertical taps need ``m·r`` products per horizontal tap directly, and ``n = m + r - 1`` by Winograd.
+Rows of x, taps and rows of y are polynomials, evaluated at n points (the last is ∞):
 
     y = Aᵀ [(G w) ∘ (Bᵀ x)]        A [n, m], G [n, r], B [n, n]
 
-Six points: 3 taps give 4 rows with half of the products, 5 taps 2 rows with three fifths. Across nothing changes: at
-each point there is a blocked convolution with one row of taps.
+Six points: 3 taps give 4 rows with half the products, 5 taps 2 rows with three fifths. Horizontally nothing changes:
+each point is a blocked convolution with one row of taps.
 
     Bᵀ x    a depthwise convolution for each point, as high as a tile and a tile's m rows apart
     G w     a product with the weights in blocks
     Aᵀ      a product with what lies as [images, points, all else]; a Gather of rows puts those of a tile in their order
 
-The points are 0, 1, -1, 1/2, -2 and ∞: with them the rounding of 128 channels is 1.6 to 1.8 times that of the sums as
-they are, in float32; with ±2 in place of 1/2 and -2 it is 2 to 2.3 times.
+The points are 0, 1, -1, 1/2, -2 and ∞: with them the rounding error of 128 channels is 1.6 to 1.8 times that of direct
+sums, in float32; with ±2 in place of 1/2 and -2 it is 2 to 2.3 times.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from gradgraph.rules.windows import Windows
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # where every row of y has the factor 1
-TO_READ, TO_WRITE = 720, 320  # what a tile costs for a number of x and for one of y, in products
-LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which weights for tiles of several rows are worth making
+TO_READ, TO_WRITE = 720, 320  # the cost of a tile per number of x and of y, in products
+LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which transforming weights for tiles pays
 # of the products, where an image has so few windows that images innermost are the other choice: 256 channels at 4 px (a
 # half saved) take 0.7 of their time there and 0.55 back, at 7 px 0.6; at 3, 5 and 6 px (a third or less) 1.0 to 1.3
 LEAST_SAVED_OF_FEW = 0.4
-# numbers of x and y: tiles hold 2.5 times as many at once, which then is the peak of a step's memory
+# numbers of x and y: tiles hold 2.5 times as many at once, which becomes the peak of a step's memory
 MOST_NUMBERS = 3 << 19
 
 
 def serves(conv: Layer) -> bool:
-    """Whole blocks of channels on both sides, and under stride 1 from 3 to 5 taps down without gaps; 2 round more."""
+    """Whole blocks of channels on both sides, stride 1, and 3 to 5 undilated vertical taps; 2 round more."""
     seen = conv.seen
     if conv.group > 1 or not fits_blocks(1, conv.m, conv.c) or conv.c < nchwc_block():
         return False
@@ -65,7 +65,7 @@ def serves(conv: Layer) -> bool:
 
 
 def pays(conv: Layer, backwards: bool = False) -> bool:
-    """Are the products that it saves worth more than its passes over x and y, or, backwards, over dy and dx?"""
+    """Whether the saved products outweigh the passes over x and y or, backwards, over dy and dx."""
     if conv.images * conv.windows < LEAST_WINDOWS_FOR_TILES:
         return False
     if conv.images * (conv.c * math.prod(conv.size) + conv.m * math.prod(conv.count)) > MOST_NUMBERS:
@@ -86,7 +86,7 @@ def blocked_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None
 
 @conv_form("ConvGradInput", serves=serves, when=lambda conv: pays(conv, backwards=True))
 def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """As forwards: the windows run backwards over dy, with turned weights."""
+    """Like the forward form, with mirrored windows over dy and flipped weights."""
     pads = conv.seen.mirrored
     if pads is None:
         return None
@@ -96,12 +96,12 @@ def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var |
 
 
 def _rows(seen: Windows) -> int:
-    """How many rows of y a tile gives."""
+    """The number of rows of y per tile."""
     return SIX + 1 - (seen.kernel[0] or 1)
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, channels: int) -> Var:
-    """From channels in their order to ``channels`` in theirs; ``blocks`` are the weights in blocks."""
+    """Convolve from plain channel order to ``channels`` plain ones; ``blocks`` are the blocked weights."""
     high, wide = seen.count(known_sizes((x.shape or ())[2:]))
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
@@ -117,7 +117,7 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
 
 
 def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
-    """``Bᵀ x``, in blocks: for each point [images, channels, tiles, wide]."""
+    """``Bᵀ x``, in blocks: per point [images, channels, tiles, wide]."""
     channels, high, _ = known_sizes((x.shape or ())[1:])
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
@@ -129,7 +129,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """``G w``: of [out/b, in/b, down, across, b in, b out], with the points in front and nothing down."""
+    """``G w``: [out/b, in/b, down, across, b in, b out], with points in front and without the vertical axis."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)
@@ -142,13 +142,13 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
 
 
 def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
-    """``Aᵀ`` of what was computed at the points, in blocks, and of its rows those of y."""
+    """``Aᵀ`` applied to the results at the points, in blocks, cropped to the rows of y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)
     summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ at_points
     count = rows * channels // block * tiles
     places = np.arange(count, dtype=np.int32).reshape(rows, channels // block, tiles)
-    order = places.transpose(1, 2, 0).reshape(channels // block, -1)[:, :high]  # what the last tile has below is left
+    order = places.transpose(1, 2, 0).reshape(channels // block, -1)[:, :high]  # drop the last tile's excess rows
     return op.Gather(op.Reshape(summed, [-1, count, wide * block]), order.reshape(-1), axis=1)
 
 
@@ -158,8 +158,8 @@ def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int
 def products(taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A [points, rows], Bᵀ [points, points] and G [points, taps]; the last point is ∞.
 
-    A has powers of the points, and so has G, over the products of their distances from the others. Bᵀ are the
-    polynomials that are 0 at all points but one, and, for ∞, at all.
+    A contains powers of the points, and so does G, divided by the products of their distances from the others. Bᵀ
+    contains the polynomials that are 0 at all points except one and, for ∞, at all.
     """
     a, g = (np.vstack([np.vander(POINTS, n, increasing=True), np.eye(n)[-1]]) for n in (SIX + 1 - taps, taps))
     finite = [polynomial.polyfromroots([q for q in POINTS if q != p]) for p in POINTS]

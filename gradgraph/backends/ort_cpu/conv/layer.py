@@ -1,4 +1,4 @@
-"""A convolution as its forms see it: everything known but, perhaps, the batch."""
+"""The sizes of a convolution, for its forms: everything is known, except possibly the batch size."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gradgraph.rules.windows import Windows, windows
 
 @dataclass(frozen=True)
 class Layer:
-    """``x`` [batch, group·c, *size] is read by windows, ``y`` [batch, group·m, *count] has one element for each.
+    """Windows read ``x`` [batch, group·c, *size]; ``y`` [batch, group·m, *count] has one element per window.
 
-    The weights are [group·m, c, *kernel], for ConvTranspose as for Conv.
+    The weights are [group·m, c, *kernel], both for ConvTranspose and Conv.
     """
 
     batch: Dim
@@ -32,7 +32,7 @@ class Layer:
 
     @property
     def images(self) -> int:
-        """The batch, 0 if it is open."""
+        """The batch size, 0 if unknown."""
         return self.batch if isinstance(self.batch, int) else 0
 
     @property
@@ -49,12 +49,12 @@ class Layer:
 
     @property
     def fan_in(self) -> int:
-        """Weights of one channel of y."""
+        """The number of weights per channel of y."""
         return self.c * self.taps
 
     @property
     def columns(self) -> int:
-        """Bytes of what all windows see, written out."""
+        """The size of the im2col matrix in bytes."""
         return 4 * self.images * self.group * self.fan_in * self.windows
 
     def reads(self) -> np.ndarray:
@@ -74,7 +74,7 @@ class Layer:
 
 
 def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | None:
-    """The sizes of a convolution in float32; ``None`` if one is unknown or zero, or the padding is not written out.
+    """The sizes of a convolution in float32; ``None`` if one is unknown or zero, or the padding is not explicit.
 
     Args:
         x, w, y: as in ``Layer``; y of a Conv follows from the others.
@@ -94,7 +94,7 @@ def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | No
 
 
 def _positive_sizes(x: Var, start: int) -> list[int] | None:
-    """The sizes of the axes from ``start`` on, if each is known and positive."""
+    """The sizes of the axes from ``start`` on, if all are known and positive."""
     dims = (x.shape or (None, None, None))[start:]
     sizes = [d for d in known_sizes(dims) if d > 0]
     return sizes if len(sizes) == len(dims) else None

@@ -1,1 +1,1 @@
-"""Recurrent layers that are trained: loops forward that keep what the loops backwards need."""
+"""Training of recurrent layers: forward loops that save what backward loops need."""

@@ -1,8 +1,8 @@
-"""How a recurrent layer's loops see a state: two layouts in which the recurrent weight is read where it lies.
+"""Layouts of a recurrent layer's states in which the recurrent weight is read in place.
 
-The weight is the larger factor of each step's product. Where states are rows, they are multiplied by the weight from
-the right, and onnxruntime packs the weight anew in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32
-sequences, H 256: the four gates of an LSTM take 66 µs a step in rows, 46 in columns, 38 in blocks.
+The weight is the larger factor of each step's product. If states are rows, they are multiplied by the weight from the
+right, and onnxruntime packs the weight again in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32
+sequences, H 256: the four gates of an LSTM take 66 µs per step in rows, 46 in columns, 38 in blocks.
 
 Sizes: T steps, N sequences, F units of a state or of several gates.
 """
@@ -24,7 +24,7 @@ TURNED = [0, 2, 1]  # [T, N, F] to [T, F, N], and back
 
 @dataclass(frozen=True)
 class Columns:
-    """Sequences are columns: states [F, N]. Products are those of matrices; serves any size."""
+    """Sequences are columns: states [F, N]. Products are matrix products; supports any size."""
 
     op: Builder
     sequences: Dim
@@ -36,29 +36,29 @@ class Columns:
         return (units, self.sequences)
 
     def enter(self, x: Var) -> Var:
-        """[T, N, F] as states, one for each step."""
+        """Reshape [T, N, F] to states, one per step."""
         return self._turned(x)
 
     def leave(self, x: Var) -> Var:
-        """The states of all steps as [T, N, F]."""
+        """Reshape the states of all steps to [T, N, F]."""
         return self._turned(x)
 
     def weight(self, w: Var) -> Var:
-        """A factor [out, in] as ``times`` reads it."""
+        """Convert a factor [out, in] for ``times``."""
         return w
 
     def transposed(self, w: Var) -> Var:
-        """The transpose of a factor [in, out], as ``times`` reads it."""
+        """Convert the transpose of a factor [in, out] for ``times``."""
         return self.op.Transpose(w, perm=[1, 0])
 
     def bias(self, b: Var) -> Var:
-        """A bias of each unit as ``times`` reads it."""
+        """Convert a bias per unit for ``times``."""
         return self.op.Unsqueeze(b, [1])
 
     def times(
         self, weight: Var, state: Var, added: Var | None = None, bias: Var | None = None, activation: str | None = None
     ) -> Var:
-        """``activation(weight state + added)``, or a bias in its place."""
+        """``activation(weight state + added)``, or with a bias instead."""
         inputs = [x for x in (weight, state, bias if added is None else added) if x is not None]
         shape = self.shape((weight.shape or (None,))[0])
         if activation is None:
@@ -74,7 +74,7 @@ class Columns:
         return self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """Summed over steps and sequences: d, then d xᵀ for each x [T, N, F]."""
+        """The sums over steps and sequences of d, and of d xᵀ for each x [T, N, F]."""
         flat = self._flat(d)
         total = self.op.ReduceSum(flat, [1], keepdims=0)
         return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
@@ -89,11 +89,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Units lie in blocks, as channels do in NCHWc, sequences side by side: states [1, F, 1, N].
+    """Units are in blocks, like channels in NCHWc, with adjacent sequences: states [1, F, 1, N].
 
-    A product is a convolution of one tap, whose kernel wants its weight packed already: once, before the loop, by the
-    kernel that packs images, in less than half the time of a Transpose. All sizes are known. The axis of size 1 is not
-    the last one: onnxruntime would broadcast numbers 20 times slower.
+    A product is a convolution of one tap, whose weight is packed once, before the loop, by the kernel that packs
+    images, in less than half the time of a Transpose. All sizes are known. The axis of size 1 is not the last one, as
+    onnxruntime broadcasts scalars 20 times slower then.
     """
 
     op: Builder
@@ -119,7 +119,7 @@ class Blocks:
         return self._reshaped(rows, steps, sequences, units)
 
     def weight(self, w: Var) -> Var:
-        outputs, inputs = _static_shape(w)  # as channels and places of an image, which are packed alike
+        outputs, inputs = _static_shape(w)  # as channels and positions of an image, which are packed alike
         blocks = kernel(self.op, "ReorderInput", BLOCKED, [self._reshaped(w, 1, outputs, 1, inputs)], None)
         return self._reshaped(blocks, outputs, inputs, 1, 1)
 
@@ -159,7 +159,7 @@ class Blocks:
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """Compute the sums as a convolution of T·N channels, all of x (and a one) side by side; d is its weight."""
+        """Compute the sums as a convolution of T·N channels, all of x (and a one) concatenated, with weight d."""
         op = self.op
         steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
@@ -189,7 +189,7 @@ Layout = Columns | Blocks
 
 
 def layout_of(op: Builder, x: Var, units: Dim) -> Layout:
-    """The best layout for a layer of so many units that reads ``x`` [T, N, I]."""
+    """The best layout for a layer with that many units that reads ``x`` [T, N, I]."""
     block, sizes = nchwc_block(), (*(x.shape or (None, None, None)), units)
     known = [d for d in known_sizes(sizes) if d > 0]
     if block and len(known) == len(sizes) and known[-1] % block == 0:
@@ -203,7 +203,7 @@ def _with_shape(x: Var, shape: Shape) -> Var:
 
 
 def _static_shape(x: Var) -> tuple[int, ...]:
-    """A shape that is known in full."""
+    """A fully known shape."""
     sizes = all_sizes(x.shape)
     assert sizes
     return tuple(sizes)

@@ -1,13 +1,13 @@
-"""A recurrent layer that reads rows of a small table: the table is multiplied, and rows of the products are read.
+"""A recurrent layer on embeddings from a small table: the table is multiplied, and rows of the products are read.
 
-``X W = table[ids] W = (table W)[ids]``, which is one product for each row instead of one for each step and sequence.
-Backwards, cotangents of the gates are added up by row first, ``P``, a product with one-hot rows that takes the place of
-that for W; the gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``: no gradient of X is written.
-A row that is not finite counts in the gradient of W even where nobody reads it.
+``X W = table[ids] W = (table W)[ids]``, which is one product per row instead of one per step and sequence. In the
+backward pass, cotangents of the gates are first summed by row, ``P``, by a product with one-hot rows that replaces that
+for W; the gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``, and no gradient of X is written. A nonfinite row
+affects the gradient of W even if nobody reads it.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, two LSTM layers of 256 units, 64 steps of 32 sequences, 128 rows of
-256: 0.88 of the whole step's time. One layer, 256 rows: LSTM 0.83, GRU 0.80; 512 rows: LSTM 0.92, where the numbers of
-multiplications are 0.92 of each other, too; 64 rows of 64: as before.
+256: 0.88 of the whole step's time. One layer, 256 rows: LSTM 0.83, GRU 0.80; 512 rows: LSTM 0.92, as are the
+multiplications; 64 rows of 64: unchanged.
 
 Sizes: T steps, N sequences, V rows of I features, G gates of H units.
 """
@@ -31,7 +31,7 @@ TURNED = [1, 0, 2]  # [N, T, I] to [T, N, I], and back
 
 @dataclass(frozen=True)
 class Tokens:
-    """A layer's input that is rows of a table: X[t, n] = table[ids[t, n]]."""
+    """An input of a layer that is an embedding: X[t, n] = table[ids[t, n]]."""
 
     table: Var  # [V, I]
     ids: Var  # [T, N]
@@ -54,15 +54,15 @@ class Tokens:
         return x
 
     def gradients(self, by_row: Var, w: Var) -> tuple[Var, Var]:
-        """The gradients of table and w; ``by_row`` has the cotangents of ``w x``, added up by row, [G·H, V]."""
+        """The gradients of table and w; ``by_row`` contains the cotangents of ``w x``, summed by row, [G·H, V]."""
         op = self.table.op
         return op.Gemm(by_row, w, transA=1), op.MatMul(by_row, self.table)
 
 
 def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
-    """The layer's input, if it is rows of a table and its gradient is used for the gradient of the table only.
+    """The layer's input, if it is an embedding whose gradient is used for the gradient of the table only.
 
-    The gradient by X of each node then stands for the part that it adds to the gradient of the table.
+    The gradient by X of each node is then replaced by its contribution to the gradient of the table.
     """
     X = layer.inputs[0]
     node = None if X is None else X.producer()
@@ -80,7 +80,7 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
 
 
 def _turns(node: ir.Node) -> bool:
-    """Does it exchange steps and sequences?"""
+    """Whether it swaps steps and sequences."""
     return _is(node, "Transpose") and list(node.attributes["perm"].as_ints()) == TURNED
 
 
@@ -89,7 +89,7 @@ def _is(node: ir.Node | None, *op_types: str) -> bool:
 
 
 def _reads_rows(node: ir.Node) -> bool:
-    """Is it a Gather of whole rows, one for each step and sequence?"""
+    """Whether it is a Gather of whole rows, one per step and sequence."""
     sizes = [shape_of(x) or () for x in node.inputs]
     axis = node.attributes.get("axis")
     rows = _is(node, "Gather") and (axis is None or axis.as_int() == 0)
@@ -97,7 +97,7 @@ def _reads_rows(node: ir.Node) -> bool:
 
 
 def _is_cheaper(gather: ir.Node) -> bool:
-    """Has the product with one-hot rows, with all that is done by row, fewer multiplications than what goes?"""
+    """Whether the product with one-hot rows, and all work by row, has fewer multiplications than it replaces."""
     (V, I), ids = (_sizes(x) for x in gather.inputs)  # noqa: E741
     read = int(np.prod(ids))
     return 0 < V * read + 3 * V * I <= 3 * I * read  # by one unit's weights, of 3 products each
@@ -108,7 +108,7 @@ def _sizes(x: ir.Value | None) -> tuple[int, ...]:
 
 
 def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
-    """The sum of the gradients by X, which nobody else reads."""
+    """The sum of the gradients by X, if it has one reader."""
     reader = only_reader(gradients[0])
     if len(gradients) == 1:
         return gradients[0]
@@ -117,7 +117,7 @@ def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
 
 
 def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
-    """From the gradient of X to that of the table: the nodes between, none if that is not all that becomes of it."""
+    """The nodes from the gradient of X to that of the table; empty if there are other readers."""
     way: list[ir.Node] = []
     value: ir.Value = dX
     while (node := only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):
@@ -130,7 +130,7 @@ def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> lis
 
 
 def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
-    """Does it add up rows, one for each step and sequence, where ``gather`` read them?"""
+    """Whether it adds up rows, one per step and sequence, at the positions where ``gather`` read them."""
     if (node.domain, node.op_type) != (DOMAIN, "GatherGrad") or node.attributes["axis"].as_int():
         return False
     places = dict(zip(OPERATORS["GatherGrad"].parameters, node.inputs, strict=False))
@@ -141,7 +141,7 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _root_of(ids: ir.Value | None) -> ir.Value | None:
-    """The tensor furthest back that holds these numbers in this order, perhaps in 32 bits."""
+    """The earliest tensor with these numbers in this order, perhaps in 32 bits."""
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)
@@ -153,7 +153,7 @@ def _root_of(ids: ir.Value | None) -> ir.Value | None:
 
 
 def _replace_table_gradient(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
-    """Let ``dX``, and what it is the sum of, take the place of the table's gradient."""
+    """Replace the table's gradient by ``dX``, and the terms of its sum."""
     dtable = way[-1].outputs[0]
     for value in (dX, *(node.outputs[0] for node in gradients)):
         value.shape = dtable.shape

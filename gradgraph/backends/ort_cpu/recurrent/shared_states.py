@@ -1,15 +1,15 @@
-"""RNN, GRU and LSTM that are trained on a CPU: the loop forward keeps what the loop backwards needs.
+"""Training of RNN, GRU and LSTM on a CPU: the forward loop saves what the backward loop needs.
 
-The operators give no gates, so a portable backward pass computes them a second time. Here the forward pass is a Scan of
-our own. Beside the states it gives the factors by which the loop backwards multiplies the cotangents of a step, so all
-element-wise work is done while a step is in the cache. The loop backwards is then little more than its one product;
-gradients of weights are products over all steps at once.
+The operators do not output gates, so a portable backward pass recomputes them. Here the forward pass is a Scan of our
+own. Besides the states it returns the factors for the cotangents of a step, so all elementwise work is done while a
+step is in the cache. The backward loop is then little more than its one product; gradients of weights are products over
+all steps at once.
 
-Measured with onnxruntime 1.31 on two AVX512 cores, 64 steps of 32 sequences, forward and backward, as parts of the
+Measured with onnxruntime 1.31 on two AVX512 cores, 64 steps of 32 sequences, forward and backward, as fractions of the
 portable form's time: H 256: LSTM 0.66, GRU 0.7 to 0.8, RNN 0.5; H 96: LSTM 0.86. For 8 sequences and H 64 the loops'
 many small kernels make it 1.3 to 1.5, so small layers are left to the operators.
 
-Sizes: T steps, N sequences, G gates of H units. ``recurrent_layouts`` knows how a state lies.
+Sizes: T steps, N sequences, G gates of H units. ``recurrent_layouts`` defines the layouts of states.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Run(Protocol):
 
 WritesRun: TypeAlias = Callable[[Direction, ir.Node, Tokens | None], Run]
 
-LEAST_WORK = 1 << 18  # multiplications by one gate's recurrent weight, H·H·N: with more it is faster, with 2¹⁵ slower
+LEAST_WORK = 1 << 18  # multiplications of one gate's recurrent product, H·H·N: above it is faster, with 2¹⁵ slower
 
 
 def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None = None) -> ir.Model:
-    """Write, in place, every large float32 layer together with its gradient, where that is a gradient operator.
+    """Write, in place, every large float32 layer together with its gradient, if that is a gradient operator.
 
     Args:
-        run_of: what writes the forward pass of a direction, for the gradient operator of the layer; by default loops
+        run_of: returns a writer of a direction's forward pass, for the gradient operator of the layer; by default loops
             of standard operators.
     """
     editor = Editor(model)
@@ -77,7 +77,7 @@ def _pairs(model: ir.Model) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
 
 
 def _layer_of(gradient: ir.Node) -> ir.Node | None:
-    """The float32 layer, in the same graph, that computes the states which ``gradient`` reads."""
+    """The float32 layer, in the same graph, that computes the states read by ``gradient``."""
     value = gradient.inputs[OPERATORS[gradient.op_type].parameters.index("Y")]
     node = None if value is None else value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Split", "Squeeze"):
@@ -89,7 +89,7 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
 
 
 def _multiplications(layer: ir.Node) -> int:
-    """The multiplications H·H·N of one gate in a step; 0 where sizes are not known."""
+    """The multiplications H·H·N of one gate per step; 0 if sizes are not known."""
     X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
     return sequences * units * units if isinstance(sequences, int) and isinstance(units, int) else 0
@@ -100,19 +100,19 @@ def _multiplications(layer: ir.Node) -> int:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One direction of a layer, before it has run."""
+    """One direction of a layer, before its forward pass is written."""
 
     s: Direction  # without cotangents
     at: Layout
     attrs: Mapping[str, Any]
-    tokens: Tokens | None  # what X is, where that is rows of a small table
+    tokens: Tokens | None  # the embedding behind X, if it is one of a small table
 
     @property
     def op(self) -> Builder:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """Cut ``x``, whose first axis is that of gates, into parts of so many gates."""
+        """Cut ``x``, whose first axis is gates, into parts of the given numbers of gates."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -120,7 +120,7 @@ class _Layer:
         return all_of(self.op.Split(x, sizes, axis=0, outputs=len(gates)))
 
     def gates(self, x: Var, count: int, axis: int | None = None) -> list[Var]:
-        """Split ``x`` into so many gates, on the axis of a state's units or on another."""
+        """Split ``x`` into that many gates, on the axis of a state's units or on another."""
         at = self.at.axis if axis is None else axis
         return all_of(self.op.Split(x, axis=at, num_outputs=count, outputs=count))
 
@@ -128,7 +128,7 @@ class _Layer:
         return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
-        """The share of the inputs in the gates of all steps: a part for each number in ``gates``, with its bias."""
+        """The input's contribution to the gates of all steps: one part per number in ``gates``, with its bias."""
         rows, tokens = zip(self.cut(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
@@ -139,7 +139,7 @@ class _Layer:
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
-        """Write ``Direction.scan``, and record the shapes of its results where those of one step are known."""
+        """Write ``Direction.scan``, and record the shapes of its results if those of one step are known."""
         results = self.s.scan(write, states, steps, against=back)
         node = results[0].value.producer()
         body, length = node.attributes["body"].as_graph(), self.s.X.dim(0)
@@ -151,13 +151,13 @@ class _Layer:
 
 @dataclass(frozen=True)
 class StockRun:
-    """One direction that has run."""
+    """One direction whose forward pass is written."""
 
     kind: _Kind
     layer: _Layer
     last: Sequence[Var]  # its states
     states: Var  # h after each step
-    kept: Sequence[Var]  # what else each step gave
+    kept: Sequence[Var]  # further outputs per step
 
     @classmethod
     def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> StockRun:
@@ -175,14 +175,14 @@ class StockRun:
         return [at.leave(self.states), *(at.leave(op.Unsqueeze(v, [0])) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
+        """The gradients of X (or the table), W, R, Wb, Rb and the initial states, from the operator's ``inputs``."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
         self._record(dY, *dlast)
         last, arriving = self._arriving_cotangents(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
         x = s.X if layer.tokens is None else layer.tokens.one_hot
-        if products[0][0] is d:  # what the input and h add up to
+        if products[0][0] is d:  # the sum of the contributions of input and h
             dWb, dW, dR = at.outer(d, x, products[0][1])
             dRb = dWb
         else:
@@ -193,7 +193,7 @@ class StockRun:
         return [dX, dW, dR, dWb, dRb, *left]
 
     def _record(self, dY: Var | None, *dlast: Var | None) -> None:
-        """Record the shapes of cotangents, which are those of Y and of the last states: inference may not find them."""
+        """Record the shapes of cotangents, which are those of Y and of the last states; inference may not find them."""
         s = self.layer.s
         sizes = all_sizes((*(s.X.shape or (None,))[:2], (s.R.shape or (None,))[-1]))
         for x, rank in [(dY, 3), *((x, 2) for x in dlast)]:
@@ -201,7 +201,7 @@ class StockRun:
                 record_shape(x.value, tuple(sizes[-rank:]))
 
     def _arriving_cotangents(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
-        """Cotangents that reach the last states, and those that reach the h before each step."""
+        """Cotangents of the last states, and those of the h before each step."""
         if dY is None:
             return last, []
         op, backwards = self.layer.op, self.layer.s.backwards
@@ -247,14 +247,15 @@ def _outputs(op: Builder, runs: Sequence[Run]) -> list[Var]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a layer runs, there and back.
+    """The forward and backward loop of a layer.
 
     Attributes:
-        forward: from a layer and its first states the loop's outputs: last states, h of all steps, what is kept.
-        backward: from a run, the cotangents of its last states and those that arrive: the cotangents of the first
-            states; of the gates, as the input adds to them; then for each recurrent weight those of what it adds to,
-            and what it multiplies [T, N, H].
-        states: how many there are.
+        forward: maps a layer and its initial states to the loop's outputs: last states, h of all steps, and saved
+            values.
+        backward: maps a run, and the cotangents of its last states and of each step, to the cotangents of the initial
+            states, of the gates' inputs, and then, for each recurrent weight, of its products and the factors [T, N,
+            H].
+        states: their number.
     """
 
     forward: Callable[[_Layer, Sequence[Var]], Sequence[Var]]
@@ -277,7 +278,7 @@ def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``d = dh·f'`` step by step against time; the h before gets ``Rᵀd``."""
+    """``d = dh·f'`` step by step backwards in time; the previous h gets ``Rᵀd``."""
     layer, op, at, h = run.layer, run.layer.op, run.layer.at, run.states
     R = at.transposed(layer.s.R)
     slope = 1.0 - h * h if layer.attrs["activation"] == "Tanh" else op.cast(h > 0.0, h.dtype)
@@ -291,7 +292,7 @@ def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """``c' = f c + i g`` and ``h' = o tanh c'``; kept: factors of dc, dh, dc, dc for the gates, of dh for dc, and f."""
+    """``c' = f c + i g`` and ``h' = o tanh c'``; saves factors of dc, dh, dc, dc for the gates, of dh for dc, and f."""
     op, at, bias = layer.op, layer.at, layer.s.bias()
     assert bias is not None
     Rs, Rg = map(at.weight, layer.cut(layer.s.R, 3, 1))
@@ -313,7 +314,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``dc += dh·Kh``, gates ``d = (dc, dh, dc, dc)·K``; then the c before gets ``dc·f``, the h before ``Rᵀd``."""
+    """``dc += dh·Kh``, gates ``d = (dc, dh, dc, dc)·K``; the previous c gets ``dc·f``, the previous h ``Rᵀd``."""
     layer, at = run.layer, run.layer.at
     R = at.transposed(layer.s.R)
 
@@ -327,10 +328,10 @@ def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) 
 
 
 def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """``h' = n + z (h - n)``; kept: factors of dh for the gates' recurrent parts, for n's input, and for h.
+    """``h' = n + z (h - n)``; saved: factors of dh for the gates' recurrent parts, for n's input, and for h.
 
-    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; else ``n = tanh(x + R (r h))``, and kept as well
-    are r and r h.
+    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; else ``n = tanh(x + R (r h))``, and r and r h are
+    saved, too.
     """
     op, at, after = layer.op, layer.at, bool(layer.attrs["linear_before_reset"])
     Rs, Rn = map(at.weight, layer.cut(layer.s.R, 2, 1))
@@ -358,7 +359,7 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """With linear_before_reset, ``d = (dh, dh, dh)·K``; the h before gets ``Rᵀd + dh·z``."""
+    """With linear_before_reset, ``d = (dh, dh, dh)·K``; the previous h gets ``Rᵀd + dh·z``."""
     if not run.layer.attrs["linear_before_reset"]:
         return _reset_before(run, last, arriving)
     layer, op, at = run.layer, run.layer.op, run.layer.at
@@ -374,7 +375,7 @@ def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _reset_before(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``dn = dh·Kn``, ``d`` those of z and r; the h before gets ``Rᵀd + dh·z + (Rₙᵀdn)·r``."""
+    """``dn = dh·Kn``, with ``d`` those of z and r; the previous h gets ``Rᵀd + dh·z + (Rₙᵀdn)·r``."""
     layer, op, at = run.layer, run.layer.op, run.layer.at
     Rs, Rn = map(at.transposed, layer.cut(layer.s.R, 2, 1))
     *factors, reset = run.kept

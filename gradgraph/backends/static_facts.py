@@ -1,6 +1,6 @@
-"""Work out what follows from a model, whatever is fed: sizes, integers, and what is computed from constants alone.
+"""Derive static facts of a model: sizes, integers, and values computed from constants only.
 
-Runtimes work it out before they run, so their tables are asked about nodes with it.
+Runtimes derive them before they run, so their tables are checked with them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _DERIVED = "gradgraph.derived"
 
 
 def is_derived(value: ir.Value) -> bool:
-    """Is it the result of a node that reads only constants, or sizes that are known? ``work_out`` finds it."""
+    """Whether it is computed from constants or known sizes only; ``derive_facts`` determines it."""
     return _DERIVED in value.meta
 
 
-def work_out(model: ir.Model) -> None:
-    """Record on the values of ``model``, in place, what follows; all of its nodes stay.
+def derive_facts(model: ir.Model) -> None:
+    """Record derived facts on the values of ``model``, in place; all of its nodes stay.
 
-    Its names must be unique. Arithmetic on sizes is done, so that shapes are known behind it: exporters write the size
-    of a bias, for one, as what a Shape, a Gather and an Expand come to.
+    Its names must be unique. Arithmetic on sizes is evaluated, so that shapes after it are known: exporters compute the
+    size of a bias, for example, by a Shape, a Gather and an Expand.
     """
     infer_shapes(model)
     _mark_derived(model)
     folded = model.clone()
     gather_constants(folded)
     for value in folded.graph.initializers.values():
-        mark_constant(value, not value.is_graph_input())  # here weights are numbers like others
+        mark_constant(value, not value.is_graph_input())  # here weights are constants, too
     while fold_constants(folded):
         infer_shapes(folded)
     known = {v.name: v for v in folded.graph.initializers.values()}
@@ -48,7 +48,7 @@ def work_out(model: ir.Model) -> None:
 
 
 def _mark_derived(model: ir.Model) -> None:
-    """Mark the results of all that reads only constants and known sizes."""
+    """Mark the outputs of nodes that read only constants and known sizes."""
     known = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
     for node in nodes_of(model):
         if _follows(node, known):
@@ -59,7 +59,7 @@ def _mark_derived(model: ir.Model) -> None:
 
 
 def _follows(node: ir.Node, known: set[ir.Value]) -> bool:
-    """Does what ``node`` computes follow from ``known`` values, or from known sizes?"""
+    """Whether the output of ``node`` follows from ``known`` values, or from known sizes."""
     if node.domain or has_bodies(node) or node.op_type in DRAWING:
         return False
     if node.op_type in ("Shape", "Size") and node.inputs[0] is not None:

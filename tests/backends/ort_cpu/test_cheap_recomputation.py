@@ -16,7 +16,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.autodiff.after import write_orders
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_cpu import ORT_CPU, cheap_again
+from gradgraph.backends.ort_cpu import ORT_CPU, cheap_recomputation
 from gradgraph.frontend import export, nn
 from gradgraph.frontend import functional as F
 from gradgraph.rules.named_operators import DOMAIN
@@ -65,8 +65,8 @@ NETWORKS = {
 
 
 def lowered(step: gg.Step, monkeypatch: pytest.MonkeyPatch, least: float) -> onnx.ModelProto:
-    monkeypatch.setattr(cheap_again, "LEAST", 1)
-    monkeypatch.setattr(cheap_again, "LEAST_OF_ALL", least)
+    monkeypatch.setattr(cheap_recomputation, "LEAST", 1)
+    monkeypatch.setattr(cheap_recomputation, "LEAST_OF_ALL", least)
     return for_machine(step.train, ORT_CPU)
 
 
@@ -95,10 +95,10 @@ def test_less_is_kept_and_bits_stay(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_trainer_learns_the_same(name: str, kernels: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")  # which knows nothing of what is patched here
     step = gg.build(NETWORKS[name][0](), "mse", gg.optim.adamw(1e-2))
-    monkeypatch.setattr(cheap_again, "LEAST", 1)
+    monkeypatch.setattr(cheap_recomputation, "LEAST", 1)
     found = []
     for least in (np.inf, 1):
-        monkeypatch.setattr(cheap_again, "LEAST_OF_ALL", least)
+        monkeypatch.setattr(cheap_recomputation, "LEAST_OF_ALL", least)
         trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(threads=1, native_kernels=kernels))
         found.append([float(trainer.step({"x": X, "target": X})["loss"]) for _ in range(4)])
     np.testing.assert_allclose(found[1], found[0], rtol=0 if kernels is False else 1e-6)
@@ -108,7 +108,7 @@ def test_what_is_kept_and_what_is_not() -> None:
     """Not a sum of many residuals, what a body or the caller reads, or what follows from what is not kept; nor a view
     of what is kept, what follows from numbers alone, or what is small, from which others follow as from what is kept.
     """
-    steps = "\n".join(f"s{i + 1} = Mul (s{i}, a)" for i in range(cheap_again.MOST_NODES + 1))
+    steps = "\n".join(f"s{i + 1} = Mul (s{i}, a)" for i in range(cheap_recomputation.MOST_NODES + 1))
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 21]>
         step (float[1024, 1024] a, float[1024, 1] b, bool c)
@@ -127,7 +127,7 @@ def test_what_is_kept_and_what_is_not() -> None:
             small = Neg (b)
             wide = Add (small, a)
             again = Reshape (view, sizes)
-            d = Sum (other, small, wide, again, s0, s{cheap_again.MOST_NODES + 1}, far, out, inner)
+            d = Sum (other, small, wide, again, s0, s{cheap_recomputation.MOST_NODES + 1}, far, out, inner)
             g = Add (d, one)
         }}""")
     numbers = {"numbers": X.repeat(2048).reshape(1024, -1)[:, :1024], "flat": np.array([-1]), "sizes": [1024, 1024]}
@@ -137,7 +137,9 @@ def test_what_is_kept_and_what_is_not() -> None:
         node.name = (
             f"grad/{node.outputs[0].name}" if node.outputs[0].name in ("again", "d", "g", "l") else node.outputs[0].name
         )
-    ways = {y.name: [node.outputs[0].name for node in nodes] for y, nodes in cheap_again.Kept(graph).again.items()}
+    ways = {
+        y.name: [node.outputs[0].name for node in nodes] for y, nodes in cheap_recomputation.Kept(graph).again.items()
+    }
     assert ways == {"s0": ["s0"], "one": ["s0", "s1", "one"], "wide": ["wide"]}
 
 
@@ -149,8 +151,8 @@ def test_copies_wait_for_a_float_that_has_numbers() -> None:
     graph = onnx_ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
     for node in graph:
         node.name = f"grad/{node.outputs[0].name}"
-    kept = cheap_again.Kept(graph)
-    turns = [None if y is None else y.name for y in cheap_again._turns(kept)]
+    kept = cheap_recomputation.Kept(graph)
+    turns = [None if y is None else y.name for y in cheap_recomputation._turns(kept)]
     assert set(turns) == {None, "f"}
 
 
@@ -183,14 +185,14 @@ def drawn(seed: int) -> onnx.ModelProto:
 
 
 def test_drawn_graphs_have_no_circle_and_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cheap_again, "LEAST", 1)
-    monkeypatch.setattr(cheap_again, "LEAST_OF_ALL", 1)
+    monkeypatch.setattr(cheap_recomputation, "LEAST", 1)
+    monkeypatch.setattr(cheap_recomputation, "LEAST_OF_ALL", 1)
     rng, changed = np.random.default_rng(0), 0
     feeds = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in ("a", "b", "square")}
     for seed in range(60):
         plain = drawn(seed)
         work = onnx_ir.from_proto(plain)
-        changed += cheap_again.compute_cheap_again(work)
+        changed += cheap_recomputation.recompute_cheap_values(work)
         write_orders(work)
         work.opset_imports.pop(DOMAIN, None)
         found, expected = run(onnx_ir.to_proto(work), feeds), run(plain, feeds)

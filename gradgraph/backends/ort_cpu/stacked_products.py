@@ -1,8 +1,8 @@
-"""Products of a few rows with one weight are one product of all their rows: a value's and its tangent's, most of all.
+"""Merge products of a few rows with one weight into one product, mainly those of values and tangents.
 
-With few rows, most of the time goes into reading the weight, and this way it is read once. Measured with onnxruntime
-1.31 on two cores of an Intel Xeon (AVX512), float32, weights of 512x512 and 1,024x1,024 that never change: 0.5 of the
-time for one row, 0.7 for eight, and a few microseconds for the Concat and the Split.
+With few rows, most of the time goes into reading the weight, which is then read once. Measured with onnxruntime 1.31 on
+two cores of an Intel Xeon (AVX512), float32, constant weights of 512x512 and 1,024x1,024: 0.5 of the time for one row,
+0.7 for eight, and a few microseconds for the Concat and the Split.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.edit import Editor, discard
 from gradgraph.rules.registry import attributes
 
-MOST_ROWS = 8  # of each product: at 8 stacking still takes 0.7 of the time, from 32 on it is no faster
-LARGE_WEIGHT = 1 << 18  # elements: the smallest weight that was measured has 512x512
+MOST_ROWS = 8  # rows per product: at 8 stacking takes 0.7 of the time, from 32 on it is not faster
+LARGE_WEIGHT = 1 << 18  # elements: the smallest measured weight is 512x512
 
 
 def never_changes(value: ir.Value | None) -> bool:
-    """Is it in the model, as it is or transposed? onnxruntime then puts it once into the order of its kernel."""
+    """Whether it is constant, or a transposed constant, which onnxruntime prepacks once."""
     node = None if value is None else value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Transpose" else value
     return source is not None and source.is_initializer()
 
 
 def stack_products(model: ir.Model) -> None:
-    """Make products of few rows with one weight one product, in place, in the main graph."""
+    """Merge products of few rows with one weight, in place, in the main graph."""
     products = {node: key for node in model.graph if (key := _stacking_key(node)) is not None}
     groups: dict[object, list[ir.Node]] = {}
     stage = stages(model.graph, lambda before, _: before in products)
-    for node, key in products.items():  # none of one stage depends on another
+    for node, key in products.items():  # products of one stage do not depend on each other
         groups.setdefault((stage[node], key), []).append(node)
     together = [group for group in groups.values() if len(group) > 1]
     editor = Editor(model)
@@ -45,7 +45,7 @@ def stack_products(model: ir.Model) -> None:
 
 
 def _stacking_key(node: ir.Node) -> object:
-    """A key that is equal for products that can be one; ``None`` for other nodes."""
+    """A key that is equal for products that can be merged; ``None`` for other nodes."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, w = node.inputs[:2]

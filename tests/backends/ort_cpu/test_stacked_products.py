@@ -8,7 +8,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_cpu import ORT_CPU, stacks
+from gradgraph.backends.ort_cpu import ORT_CPU, stacked_products
 from tests.kit.running import run
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]> g'
@@ -18,7 +18,7 @@ rng = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of tests are small."""
-    monkeypatch.setattr(stacks, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(stacked_products, "LARGE_WEIGHT", 1)
 
 
 def graph(text: str) -> onnx.ModelProto:

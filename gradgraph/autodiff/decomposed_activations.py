@@ -1,4 +1,4 @@
-"""Softmax and Sigmoid that exporters have written out in other operators: by exponentials, their sum and a quotient."""
+"""Match Softmax and Sigmoid that exporters decompose: exponentials, their sum and a quotient."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import constant_of, shape_of
 from gradgraph.rules.patterns import MismatchError, need, some
 
-_BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # how a sum over an axis gets that axis back
+_BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # operators that restore the axis of a sum
 
 
 Signed = tuple[ir.Value, bool]  # a value, and whether its negative is meant
 
 
 def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """The logits and the axis of which ``value`` is the Softmax; None if it is none that is written out."""
+    """The logits and the axis if ``value`` is a decomposed Softmax, else None."""
     try:
         return _softmax(value)
     except MismatchError:
@@ -24,7 +24,7 @@ def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def sigmoid_of(value: ir.Value) -> Signed | None:
-    """The logits of which ``value`` is the Sigmoid; None if it is none that is written out."""
+    """The logits if ``value`` is a decomposed Sigmoid, else None."""
     for form in (_logistic, _odds, _by_tanh, _by_softplus, _by_halves):
         try:
             return form(value)
@@ -53,7 +53,7 @@ def _of_logarithm(logarithm: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _unshifted(x: ir.Value, axis: int) -> ir.Value:
-    """``z`` where ``x`` is z minus its greatest along the axis, which changes nothing."""
+    """``z`` if ``x`` is z minus its maximum along the axis, which changes nothing."""
     if (node := made_by(x, "Sub")) is None:
         return x
     z, greatest = map(some, node.inputs)
@@ -65,7 +65,7 @@ def _unshifted(x: ir.Value, axis: int) -> ir.Value:
 
 
 def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
-    """The only axis over which ``value`` reduces ``of``, and which it has kept or got back."""
+    """The only axis over which ``value`` reduces ``of``, kept or restored."""
     shape, whole = shape_of(value), some(shape_of(of))
     while (node := made_by(value, *_BROADCAST)) is not None:
         value = some(node.inputs[0])
@@ -109,7 +109,7 @@ def _by_softplus(value: ir.Value) -> Signed:
 
 
 def _by_halves(value: ir.Value) -> Signed:
-    """``Where(z ≥ 0, …, …)``: one form for each sign, so that no exponential overflows."""
+    """``Where(z ≥ 0, …, …)``: a form per sign, so that no exponential overflows."""
     node = some(made_by(value, "Where"))
     first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
     need(first == second)
@@ -117,14 +117,14 @@ def _by_halves(value: ir.Value) -> Signed:
 
 
 def _negative(value: ir.Value) -> Signed:
-    """The negative of ``value``: what ``value`` negates, where it does."""
+    """The negative of ``value``; if ``value`` is a negative, its operand."""
     try:
         return _minus(value), False
     except MismatchError:
         return value, True
 
 
-# --- words of the forms ---------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -159,7 +159,7 @@ def _minus(value: ir.Value) -> ir.Value:
 
 
 def _beside(value: ir.Value, op_type: str, number: float) -> ir.Value:
-    """The operand of this operator beside a number; ``x/2`` is ``x·0.5``."""
+    """The operand of this operator combined with a constant; ``x/2`` is ``x·0.5``."""
     node = made_by(value, op_type)
     if node is None:
         node = some(made_by(value, "Div") if op_type == "Mul" else None)

@@ -1,9 +1,9 @@
-"""Memory that is not held in between: names of sizes by which onnxruntime knows when not to reuse a buffer.
+"""Separate buffers: size names that keep onnxruntime from reusing a buffer across segments.
 
-onnxruntime plans ahead: a tensor that dies may leave its buffer to a later one of the same shape, and the buffer is
-held until that one dies, too. Between a forward pass and copies of it, that would be half of what is gained. Shapes are
-the same where numbers and names of sizes are. So in a saved step the first size of what is computed from copies, and of
-the gradients behind them, has a name of its own in each segment: ``batch.again2``, ``64.again2``.
+onnxruntime plans ahead: a dead tensor may leave its buffer to a later one of equal shape, and the buffer is held until
+that one dies, too. Between a forward pass and its recomputation that would cost half of the memory saved. Shapes are
+equal if numbers and names of sizes are. So in a saved step the first size of recomputed tensors, and of the gradients
+computed from them, gets its own name per segment: ``batch.again2``, ``64.again2``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import onnx_ir as ir
 from gradgraph.autodiff.recompute import AGAIN
 from gradgraph.passes.normal.edit import nodes_of
 
-_LATE = f"{AGAIN}/After"  # what the names of these nodes begin with
+_LATE = f"{AGAIN}/After"  # prefix of the names of these nodes
 _NAME = re.compile(rf"(.*)\.{AGAIN}\d+")
 
 
-def keep_memory_apart(model: ir.Model) -> ir.Model:
-    """Rename the first sizes of what is computed again, and from it, in place; nothing may infer shapes afterwards."""
+def separate_buffers(model: ir.Model) -> ir.Model:
+    """Rename the first sizes of recomputed tensors and their dependents, in place; do not infer shapes afterwards."""
     turns: dict[ir.Value, int] = {}
     part: dict[ir.Value, int] = {}
     for node in model.graph:
         own = (node.name or "").startswith(_LATE)
         turn = next((x for x in node.inputs[1:] if x is not None), None) if own else None
         if turn is not None:
-            maker = turn.producer()  # of the turn at the rank of what waits for it
+            maker = turn.producer()  # from the turn to the rank of the waiting tensor
             if maker is not None and maker.op_type == "Expand":
                 turn = maker.inputs[0] or turn
             at = turns.setdefault(turn, len(turns) + 1)
@@ -43,8 +43,8 @@ def keep_memory_apart(model: ir.Model) -> ir.Model:
     return model
 
 
-def forget_apart(model: ir.Model) -> None:
-    """Give the sizes their own names and numbers back, in place."""
+def restore_sizes(model: ir.Model) -> None:
+    """Restore the sizes' original names and numbers, in place."""
     for node in nodes_of(model):
         for y in node.outputs:
             first = y.shape[0] if y.shape is not None and len(y.shape) else None

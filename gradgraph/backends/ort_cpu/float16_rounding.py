@@ -1,13 +1,13 @@
-"""Rewrite: a step in mixed precision is computed in float32, and what it computes in float16 is rounded to it.
+"""Rewrite: compute a mixed-precision step in float32, rounding float16 results.
 
-onnxruntime's CPU provider has no float16 kernels on most processors. It computes such operators in float32 and leaves
-the roundings between them out, so that nothing overflows and nothing vanishes as it does where float16 is real; and
-nodes in float16 have none of our forms. Written here, each rounding is a Cast to float16 and one back, which it keeps:
+onnxruntime's CPU provider has no float16 kernels on most processors. It computes such operators in float32 and drops
+the roundings between them, so that nothing overflows or vanishes as it does in real float16; and none of our forms
+apply to float16 nodes. Here, each rounding is a Cast to float16 and one back, which it keeps:
 
-1. an operator reads float32 copies of its float16 inputs, one for all that read such a tensor;
-2. what it gives is float32, and rounded by a Cast; not where it only moves numbers about, which are rounded already.
+1. an operator reads float32 copies of its float16 inputs, one per tensor;
+2. its result is float32, rounded by a Cast, unless it only moves data, which is rounded already.
 
-Casts stay as they are, and values of float16 at the borders of bodies do.
+Existing Casts stay, and so do float16 values at the boundaries of bodies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
 
 def round_in_between(model: ir.Model) -> bool:
-    """Apply the rewrite in place to a step in mixed precision; True if anything was computed in float16."""
+    """Apply the rewrite in place to a mixed-precision step; return True if there was float16 computation."""
     if model.metadata_props.get(METADATA_KEY) != NARROW.name.lower():
         return False
     return _Rounding(model).run()
@@ -38,7 +38,7 @@ class _Rounding:
         self.copies: dict[ir.Value, ir.Value] = {}  # float16 value -> the same in float32
 
     def run(self) -> bool:
-        """Widen every node that reads or gives float16; False if there is none."""
+        """Widen every node that reads or writes float16; return False if there is none."""
         nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and key_of(n) != ("", "Cast")]
         found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
         for node in found:
@@ -46,7 +46,7 @@ class _Rounding:
         return bool(found)
 
     def _widen(self, node: ir.Node) -> None:
-        """Let ``node`` read and compute float32; what it gives is rounded again."""
+        """Make ``node`` read and compute float32, and round its result."""
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrow(value):
                 node.replace_input_with(i, self._widened(value))
@@ -56,7 +56,7 @@ class _Rounding:
                 self._insert_rounding(node, computed)
 
     def _insert_rounding(self, node: ir.Node, computed: ir.Value) -> None:
-        """Let a Cast of ``computed``, which becomes float32, stand where it did."""
+        """Replace ``computed``, which becomes float32, by a Cast of it."""
         rounded = ir.Value(name=computed.name, type=ir.TensorType(NARROW), shape=computed.shape)
         replace_value(computed, rounded)
         computed.name, computed.type = self.op.fresh(f"{computed.name}.exact"), ir.TensorType(WIDE)
@@ -66,7 +66,7 @@ class _Rounding:
             self.copies[rounded] = computed
 
     def _widened(self, value: ir.Value) -> ir.Value:
-        """``value`` in float32, computed where ``value`` is, so that every body may read it."""
+        """``value`` in float32, computed in the same graph, so that every body can read it."""
         if value not in self.copies:
             cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(WIDE))])
             wide = cast.outputs[0]

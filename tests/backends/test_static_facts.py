@@ -8,7 +8,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.backends.facts import facts_of
-from gradgraph.backends.known import is_derived, work_out
+from gradgraph.backends.static_facts import derive_facts, is_derived
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 HEAD = f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}, "own": 1]>'
@@ -25,7 +25,7 @@ def model(text: str) -> onnx.ModelProto:
 
 def facts(proto: onnx.ModelProto, op_type: str) -> frozenset[str]:
     work = ir.from_proto(proto)
-    work_out(work)
+    derive_facts(work)
     assert [n.op_type for n in work.graph] == [n.op_type for n in proto.graph.node]
     return facts_of(next(n for n in work.graph if n.op_type == op_type))
 
@@ -59,7 +59,7 @@ def test_sizes_are_known_that_stored_floats_give() -> None:
 
 def test_what_is_drawn_is_not() -> None:
     work = ir.from_proto(model("g (float[2] x) => (y) { r = RandomNormal <shape=[2]> () y = Add(x, r) }"))
-    work_out(work)
+    derive_facts(work)
     assert not is_derived(work.graph.node(0).outputs[0])
 
 

@@ -1,4 +1,4 @@
-"""A file written for a backend makes demands on the machine that runs it; the file says which."""
+"""Requirements of a file written for a backend on the machine that runs it, recorded in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACKEND_KEY = "gradgraph.backend"  # in the metadata of a transformed model that
 
 
 def mark(model: ir.Model, backend: Backend) -> None:
-    """Say in ``model``, in place, where it runs, unless that is everywhere."""
+    """Record in ``model``, in place, where it runs, unless that is everywhere."""
     model.metadata_props.pop(BACKEND_KEY, None)
     if backend.only_there:
         said = (backend.name, backend.machine(), backend.needs)
@@ -19,10 +19,10 @@ def mark(model: ir.Model, backend: Backend) -> None:
 
 
 def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
-    """Refuse a step that was written for other machines.
+    """Reject a step that was written for other machines.
 
     Args:
-        backend, machine: what it was written for, and what that demands, from the step's manifest.
+        backend, machine: the backend and its requirements, from the step's manifest.
         here: the backend of onnxruntime's first execution provider.
 
     Raises:
@@ -34,5 +34,5 @@ def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
         raise RuntimeUnavailableError(f"this step was built for {backend.name} and runs on {wanted} only; {remedy}")
     if machine and machine != backend.machine():
         raise RuntimeUnavailableError(
-            f"this step was built for a processor with {shown(machine)}, and this one has {backend.machine()}; {remedy}"
+            f"this step was built for a processor with {shown(machine)}, but this one has {backend.machine()}; {remedy}"
         )

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gradgraph as gg
 from gradgraph.autodiff.after import write_orders
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_native import ORT_NATIVE, scores_in_pieces
+from gradgraph.backends.ort_native import ORT_NATIVE, chunked_scores
 from gradgraph.rules.named_operators import DOMAIN
 from tests.kit.running import run
 
@@ -26,8 +26,8 @@ PIECES = 4  # of 22 rows: 6, 6, 5 and 5
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores_in_pieces, "PIECE", 6 * WORDS)
-    monkeypatch.setattr(scores_in_pieces, "LEAST_ROWS", 1)
+    monkeypatch.setattr(chunked_scores, "PIECE", 6 * WORDS)
+    monkeypatch.setattr(chunked_scores, "LEAST_ROWS", 1)
 
 
 def network(
@@ -99,8 +99,8 @@ def test_losses_and_gradients_are_the_same(name: str, monkeypatch: pytest.Monkey
     lowered = for_machine(step.train, ORT_NATIVE, {"batch": BATCH, "rows": BATCH * TOKENS})
     assert sum(node.op_type == "LogSoftmax" for node in lowered.graph.node) == (PIECES if taken else 1)
     found = []
-    for piece in (scores_in_pieces.PIECE, 1 << 23):
-        monkeypatch.setattr(scores_in_pieces, "PIECE", piece)
+    for piece in (chunked_scores.PIECE, 1 << 23):
+        monkeypatch.setattr(chunked_scores, "PIECE", piece)
         trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(native_kernels=True))
         results = [trainer.step(data(model["flat"], model.get("axes", 3))) for _ in range(3)]
         found.append(([float(r["loss"]) for r in results], trainer.state_dict()))
@@ -174,7 +174,7 @@ GRAPHS: dict[str, tuple[str, str, str, bool]] = {
 
 def graph_of(name: str, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     """The graph of a name; a piece has two rows."""
-    monkeypatch.setattr(scores_in_pieces, "PIECE", 12)
+    monkeypatch.setattr(chunked_scores, "PIECE", 12)
     given, nodes, results, _ = GRAPHS[name]
     known = "int64[1] last = {-1}, int64[1] first = {0}, int64[1] third = {2}, float[6, 6] g"
     head = f'<ir_version: 10, opset_import: ["" : 21, "{DOMAIN}" : 1]>'
@@ -186,7 +186,7 @@ def graph_of(name: str, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
 def test_rows_are_parted_where_none_reads_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = graph_of(name, monkeypatch)
     work = onnx_ir.from_proto(plain)
-    scores_in_pieces.compute_scores_in_pieces(work)
+    chunked_scores.compute_scores_in_chunks(work)
     if not GRAPHS[name][3]:
         assert [node.op_type for node in work.graph] == [node.op_type for node in plain.graph.node]
         return
@@ -216,13 +216,13 @@ def before_it(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
 
 
 def test_pieces_have_as_many_rows_or_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scores_in_pieces._Region(22, WORDS).lengths == [6, 6, 5, 5]
-    monkeypatch.setattr(scores_in_pieces, "LEAST_ROWS", 8)
-    assert scores_in_pieces._Region(22, WORDS).lengths == [8, 7, 7]
+    assert chunked_scores._Region(22, WORDS).lengths == [6, 6, 5, 5]
+    monkeypatch.setattr(chunked_scores, "LEAST_ROWS", 8)
+    assert chunked_scores._Region(22, WORDS).lengths == [8, 7, 7]
 
 
 def test_pieces_end_with_what_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the gradient: the next piece begins once that is there, and the scores are gone."""
     graph = onnx_ir.from_proto(graph_of("three results", monkeypatch)).graph
-    region = scores_in_pieces._Region.around(graph[0])
+    region = chunked_scores._Region.around(graph[0])
     assert region is not None and [y.name for y in region.results()] == ["a", "b", "c"]

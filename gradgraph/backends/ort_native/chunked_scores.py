@@ -1,11 +1,11 @@
-"""Scores over many classes, some rows at a time: the scores of all tokens over a whole vocabulary never stand at once.
+"""Compute scores over many classes in chunks of rows, so that [tokens, vocabulary] is never in memory at once.
 
-A language model's last product, the logarithms of its probabilities and the gradient of both are each a tensor of
-[tokens, vocabulary], and all other rows do nothing for one row. So what reads and writes such tensors is written once
-for each piece of the rows, forward and backward, and a piece begins after the one before has ended (``After``).
+A language model's last product, the log-probabilities and the gradients of both are tensors of [tokens, vocabulary],
+and rows are independent. So the nodes that read and write such tensors are written once per chunk of rows, forward and
+backward, and a chunk begins after the previous one has ended (``After``).
 
-The product must be one of stored weights (``native_packed.py``): the gradient of a trained weight adds up all rows, and
-of other frozen weights onnxruntime keeps a copy for each product that reads them.
+The product must have stored weights (``native_packed.py``): the gradient of a trained weight sums over all rows, and
+for other frozen weights onnxruntime keeps a copy per product.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
 
-PIECE = 1 << 24  # scores of a piece, 64 MiB in float32
-LEAST_ROWS = 128  # of a piece: numbers of the weight become floats once for each, both ways, a tenth of its product
+PIECE = 1 << 24  # scores of a chunk, 64 MiB in float32
+LEAST_ROWS = 128  # rows of a chunk: each dequantizes the weight once, both ways, a tenth of its product
 
-# which inputs have a row for each row of the result; others are the same for all
+# indices of inputs with a row for each row of the result; others are shared
 _ROWS: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0,) for name in ("LogSoftmax", "Reshape", "Cast", "Identity", "Tanh", "Neg")},
     **{("", name): (0,) for name in ("ArgMax", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")},
@@ -41,7 +41,7 @@ _ROWS: dict[tuple[str, str], tuple[int, ...]] = {
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
-def compute_scores_in_pieces(model: ir.Model) -> None:
+def compute_scores_in_chunks(model: ir.Model) -> None:
     """Apply the pass to the main graph, in place."""
     graph = model.graph
     for node in [n for n in graph if is_standard(n, "LogSoftmax")]:
@@ -52,12 +52,12 @@ def compute_scores_in_pieces(model: ir.Model) -> None:
 
 
 class _NotByRowsError(Exception):
-    """A node computes a row of its result from several rows, or is not known."""
+    """Raised if a node computes a row of its result from several rows, or is unknown."""
 
 
 @dataclass
 class _Region:
-    """All nodes that read or write a tensor of ``rows`` x ``classes`` that hangs together with a LogSoftmax."""
+    """All nodes that read or write a tensor of ``rows`` x ``classes`` connected to a LogSoftmax."""
 
     rows: int
     classes: int
@@ -65,7 +65,7 @@ class _Region:
 
     @classmethod
     def around(cls, softmax: ir.Node) -> _Region | None:
-        """The region of a LogSoftmax; None where it is none, is one piece, or sizes are not known."""
+        """The region of a LogSoftmax; None if there is none, it is a single chunk, or sizes are unknown."""
         sizes = all_sizes(shape_of(softmax.outputs[0]))
         if not sizes or not math.prod(sizes):
             return None
@@ -76,7 +76,7 @@ class _Region:
             found._collect(softmax)
         except _NotByRowsError:
             return None
-        # a piece ends with what comes last in the graph, which is its gradient: so its scores are gone by then
+        # a chunk ends with the last node in the graph, its gradient, so its scores are freed by then
         own = dict.fromkeys(node for node in softmax.graph or () if node in found.nodes)
         is_whole, found.nodes = len(own) == len(found.nodes), own  # a body may read scores, too
         return found if is_whole else None
@@ -87,7 +87,7 @@ class _Region:
 
     @property
     def lengths(self) -> list[int]:
-        """The rows of each piece: as many in each, or one more."""
+        """The number of rows of each chunk, equal up to one."""
         each, more = divmod(self.rows, self.pieces)
         return [each + (i < more) for i in range(self.pieces)]
 
@@ -96,12 +96,12 @@ class _Region:
         return sizes is not None and sizes[-1:] == [self.classes] and math.prod(sizes) == self.rows * self.classes
 
     def by_rows(self, node: ir.Node) -> list[int]:
-        """Which inputs of ``node`` have rows of their own."""
+        """The inputs of ``node`` that have rows of their own."""
         places = [i for i in _ROWS[key_of(node)] if i < len(node.inputs)]
         return [i for i in places if node.op_type not in _ELEMENTWISE or not self._is_for_all(node.inputs[i])]
 
     def _is_for_all(self, value: ir.Value | None) -> bool:
-        """A number, or one for each class."""
+        """A scalar, or one number per class."""
         sizes = all_sizes(shape_of(value))
         return sizes is not None and math.prod(sizes) in (1, sizes[-1] if sizes else 1)
 
@@ -123,7 +123,7 @@ class _Region:
             waiting.extend(use.node for y in node.outputs if self.is_wide(y) for use in y.uses())
 
     def _check(self, node: ir.Node) -> None:
-        """Raise if ``node`` is not known to give each row of its result from one row."""
+        """Raise unless ``node`` computes each row of its result from one row."""
         if key_of(node) not in _ROWS or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             raise _NotByRowsError
         places, attrs = self.by_rows(node), attributes(node)
@@ -145,7 +145,7 @@ class _Region:
             raise _NotByRowsError
 
     def given(self) -> list[ir.Value]:
-        """The values that have rows and come from outside, each once."""
+        """The distinct values with rows that come from outside."""
         found = (node.inputs[i] for node in self.nodes for i in self.by_rows(node))
         return list(dict.fromkeys(x for x in found if x is not None and x.producer() not in self.nodes))
 
@@ -155,7 +155,7 @@ class _Region:
         return [y for y in values if any(use.node not in self.nodes for use in y.uses())]
 
     def stands_alone(self) -> bool:
-        """Is nothing that it reads computed from what it gives?"""
+        """Whether no outside input depends on a result of the region."""
         seen, waiting = set[ir.Node](), [x.producer() for x in self.read_outside()]
         while waiting:
             node = waiting.pop()
@@ -172,7 +172,7 @@ class _Region:
 
 
 def _write(editor: Editor, graph: ir.Graph, region: _Region) -> None:
-    """Write the nodes of ``region`` once for each piece, and put together what is read outside."""
+    """Write the nodes of ``region`` once per chunk, and concatenate results that are read outside."""
     op, ordered = editor.op, [node for node in graph if node in region.nodes]
     results, given, lengths = region.results(), region.given(), region.lengths
     op.scope = f"{ordered[0].name}/pieces"
@@ -206,7 +206,7 @@ def _as_rows(op: Builder, value: ir.Value, region: _Region) -> Var:
 
 
 def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Value, Var], rows: int) -> Var:
-    """``node`` for so many rows, of two axes."""
+    """``node`` for that many rows, with two axes."""
     of_rows = region.by_rows(node)
     inputs: list[Var | None] = [
         values[x] if x is not None and i in of_rows else _for_all(op, node, x) for i, x in enumerate(node.inputs)
@@ -236,7 +236,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """The value that all rows of ``node`` read; more axes than the two of a piece would give the result more, too."""
+    """The value that all rows of ``node`` share, with at most two axes, so that the result has two."""
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

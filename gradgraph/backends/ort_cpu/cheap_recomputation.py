@@ -1,12 +1,12 @@
-"""Cheap functions of values that are kept anyway are computed again for the backward pass, and not kept.
+"""Recompute cheap functions of saved tensors in the backward pass instead of storing them.
 
-SiLU behind a GroupNormalization is an example: the backward pass reads the input of the norm, the gate and the product,
-three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is kept, and both
-are computed a second time by copies of the same nodes, just before the first node of the backward pass that reads them.
+SiLU after a GroupNormalization is an example: the backward pass reads the input of the norm, the gate and the product,
+three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is saved, and both
+are recomputed by copies of the same nodes, just before the first backward node that reads them.
 
-Nothing large is kept that was not kept before: a value is computed again where it follows from inputs, weights and what
-the backward pass reads and cannot have otherwise. Copies run late since they read one of these through ``After``,
-which waits for the gradient before (see ``autodiff/recompute.py``).
+No other large tensor is saved instead: a value is recomputed if it follows from inputs, weights and tensors that the
+backward pass needs anyway. Copies run late because they read one of these through ``After``, which waits for the
+preceding gradient (see ``autodiff/recompute.py``).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import copied
 
-LEAST = 1 << 20  # bytes of a tensor that is computed again: a smaller one is kept
-LEAST_OF_ALL = 64 << 20  # bytes of all of them: a step that gains less takes little memory anyway
-MOST_NODES = 8  # that are computed again for one tensor: else sums of residuals would lead back to the first of them
+LEAST = 1 << 20  # bytes of a recomputed tensor; smaller ones are saved
+LEAST_OF_ALL = 64 << 20  # total bytes below which recomputation does not pay
+MOST_NODES = 8  # nodes recomputed per tensor: otherwise sums of residuals would lead back to the first of them
 _GRADIENT = "grad"
-_LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # the scopes of nodes behind the forward pass
+_LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # scopes of nodes after the forward pass
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _CHEAP = frozenset(
     {("", name) for name in (*_VIEWS, "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Transpose")}
@@ -39,8 +39,8 @@ _CHEAP = frozenset(
 )
 
 
-def compute_cheap_again(model: ir.Model) -> bool:
-    """Write copies of cheap nodes of the main graph for its backward pass, in place; True if there were some."""
+def recompute_cheap_values(model: ir.Model) -> bool:
+    """Copy cheap nodes of the main graph for its backward pass, in place; return True if there were any."""
     kept = Kept(model.graph)
     if sum(_bytes_of(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
         return False
@@ -53,8 +53,8 @@ class Kept:
     """The values of the forward pass that the backward pass reads.
 
     Attributes:
-        order: the nodes, as they are executed.
-        again: values that follow from others, each with the nodes that compute it from these, in their order.
+        order: the nodes in execution order.
+        again: values to recompute, each with the nodes that compute it, in order.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -66,13 +66,13 @@ class Kept:
             if _is_view(node):
                 self._storage[node.outputs[0]] = self.root(_first(node))
         self._read_late = {self.root(x) for node in self.order if is_late(node) for x in reads(node)}
-        self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # to values that can be had late; none to those kept
+        self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # nodes that recompute a value; empty if saved
         for node in self.order:
             if not is_late(node):
                 self._look_at(node)
 
     def root(self, x: ir.Value) -> ir.Value:
-        """The value whose memory ``x`` lies in."""
+        """The value whose memory ``x`` shares."""
         return self._storage.get(x, x)
 
     def _look_at(self, node: ir.Node) -> None:
@@ -89,23 +89,23 @@ class Kept:
                 self._ways[y] = ()
 
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
-        """The nodes to compute again for the results of ``node``; None if that is not cheap."""
+        """The nodes that recompute the outputs of ``node``; None if that is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
-        if _is_view(node) and not ways[0]:  # of what is kept
+        if _is_view(node) and not ways[0]:  # saved values
             return None
         nodes = dict.fromkeys(n for way in ways for n in way or ())
         count = sum(not _is_view(n) for n in (*nodes, node))
         return (*nodes, node) if count <= MOST_NODES else None
 
     def _may_go(self, y: ir.Value) -> bool:
-        """Do only nodes of the graph itself read ``y``, of which the sizes are known?"""
+        """Whether only nodes of the graph itself read ``y``, and its sizes are known."""
         return _bytes_of(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
 
 
 def is_late(node: ir.Node) -> bool:
-    """Was ``node`` written behind the forward pass?"""
+    """Whether ``node`` was written after the forward pass."""
     return (node.name or "").partition("/")[0] in _LATE
 
 
@@ -128,21 +128,21 @@ def _readers(y: ir.Value) -> Iterable[ir.Node]:
 
 
 def _bytes_of(y: ir.Value) -> int | None:
-    """The bytes of a tensor; None where its sizes are open."""
+    """The bytes of a tensor; None if its sizes are unknown."""
     sizes = all_sizes(shape_of(y))
     return None if sizes is None or y.dtype is None else math.ceil(math.prod(sizes) * y.dtype.itemsize)
 
 
-# --- how ---------------------------------------------------------------------------------------------------------
+# --- rewriting ---------------------------------------------------------------------------------------------------
 
 
 def _write_copies(model: ir.Model, kept: Kept) -> bool:
-    """Let the backward pass read copies of ``kept.again``."""
+    """Redirect the backward pass to copies of ``kept.again``."""
     op = Builder(names_of(model))
     place = {node: i for i, node in enumerate(kept.order)}
     readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
     turns = _turns(kept)
-    # a reader that no gradient comes before reads what is kept: the turn of a copy may need it
+    # a reader without a preceding gradient reads the saved tensor, which a copy's wait may depend on
     first = {y: node for y, node in readers.items() if turns[place[node]] is not None}
     copies: dict[ir.Value, ir.Value] = {}
     for y in sorted(first, key=lambda y: place[first[y]]):
@@ -164,7 +164,7 @@ def _write_copies(model: ir.Model, kept: Kept) -> bool:
 
 
 def _turns(kept: Kept) -> list[ir.Value | None]:
-    """For each node in its order, the last gradient that is computed before it."""
+    """For each node in order, the last gradient computed before it."""
     found, last = list[ir.Value | None](), None
     for node in kept.order:
         found.append(last)
