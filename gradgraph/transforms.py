@@ -37,7 +37,7 @@ from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.machine.garbage_collection import paused_collection
-from gradgraph.passes.half_products import keep_products_apart
+from gradgraph.passes.half_products import align_product_ranks
 from gradgraph.passes.normal import blaming, normalise
 from gradgraph.passes.normal.opsets.older import write_at
 
@@ -89,7 +89,7 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
             own = list(work.graph.inputs)
             with blaming(model):
                 append(work, of, options["wrt"], allow_unused=options["allow_unused"], named_operators=named_operators)
-            keep_products_apart(write_missing_kernels(work))
+            align_product_ranks(write_missing_kernels(work))
             if named_operators:
                 write_for(work, chosen)
             compare_sizes(work, own, chosen.takes)

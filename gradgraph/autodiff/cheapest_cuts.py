@@ -60,7 +60,7 @@ class Course:
         least = min(peaks.values())
         return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
 
-    def least_again(self, bytes_: int) -> tuple[int, list[int] | None]:
+    def least_recomputation(self, bytes_: int) -> tuple[int, list[int] | None]:
         """The minimum peak, and the cuts with the least recomputation for a peak within that many bytes."""
         peaks = self._tried()
         good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]

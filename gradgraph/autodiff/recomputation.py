@@ -13,7 +13,7 @@ import onnx_ir as ir
 from gradgraph.arguments import NAMES, WHOLE, Kind, as_names, described, matching
 from gradgraph.autodiff.attention_weights import weights_of_attentions
 from gradgraph.autodiff.cheapest_cuts import Course
-from gradgraph.autodiff.recompute import Differentiated, Segments, Written, compute_again
+from gradgraph.autodiff.recompute import Differentiated, Segments, Written, recompute_values
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.marks import COMPUTED
@@ -72,7 +72,7 @@ class Recompute:
         self._check_sizes(model)
         for written in passes:
             differentiated = Differentiated(written)
-            compute_again(op, self._segments(model, differentiated, beside))
+            recompute_values(op, self._segments(model, differentiated, beside))
 
     def _segments(self, model: ir.Model, passes: Differentiated, beside: int) -> Segments:
         if self.keep != ATTENTION:
@@ -121,7 +121,7 @@ class Recompute:
 
     @staticmethod
     def _cuts_within(course: Course, budget: int, beside: int) -> list[int]:
-        least, cuts = course.least_again(budget - beside)
+        least, cuts = course.least_recomputation(budget - beside)
         if cuts is None:
             raise BuildError(
                 f"a step takes at least {_readable(least + beside)} here, however much is computed again, of which "

@@ -205,7 +205,7 @@ def _scratch(node: ir.Node) -> Collection[ir.Value]:
     return {x for x in node.inputs[3:5] if x is not None}
 
 
-def compute_again(op: Builder, segments: Segments) -> None:
+def recompute_values(op: Builder, segments: Segments) -> None:
     """Insert copies of nodes before the parts of the backward pass that read their outputs, and redirect these.
 
     Args:
@@ -231,11 +231,11 @@ def compute_again(op: Builder, segments: Segments) -> None:
         if segments.only is None:
             _read_late(p, range(begin, end), late)
         op.finish(graph, p.backward[begin])
-    _keep_apart(op, p, graph, lost)
+    _separate_readers(op, p, graph, lost)
     _wait_for_updates(graph, p.results)
 
 
-def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     """Insert an ``After`` between each of ``values`` and its reader in the forward pass, if that is the only one."""
     empty = (None, ir.DataType.STRING)  # types of which no element can be read
     fed = next((x for read in p.reads for x in read if _is_fed(x) and is_tensor(x) and x.dtype not in empty), None)

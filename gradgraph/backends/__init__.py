@@ -15,8 +15,8 @@ from gradgraph.backends.backend import Backend
 from gradgraph.errors import BuildError, shown, suggestion
 
 SHARED = frozenset((
-    "backend", "capability", "demands", "engine", "executed_order", "facts", "forms", "functions", "known",
-    "missing_kernels", "ort_operators", "shared_forms", "shared_rewrites", "stages",
+    "backend", "capability", "engine", "executed_order", "facts", "forms", "functions", "machine_requirements",
+    "missing_kernels", "ort_operators", "shared_forms", "shared_rewrites", "stages", "static_facts",
 ))  # fmt: skip
 
 

@@ -4,28 +4,28 @@ A fact is one of these, where *i* counts from 0:
 
 ======================  =========================================================================================
 ``T int64``             a type variable of the operator's schema, and its type
-``mode=linear``         an attribute that is a number or a word, its default included
-``alpha set``           an attribute that differs from its default, in the schema or in ONNX's words
-``size even``           of an attribute that is a positive integer
+``mode=linear``         an attribute that is a number or a word, including defaults
+``alpha set``           an attribute that differs from its default, in the schema or the documentation
+``size even``           an attribute that is an even positive integer
 ``pads uneven``         a list of even length whose second half differs from its first
-``pads not 0``          a list with other numbers than that; also ``not 1``
-``input 2``             an optional or variadic input that is there
-``input 2 computed``    an input that depends on what is fed
-``input 2 derived``     an input that is computed, but from constants and known sizes alone
-``input 2 negative``    constant integers, some of them below zero; ``zero``: some are 0; ``empty``: there are none
-``input 2 open``        sizes that are not all known; ``input 2 open inside`` if another one than the first is not;
-                        ``open`` and ``open inside`` are said if that holds for any input
-``channels open``       the second size of a first input of three axes or more is not known; ``space open``: one behind
-``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
-``channels in threes``  a Conv over 6, 9, 15, … of them: more than 3, a multiple of 3 and not of 4
-``filters in fours``    a Conv with 4, 8, 12, … of them
+``pads not 0``          a list with other numbers; also ``not 1``
+``input 2``             an optional or variadic input that is present
+``input 2 computed``    an input that depends on model inputs
+``input 2 derived``     an input that is computed from constants and known sizes only
+``input 2 negative``    constant integers, some negative; ``zero``: some are 0; ``empty``: there are none
+``input 2 open``        some sizes are unknown; ``input 2 open inside``: one other than the first is;
+                        ``open`` and ``open inside``: the same for any input
+``channels open``       axis 1 of a first input of three axes or more is unknown; ``space open``: a later one
+``input 2 rank 3``      its rank, ``rank 3`` that of the first input; ``rank unknown``
+``channels in threes``  a Conv over 6, 9, 15, … channels: more than 3, a multiple of 3 and not of 4
+``filters in fours``    a Conv with 4, 8, 12, … filters
 ``depthwise``           a Conv or ConvTranspose with one filter for each of several channels
-``size 0``              an input that is no constant has no elements
+``size 0``              a computed input is empty
 ``broadcasts``          inputs of different shapes
-``output 1``            an output beside the first that is read
-``captures``            bodies that read values from outside
-``slices read``         a Scan that writes, turn by turn, what others in its body read, too
-``outputs alike``       an Identity of a constant that is another output of the graph, too
+``output 1``            an output other than the first is read
+``captures``            bodies that capture outer values
+``slices read``         a scan output that is also read in the body
+``outputs alike``       an Identity of a constant of which another graph output is a copy, too
 ======================  =========================================================================================
 """
 

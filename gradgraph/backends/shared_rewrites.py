@@ -30,7 +30,7 @@ def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 
-def turn_scans(model: ir.Model) -> None:
+def make_scans_forward(model: ir.Model) -> None:
     """Make every Scan run forward, in place, by reversing tensors that it reads or writes backwards."""
     editor = Editor(model)
     for node in _scans(model):
@@ -211,7 +211,7 @@ def part_outputs(model: ir.Model) -> None:
 
 
 NARROW_NUMBERS = Rewrite(narrow_numbers, "scalars of optimizers in float32: some runtimes lack float64, or narrow it")
-TURN_SCANS = Rewrite(turn_scans, "Scans run forward: some runtimes support no other direction")
+TURN_SCANS = Rewrite(make_scans_forward, "Scans run forward: some runtimes support no other direction")
 CLOSE_SCANS = Rewrite(close_scans, "bodies capture nothing: some runtimes reject captures")
 PART_SLICES = Rewrite(part_slices, "scan outputs have no other reader in the body")
 PART_OUTPUTS = Rewrite(part_outputs, "outputs of the same constant have nodes of their own")

@@ -47,7 +47,7 @@ from gradgraph.graph.weight_layouts import record_layouts
 from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.passes.autocast import METADATA_KEY, as_precision
-from gradgraph.passes.half_products import keep_products_apart
+from gradgraph.passes.half_products import align_product_ranks
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
@@ -245,7 +245,7 @@ def for_backend(draft: Draft) -> Draft:
     for file, graph in graphs.items():
         if draft.precision.dtype is not None:
             graph.metadata_props[METADATA_KEY] = draft.precision.name
-        written = write_for(keep_products_apart(write_missing_kernels(graph)), draft.backend, file, spare=file == EVAL)
+        written = write_for(align_product_ranks(write_missing_kernels(graph)), draft.backend, file, spare=file == EVAL)
         separate_buffers(write_interface(write_at(written, draft.opset), draft.manifest))
     return draft
 

@@ -53,10 +53,10 @@ def pieces(array: Array) -> Iterator[memoryview]:
 def forget_pages(array: Array) -> None:
     """Release the pages of ``array``, if it is mapped read-only from a file."""
     if (found := _mapping(array)) is not None and memoryview(found[0]).readonly:
-        _give_back(found[0], array)
+        _release_pages(found[0], array)
 
 
-def _give_back(mapping: mmap.mmap, read: Array) -> None:
+def _release_pages(mapping: mmap.mmap, read: Array) -> None:
     """Release these pages; they are read again from the page cache or the file."""
     if not hasattr(mapping, "madvise"):
         return
@@ -72,12 +72,12 @@ def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
     mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
     done = threading.Event()
 
-    def give_back() -> None:
+    def release_pages() -> None:
         while not done.wait(_EVERY):
             for mapping in mappings.values():
                 mapping.madvise(mmap.MADV_DONTNEED)
 
-    helper = threading.Thread(target=give_back, daemon=True)
+    helper = threading.Thread(target=release_pages, daemon=True)
     if mappings:
         helper.start()
     try:

@@ -37,7 +37,7 @@ from gradgraph.files.large_weights import LEAST_KEPT, large_outside
 from gradgraph.files.maps import without_maps
 from gradgraph.files.model_metadata import check_metadata
 from gradgraph.files.path_kinds import Kind as Place
-from gradgraph.files.path_kinds import kind_of, mistaken, model_of
+from gradgraph.files.path_kinds import kind_of, model_of, wrong_kind
 from gradgraph.files.paths import output_target
 from gradgraph.files.protos import check_proto
 from gradgraph.files.streamed import model_pieces
@@ -133,7 +133,7 @@ def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
         return message_of(content), None
     except UnreadableError as error:
         raise ModelError(
-            mistaken(path, Place.MODEL)
+            wrong_kind(path, Place.MODEL)
             or f"{what} is not an ONNX model, or is truncated ({error}); export or download it again"
         ) from error.__cause__
 

@@ -52,7 +52,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     return _BY_SUFFIX.get(path.suffix.lower(), Kind.FILE) if there else Kind.NOTHING
 
 
-def mistaken(path: Path, *wanted: Kind) -> str:
+def wrong_kind(path: Path, *wanted: Kind) -> str:
     """A sentence about what ``path`` is and what to pass instead, if its kind is not ``wanted``; otherwise ""."""
     kind = kind_of(path)
     if kind in wanted or kind in (Kind.FILE, Kind.NOTHING):

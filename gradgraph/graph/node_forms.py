@@ -50,7 +50,7 @@ class _Fault(NamedTuple):
 
 
 def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str | None]) -> str:
-    """``node '/head/Gemm' (Gemm)``; one without a name is ``the node that gives 'y' (Gemm)``."""
+    """``node '/head/Gemm' (Gemm)``; an unnamed one is ``the node that gives 'y' (Gemm)``."""
     given = next((o for o in outputs if o), None)
     subject = f"node '{shown(name or '')}'" if name or given is None else f"the node that gives '{shown(given)}'"
     return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"

@@ -60,7 +60,7 @@ def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
     return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])
 
 
-def ask_again(values: Iterable[ir.Value]) -> None:
+def reset_inference(values: Iterable[ir.Value]) -> None:
     """Let ``shape_of`` infer those of ``values`` again whose node may be better known by now."""
     for value in values:
         node = value.producer()

@@ -13,7 +13,7 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor, calls_of
 
 
-def keep_products_apart(model: ir.Model) -> ir.Model:
+def align_product_ranks(model: ir.Model) -> ir.Model:
     """Give matrices that multiply transposed float16 tensors the same rank, in place."""
     editor: Editor | None = None
     for node in calls_of(model, "MatMul"):

@@ -38,7 +38,7 @@ from gradgraph.files.external import Entry, external_entry, is_external, is_pack
 from gradgraph.files.held_files import HeldFile
 from gradgraph.files.models import check_fits
 from gradgraph.files.path_kinds import Kind as Place
-from gradgraph.files.path_kinds import mistaken, step_of
+from gradgraph.files.path_kinds import step_of, wrong_kind
 from gradgraph.files.protos import proto_tensors
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
@@ -209,7 +209,7 @@ class Step:
             is_folder = False
         if not is_folder:
             raise ModelError(
-                mistaken(folder, Place.STEP, Place.RUN)
+                wrong_kind(folder, Place.STEP, Place.RUN)
                 or f"'{shown(folder)}' is not a step folder; pass the folder that `gradgraph build` wrote"
             )
         text = file_bytes(folder / MANIFEST_FILE).decode("utf-8", "replace")

@@ -12,7 +12,7 @@ import gradgraph as gg
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.capability import Condition
 from gradgraph.backends.facts import facts_of
-from gradgraph.backends.shared_rewrites import close_scans, narrow_numbers, turn_scans
+from gradgraph.backends.shared_rewrites import close_scans, make_scans_forward, narrow_numbers
 from gradgraph.files.models import to_proto
 from gradgraph.passes.normal.edit import nodes_of
 from tests.kit.running import run
@@ -45,7 +45,8 @@ def facts(model: ir.Model) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "rewrites", [[turn_scans], [close_scans], [turn_scans, close_scans], [close_scans, turn_scans]]
+    "rewrites",
+    [[make_scans_forward], [close_scans], [make_scans_forward, close_scans], [close_scans, make_scans_forward]],
 )
 def test_scans_give_the_same(rewrites: list) -> None:
     model = opened(SCAN)
@@ -61,7 +62,7 @@ def test_scans_give_the_same(rewrites: list) -> None:
     left = facts(opened_again := ir.from_proto(after))
     assert ("captures" in left) == (close_scans not in rewrites)
     scan = next(n for n in nodes_of(opened_again) if n.op_type == "Scan")
-    assert any("directions" in name for name in scan.attributes) == (turn_scans not in rewrites)
+    assert any("directions" in name for name in scan.attributes) == (make_scans_forward not in rewrites)
 
 
 def test_a_scan_that_runs_forward_and_reads_nothing_stays() -> None:
@@ -72,7 +73,7 @@ def test_a_scan_that_runs_forward_and_reads_nothing_stays() -> None:
                 { next = Add(state, a) out = Neg(next) }>(s, x)
         }""")
     before = to_proto(model)
-    turn_scans(model)
+    make_scans_forward(model)
     close_scans(model)
     assert to_proto(model) == before
 

@@ -167,7 +167,7 @@ import subprocess, sys
 import gradgraph as gg, onnx
 import gradgraph.transforms
 if len(sys.argv) < 4:
-    gradgraph.transforms.keep_products_apart = lambda model: model
+    gradgraph.transforms.align_product_ranks = lambda model: model
 model = onnx.load(sys.argv[1])
 found = gg.vjp(model, outputs=[o.name for o in model.graph.output], wrt=[i.name for i in model.graph.input])
 onnx.save(found, sys.argv[2])

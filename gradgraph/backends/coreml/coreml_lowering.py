@@ -56,7 +56,7 @@ def _scaled(x: Var, factor: float) -> Var:
     case(real(2, 4, 6), real(4, 2, 3), real(4), group=2),
     when=lacks,
 )
-def bias_apart(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+def separate_bias(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Add the bias separately, as Conv's must be a constant, and a trained bias is an input."""
     if b is None or x.shape is None:
         return None

@@ -53,7 +53,7 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
 
-# elements of a summand from which a separate node is faster (see ``product_apart``); below, one kernel less is
+# elements of a summand from which a separate node is faster (see ``separate_sum``); below, one kernel less is
 LARGE_SUMMAND = 1 << 15
 
 
@@ -72,7 +72,7 @@ def _updates_weights(call: Call) -> bool:
     case(real(0, 4), real(4, 5), real(0, 5)),
     when=_updates_weights,
 )
-def product_apart(
+def separate_sum(
     op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
     """Add a summand as large as the product, such as the weights in an update, in a separate node: one pass.
@@ -183,7 +183,7 @@ def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
     return matmul(op, x, w, right=True)
 
 
-MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added separately: see ``bias_apart``
+MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added separately: see ``separate_bias``
 
 
 def _gets_bias(call: Call) -> bool:
@@ -204,7 +204,7 @@ def _gets_bias(call: Call) -> bool:
     case(real(0, 3), real(3, 5)),
     when=_gets_bias,
 )
-def bias_apart(op: Builder, a: Var, b: Var) -> Var | None:
+def separate_bias(op: Builder, a: Var, b: Var) -> Var | None:
     """The product of rows and a weight as FusedMatMul, so that onnxruntime does not fuse the Add of a bias to a Gemm.
 
     In such a Gemm a single thread writes the bias into every row of the output before the product is added. Without it

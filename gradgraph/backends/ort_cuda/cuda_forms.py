@@ -26,7 +26,7 @@ from gradgraph.rules.windows import windows
     case(real(4, 3, 2, 5), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.0),
     case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.3, epsilon=0.1),
 )
-def statistics_apart(
+def separate_statistics(
     op: Builder, x: Var, scale: Var, b: Var, mean: Var, var: Var, *, training_mode: int = 0, **attrs: Any
 ) -> tuple[Var, Var, Var] | None:
     """Mean and variance by reductions, the rest by BatchNormalization's inference form: CUDA has no training form."""

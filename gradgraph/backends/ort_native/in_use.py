@@ -98,10 +98,10 @@ def _why_there_is_none() -> str:
         return "they are for processors with AVX2; without it most are slower than onnxruntime's own"
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     first = "" if any(map(processes.program, compilers)) else "install a C++ compiler (g++ or clang), then "
-    return f"{_what_lies_there()}; {first}run `gradgraph native build`"
+    return f"{_available_libraries()}; {first}run `gradgraph native build`"
 
 
-def _what_lies_there() -> str:
+def _available_libraries() -> str:
     came = sorted({path.stem.partition("-")[0] for path in kernels.BUILT.glob(library_name("*"))})
     if not set(came).isdisjoint(kernels.levels_here()):
         return "the packaged kernels were compiled from other sources than the installed ones"

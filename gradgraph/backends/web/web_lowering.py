@@ -17,7 +17,7 @@ _PRODUCTS = ("MatMul", "Gemm")
 LARGE = 1 << 18  # elements: 4 MB of floats; smaller ones are not worth the nodes
 
 
-def dequantise_again(model: ir.Model) -> None:
+def dequantise_per_product(model: ir.Model) -> None:
     """Dequantize a large stored weight separately for every product, just before it, in place.
 
     Floats shared by the forward and backward pass would stay in memory in between, for all of a model at once. A
@@ -61,4 +61,4 @@ def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: i
     reader.replace_input_with(place, floats.value)
 
 
-LOWERING = Lowering(before=(Rewrite(dequantise_again, "it matches products as the backward pass writes them"),))
+LOWERING = Lowering(before=(Rewrite(dequantise_per_product, "it matches products as the backward pass writes them"),))

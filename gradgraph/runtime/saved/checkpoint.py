@@ -24,7 +24,7 @@ from gradgraph.files.atomic import explain_errors, link_atomically
 from gradgraph.files.digest import Digest
 from gradgraph.files.mapped import pieces
 from gradgraph.files.path_kinds import Kind as Place
-from gradgraph.files.path_kinds import kind_of, mistaken, weights_of
+from gradgraph.files.path_kinds import kind_of, weights_of, wrong_kind
 from gradgraph.files.streamed import Bytes, safetensors_pieces
 from gradgraph.files.untrusted.array_files import safetensors_mapped
 from gradgraph.files.untrusted.regular import reason_of
@@ -83,7 +83,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
         raise CheckpointError(f"'{shown(path)}' {error}; upgrade gradgraph") from None
     except ValueError as error:
         if kind_of(path) in (Place.MODEL, Place.RECIPE):
-            raise CheckpointError(mistaken(path, Place.CHECKPOINT)) from None
+            raise CheckpointError(wrong_kind(path, Place.CHECKPOINT)) from None
         raise _damaged(path, error) from None
     known, whole = {s.name: s for s in specs}, state
     beside = {n: a for n, a in whole.items() if n.startswith(BESIDE) and n not in known}

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import CheckpointError, listed, shown
 from gradgraph.files.path_kinds import Kind as Place
-from gradgraph.files.path_kinds import mistaken, weights_of
+from gradgraph.files.path_kinds import weights_of, wrong_kind
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.passes.normal import load_plain
@@ -154,14 +154,14 @@ def read_values(path: str | os.PathLike[str]) -> Stored:
         return Stored(load_arrays(path))
     if not is_there(path):
         raise CheckpointError(
-            mistaken(path, Place.CHECKPOINT, Place.MODEL)
+            wrong_kind(path, Place.CHECKPOINT, Place.MODEL)
             or f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx"
         )
     try:
         values, metadata = safetensors_in(path)
     except UnreadableError as error:
         raise CheckpointError(
-            mistaken(path, Place.CHECKPOINT, Place.MODEL)
+            wrong_kind(path, Place.CHECKPOINT, Place.MODEL)
             or f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None
     names = NO_NAMES

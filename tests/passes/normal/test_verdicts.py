@@ -242,7 +242,7 @@ def test_nothing_to_train_says_what_is_left_out():
         step=number(),
         **PACKED,
     )
-    words = r"left out: 'packed' \(it holds int8 numbers\), 'bias' \(.*\), 'step' \(a scale of the node .*\), 's' \("
+    words = r"excluded: 'packed' \(it holds int8 numbers\), 'bias' \(.*\), 'step' \(a scale of the node .*\), 's' \("
     with pytest.raises(gg.errors.BuildError, match=words):
         gg.build(model, "mse")
 

@@ -45,7 +45,7 @@ def forms() -> frozenset[tuple[str, str]]:
 def decompose(model: ir.Model) -> bool:
     """Replace fused operators; True if there were any.
 
-    1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization stands in ai.onnx);
+    1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization is in ai.onnx);
     2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
     3. imports of unused domains are dropped (onnxruntime imports every domain that it knows).
 

@@ -190,7 +190,7 @@ def _identity(op: Builder, node: ir.Node) -> Var | None:
 
 
 @rewrites("Cast")
-def _idle_cast(op: Builder, node: ir.Node) -> Var | None:
+def _useless_cast(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
     return op.wrap(x) if x.dtype is not None and int(x.dtype) == node.attributes["to"].as_int() else None
 
@@ -246,7 +246,7 @@ def _is_factor(value: ir.Value) -> bool:
 
 
 @rewrites("Transpose")
-def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
+def _useless_transpose(op: Builder, node: ir.Node) -> Var | None:
     perm = _perm(node)
     return op.wrap(inputs_of(node)[0]) if perm is not None and perm == list(range(len(perm))) else None
 
@@ -293,7 +293,7 @@ def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
 
 
 @rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")
-def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
+def _useless_expand(op: Builder, node: ir.Node) -> Var | None:
     inputs = inputs_of(node)
     bare = [source_of(x, "Expand") or x for x in inputs]
     if bare == inputs:

@@ -82,7 +82,7 @@ def _infer(model: ir.Model) -> bool:
         return False  # our own rules support only that opset
     untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
     unknown = [v for v in _values(model) if v.shape is None]
-    shapes.ask_again(unknown)
+    shapes.reset_inference(unknown)
     found = [v for v in unknown if shapes.shape_of(v) is not None]
     found_by_readers = record_required_ranks(v for v in unknown if v.shape is None)
     for node in untyped:

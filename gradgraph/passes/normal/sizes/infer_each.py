@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.checks import has_bodies
 from gradgraph.graph.nodes import is_standard
-from gradgraph.graph.shapes import POOLS, ask_again, is_static, recorded_shape, shape_of
+from gradgraph.graph.shapes import POOLS, is_static, recorded_shape, reset_inference, shape_of
 from gradgraph.passes.normal.edit import nodes_of
 
 
@@ -37,7 +37,7 @@ def _is_known(value: ir.Value) -> bool:
     """Whether type and sizes are known or follow from the node; recorded ones stay if they are more specific."""
     if not is_static(recorded_shape(value)):
         recorded, value.shape = value.shape, None
-        ask_again([value])
+        reset_inference([value])
         if not is_static(shape_of(value)):
             value.shape = recorded
             return False

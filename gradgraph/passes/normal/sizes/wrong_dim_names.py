@@ -39,13 +39,13 @@ def rename_wrong_dims(model: ir.Model) -> bool:
     }
     sizes = dict(zip(sorted(symbols), itertools.count(_FIRST, _STEP), strict=False))
     changed = _rename(model, changing, sizes, first=1)
-    if any(_squeezes_what_is_one(node) for node in model.graph):
+    if any(_squeezes_unit_axes(node) for node in model.graph):
         one = dict.fromkeys(symbols - changing, 1)
         changed |= _rename(model, set(one), one, others=dict.fromkeys(one, _SEVERAL))
     return changed
 
 
-def _squeezes_what_is_one(node: ir.Node) -> bool:
+def _squeezes_unit_axes(node: ir.Node) -> bool:
     """Whether the rank of its output differs between one sample and two."""
     return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
 

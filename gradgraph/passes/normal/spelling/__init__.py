@@ -1,1 +1,1 @@
-"""Canonical spelling of what a file may write in several ways: one pass each."""
+"""Canonical forms of equivalent spellings: one pass each."""

@@ -27,10 +27,7 @@ _SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # in which PyTorch's expo
 
 
 def place_of(node: ir.Node, position: int) -> tuple[str, str]:
-    """The module and parameter name of an input, such as ``encoder.query`` and ``weight``; either may be empty.
-
-    Either is empty where nothing tells.
-    """
+    """The module and parameter name of an input, such as ``encoder.query`` and ``weight``; either may be empty."""
     reader, at = behind_moves(node, position)
     roles = _ROLES.get(reader.op_type, ())
     return module_of(reader), roles[at] if at < len(roles) else ""
