@@ -211,7 +211,7 @@ def test_gradients_of_samples_add_up(kind: str, reduction: str) -> None:
 @pytest.mark.parametrize("kind", MIXED)
 def test_samples_that_mix_are_refused(kind: str) -> None:
     model = exported(Net(MIXED[kind]))
-    with pytest.raises(DifferentiationError, match="so the gradient of one sample alone may not be"):
+    with pytest.raises(DifferentiationError, match="so the gradient of one sample may differ from its share"):
         gg.per_sample_gradients(model)
     gg.per_sample_gradients(model, independent=True)
 
@@ -279,8 +279,8 @@ def test_a_choice_by_a_sum_over_samples_is_only_to_divide_by(last: str, apart: b
     [
         (lambda m: gg.jacobian(m, mode="sideways"), ArgumentError, "'auto', 'reverse' or 'forward'"),
         (lambda m: gg.jacobian(m, output="nothing"), UnknownNameError, "no output 'nothing'"),
-        (lambda m: gg.jacobian(m, wrt="w", per_sample=True), DifferentiationError, "'w' is no input with a row"),
-        (lambda m: gg.jacobian(m, output="loss", wrt="x", per_sample=True), DifferentiationError, "has no row for"),
+        (lambda m: gg.jacobian(m, wrt="w", per_sample=True), DifferentiationError, "'w' is not an input with one row"),
+        (lambda m: gg.jacobian(m, output="loss", wrt="x", per_sample=True), DifferentiationError, "does not have one row per sample"),
         (lambda m: gg.hessian(m, output="y"), DifferentiationError, "needs a scalar"),
         (lambda m: gg.per_sample_gradients(m), DifferentiationError, "needs a scalar"),
         (lambda m: gg.per_sample_gradients(m, output="loss", inputs="z*"), UnknownNameError, "no input matches 'z*'"),
