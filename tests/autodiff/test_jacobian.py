@@ -280,7 +280,11 @@ def test_a_choice_by_a_sum_over_samples_is_only_to_divide_by(last: str, apart: b
         (lambda m: gg.jacobian(m, mode="sideways"), ArgumentError, "'auto', 'reverse' or 'forward'"),
         (lambda m: gg.jacobian(m, output="nothing"), UnknownNameError, "no output 'nothing'"),
         (lambda m: gg.jacobian(m, wrt="w", per_sample=True), DifferentiationError, "'w' is not an input with one row"),
-        (lambda m: gg.jacobian(m, output="loss", wrt="x", per_sample=True), DifferentiationError, "does not have one row per sample"),
+        (
+            lambda m: gg.jacobian(m, output="loss", wrt="x", per_sample=True),
+            DifferentiationError,
+            "does not have one row per sample",
+        ),
         (lambda m: gg.hessian(m, output="y"), DifferentiationError, "needs a scalar"),
         (lambda m: gg.per_sample_gradients(m), DifferentiationError, "needs a scalar"),
         (lambda m: gg.per_sample_gradients(m, output="loss", inputs="z*"), UnknownNameError, "no input matches 'z*'"),
