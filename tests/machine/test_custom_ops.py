@@ -24,7 +24,7 @@ from gradgraph.machine import custom_ops, processes
 from gradgraph.rules.registry import RULES
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parent / "gradgraph" / "backends" / "ort_native" / "kernels"  # the C API, declared by position
+KERNELS = HERE.parents[1] / "gradgraph" / "backends" / "ort_native" / "kernels"  # the C API, declared by position
 DOMAIN = "my.ops"
 
 
