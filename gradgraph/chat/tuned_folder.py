@@ -26,7 +26,7 @@ from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
-from gradgraph.surgery.merged import merge_aside
+from gradgraph.surgery.merged import merge_to_folder
 from gradgraph.surgery.weights import give_weights
 
 log = logging.getLogger("gradgraph.chat")
@@ -132,7 +132,7 @@ def _merged(
     """The merged model, whose large new weights lie in ``folder``."""
     rounding: dict[str, float] = {}
     again = form == REQUANTISED and not keeps_bits(adapted)
-    merged = merge_aside(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
+    merged = merge_to_folder(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
     if rounding:
         figures["largest_rounding"] = max(rounding.values())
     return merged

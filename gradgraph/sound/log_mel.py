@@ -17,7 +17,7 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.sound.mel_filters import CONVENTIONS, Convention, bases, filters
 from gradgraph.step.data_names import DataNames
 from gradgraph.surgery.node_writer import NodeWriter
-from gradgraph.surgery.operated import Path, Result, closed, forget_sizes_behind, opened
+from gradgraph.surgery.operation import Path, Result, closed, forget_sizes_behind, opened
 
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 CONVENTION = instance(str | Convention, "the name of a convention, or a gradgraph.sound.Convention")

@@ -1,8 +1,8 @@
-"""Surgery: changes to a finished model that its framework would make in source code, made in the file.
+"""Surgery: edits to a model file that would otherwise need its source code.
 
 Each function takes a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` and returns an ordinary model of that kind (a
-path gives a ``ModelProto``): opset, metadata, doc strings and all names that still mean something are kept. With
-``out=`` the result is written there, and weights that nothing changed are read from where they lie.
+path gives a ``ModelProto``). Opset, metadata, doc strings and names are kept. With ``out=`` the result is written to
+that path, and unchanged weights are copied from their file.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from gradgraph.surgery.adapter_files import load_adapter, save_adapter
 from gradgraph.surgery.adapters import lora, use_adapters
 from gradgraph.surgery.axes import open_axes
 from gradgraph.surgery.cuts import below, cut
+from gradgraph.surgery.declared_sizes import forget_sizes
 from gradgraph.surgery.embeddings import resize_embedding
 from gradgraph.surgery.fixed_inputs import fix_inputs
 from gradgraph.surgery.floats import in_float32
-from gradgraph.surgery.forgotten import forget_sizes
 from gradgraph.surgery.heads import new_head
 from gradgraph.surgery.integer_model import Quantized, quantize
 from gradgraph.surgery.language_models import language_model, next_tokens

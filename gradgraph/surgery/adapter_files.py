@@ -1,10 +1,9 @@
-"""Adapters apart from their model, in the files of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors.
+"""Adapter checkpoints in the format of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors.
 
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
 (outputs, rank), with ``….lora_magnitude_vector`` of DoRA; of an embedding ``….lora_embedding_A`` (rank, rows) and
-``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``; those of prefixes are in ``prefix_files``. What PEFT does
-not have (bottlenecks, biases, prefixes of some attentions alone) is stored likewise, with names of its own, and types
-that PEFT does not know.
+``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``; for prefixes see ``prefix_files``. Kinds that PEFT lacks
+(bottlenecks, biases, prefixes of some attentions only) are stored likewise, with their own names and types.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
 from gradgraph.surgery.grouped_factors import gathered, spread
 from gradgraph.surgery.linear_layers import Layer, linear_layers
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     array_named,
@@ -76,25 +75,25 @@ def save_adapter(
     family: str | None = None,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the adapters of a model, without the model, as PEFT reads them.
+    """Save the adapters of a model, without the model, in PEFT's format.
 
     Args:
-        model: the model that :func:`lora` has given.
-        folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` go; made if missing. A path that ends
-            in ``.onnx_adapter`` becomes one file of onnxruntime's adapter format (:func:`switchable`).
-        weights: what a training run has made of the adapters, as for :func:`merge_adapters`.
-        name: of the adapters, where the model has several.
-        family: write the names of Hugging Face's models, for PEFT beside PyTorch: ``"llama"`` for all that call their
+        model: the result of :func:`lora`.
+        folder: destination of ``adapter_config.json`` and ``adapter_model.safetensors``; created if missing. A path
+            that ends in ``.onnx_adapter`` is written as one file in onnxruntime's adapter format (:func:`switchable`).
+        weights: the trained weights, as for :func:`merge_adapters`.
+        name: of the adapters, if the model has several.
+        family: write the layer names of Hugging Face's models, for use with PEFT in PyTorch: ``"llama"`` for all with
             projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of packed
-            layers become those of their pieces, and the other way round. By default layers keep the model's names.
-        names: what layers of the model are called in the folder, where that is neither their own name nor one of the
-            family: ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same in both.
+            layers are split into those of their pieces, and vice versa. By default layers keep the model's names.
+        names: layer names in the folder, by layer of the model, where they are neither its own nor the family's:
+            ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same text in both.
 
     Raises:
-        ArgumentError: ``names`` has a ``*`` on one side alone, or two layers would have one name.
-        BuildError: the model has no adapters, or several names of them; or they are not of the kinds that have other
-            names (lora, rslora, dora).
-        UnknownNameError: it has none of this name, or no layer of one of ``names``; or there is no such family.
+        ArgumentError: ``names`` has a ``*`` on one side only, or two layers would have the same name.
+        BuildError: the model has no adapters, or several sets of them; or their kind does not support a family
+            (supported: lora, rslora, dora).
+        UnknownNameError: no such adapters, no such layer in ``names``, or no such family.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
@@ -103,21 +102,21 @@ def save_adapter(
     adapters = chosen_adapters(work, name, "save")
     if len(names_of_adapters(adapters)) > 1:
         raise BuildError(
-            f"the model has adapters of several names, and a folder holds one: {listed(names_of_adapters(adapters))}",
-            remedy="say which: save_adapter(model, folder, name=...)",
-            shell="say which: --name NAME",
+            f"the model has several sets of adapters, and a folder holds one: {listed(names_of_adapters(adapters))}",
+            remedy="choose one: save_adapter(model, folder, name=...)",
+            shell="choose one: --name NAME",
         )
     if weights is not None:
         give_weights(work, weights)
     if os.fspath(folder).endswith(SUFFIX):
         if family is not None or names:
-            raise BuildError(f"a file {SUFFIX} has the model's names; leave {'names' if names else 'the family'} out")
+            raise BuildError(f"a {SUFFIX} file has the model's names; remove {'names' if names else 'the family'}")
         save_ort_adapter(work, adapters, folder)
         return
     called = _called(names or {}, [adapter.module for adapter in adapters])
     if is_as_in_peft(work, adapters):
         if called:
-            raise BuildError("prefixes of all layers are one tensor in PEFT's files; leave names out")
+            raise BuildError("prefixes of all layers are one tensor in PEFT's files; remove names")
         arrays, config = joined(work, adapters)
     elif family is not None:
         arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)
@@ -128,17 +127,17 @@ def save_adapter(
     target = FilePath(os.fspath(folder))
     with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # of parts it would write others
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # as safetensors requires
     write_atomically(target / WEIGHTS, safetensors.numpy.save(whole, {"format": "pt"}))
     write_atomically(target / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """The names in the folder of those of the layers that ``names`` has.
+    """Return the names in the folder of the layers that ``names`` matches.
 
     Raises:
         UnknownNameError: no layer has one of the names.
-        ArgumentError: two would have one name.
+        ArgumentError: two layers would have the same name.
     """
     check_patterns([*names], layers, "layer with an adapter", layers)
     renamed = Renamed(names)
@@ -148,7 +147,7 @@ def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
 
 
 def _check_apart(names: Sequence[str], called: Mapping[str, str]) -> None:
-    """Raise ArgumentError where two of the names, called otherwise, are one."""
+    """Raise ArgumentError if two of the names coincide after renaming."""
     again, count = Counter(called.get(name, name) for name in {*names}).most_common(1)[0]
     if count > 1:
         raise ArgumentError(f"'{shown(again)}' would be the name of {count} layers; give each a name of its own")
@@ -162,7 +161,7 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
-    """The groups of a Conv whose factors are (rank, …) and (outputs, rank of a group, …)."""
+    """Return the number of groups of a Conv with factors (rank, …) and (outputs, rank of a group, …)."""
     return shapes[0][0] // shapes[1][1] if len(shapes) > 1 and len(shapes[1]) > 1 else 1
 
 
@@ -173,9 +172,9 @@ def stored_names(adapter: Adapter) -> list[str]:
 
 
 def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) -> Array:
-    """From our layout to PEFT's: matrices lie the other way round there, and no Conv's first factor has groups.
+    """Convert from our layout to PEFT's: matrices are transposed there, and no Conv's first factor has groups.
 
-    ``rank`` is how many axes the first factor has.
+    ``rank`` is the number of axes of the first factor.
     """
     if adapter.kind == "ia3" and adapter.operator == "Conv":
         return array[None]
@@ -197,18 +196,18 @@ def _is_low_rank(kind: str) -> bool:
 def _of_family(
     work: ir.Model, adapters: list[Adapter], family: Family, called: Mapping[str, str]
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Tensors and settings with the names that Hugging Face has for the layers, or that ``called`` has."""
+    """Return tensors and settings under Hugging Face's layer names, or the names in ``called``."""
     other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
     if other is not None:
         if KINDS[other.kind].peft is None:
             raise BuildError(
-                f"PEFT has no files of adapters of kind {other.kind} (that of '{shown(other.module)}'); leave the "
-                "family out, for a folder that load_adapter reads, or choose kind lora"
+                f"PEFT has no files for adapters of kind {other.kind} (that of '{shown(other.module)}'); remove the "
+                "family to write a folder for load_adapter, or use kind lora"
             )
         low_rank = ", ".join(filter(_is_low_rank, KINDS))
         raise BuildError(
-            f"'{shown(other.module)}' has an adapter of kind {other.kind} on a {other.operator}, which has one name "
-            f"for all; a family names {low_rank} on linear layers"
+            f"'{shown(other.module)}' has an adapter of kind {other.kind} on a {other.operator}, whose name does not "
+            f"depend on the family; a family requires {low_rank} on linear layers"
         )
     layers = {layer.name: layer for layer in linear_layers(work, "*")[0]}
     given = {
@@ -219,7 +218,7 @@ def _of_family(
     again = next((theirs for theirs in called.values() if theirs in found), None)
     if again is not None:
         raise ArgumentError(
-            f"'{shown(again)}' is what the family calls another layer with an adapter; give each a name of its own"
+            f"'{shown(again)}' is the family's name of another layer with an adapter; give each layer a name of its own"
         )
     found |= {theirs: given[name] for name, theirs in called.items()}
     first, spread = replace(adapters[0], blocks=()), KINDS[adapters[0].kind].spread
@@ -232,7 +231,7 @@ def _of_family(
 
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """The content of ``adapter_config.json``; ``ranks`` are those of the tensors of each module."""
+    """Return the content of ``adapter_config.json``; ``ranks`` are those of the tensors of each module."""
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
@@ -261,7 +260,7 @@ def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]
 
 
 def _rank_held(work: ir.Model, adapter: Adapter) -> int:
-    """The rank of an adapter's factors. A Conv in groups has a multiple of their number."""
+    """Return the rank of an adapter's factors; for a grouped Conv it is a multiple of the number of groups."""
     return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
 
 
@@ -277,24 +276,26 @@ def load_adapter(
     names: Mapping[str, str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model with the adapters of a folder that :func:`save_adapter` or PEFT has written.
+    """Add the adapters of a folder written by :func:`save_adapter` or PEFT to a model.
 
     Args:
-        model: the base model. Its layers have the names that the folder's have, or those that onnxruntime-genai's
-            builder gives to Hugging Face's, packed or apart. It may have adapters of other names.
-        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``. What was trained whole there
-            (``modules_to_save``) becomes the weights of the model, as floats.
-        name: what they are called in the model.
-        names: what layers of the model are called in the folder, where that cannot be derived; as for
-            :func:`save_adapter`.
+        model: the base model. Its layers have the names in the folder, or those that onnxruntime-genai's builder uses
+            for Hugging Face's, packed or not. It may have other adapters.
+        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``. Fully trained modules
+            (``modules_to_save``) replace the weights of the model, as floats.
+        name: of the adapters in the model.
+        names: layer names in the folder, where they cannot be derived; as for :func:`save_adapter`.
         out: write the result to this path.
 
+    Returns:
+        The same kind of model, with the adapters.
+
     Raises:
-        ArgumentError: ``names`` has a ``*`` on one side alone.
+        ArgumentError: ``names`` has a ``*`` on one side only.
         DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model; or it is a
-            prefix of PEFT, and the model does not count the text's positions on from it.
+            prefix of PEFT, and the model does not count positions of the text from it.
         UnknownNameError: no layer of the model has the name of one in the folder, or the folder lacks one of ``names``.
-        BuildError: the model has adapters of this name already.
+        BuildError: the model already has adapters of this name.
         OutputError: ``out`` cannot be written.
     """
     settings, arrays = _read(folder)
@@ -329,7 +330,7 @@ def load_adapter(
 def _renamed(
     kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Give what is in a folder the names of the layers that ``names`` has for it."""
+    """Rename the modules of a folder according to ``names``."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
     modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
@@ -349,16 +350,16 @@ def _renamed(
 
 
 def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Give the model what was trained whole (``modules_to_save``), and return the other tensors.
+    """Write fully trained weights (``modules_to_save``) into the model, and return the other tensors.
 
-    As in PEFT, every tensor with the name of one of the model's counts. Beside adapters of embeddings and heads it
-    stores these themselves (``….base_layer.weight``), changed or not.
+    As in PEFT, every tensor with the name of a weight of the model is used. PEFT also stores the weights of embeddings
+    and heads with adapters (``….base_layer.weight``), changed or not.
     """
     whole = [k for k in arrays if k.startswith(_PREFIX) and k.endswith((".weight", ".bias")) and not _part(kind, k)]
     layers = {as_ours(layer.name): layer for layer in linear_layers(work, "*")[0]} if whole else {}
     vectors = {as_ours(name): value for name, value in work.graph.initializers.items()} if whole else {}
     names = {key: as_ours(key.removeprefix(_PREFIX).replace(".base_layer.", ".")) for key in whole}
-    lying = {}  # of the last word of layers' names, whether those that are not square are stored inputs first
+    lying = {}  # by last part of layer names, whether non-square weights are stored as (inputs, outputs)
     for key, name in names.items():
         layer = layers.get(name.removesuffix(".weight"))
         if layer is not None and layer.sizes[0] != layer.sizes[1]:
@@ -373,19 +374,20 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
         elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
-            raise DataError(f"'{shown(key)}' was trained whole, and the model has no weight of its name and sizes")
+            raise DataError(f"'{shown(key)}' was fully trained, but the model has no weight of its name and shape")
     return {k: a for k, a in arrays.items() if k not in whole}
 
 
 def _last(weight: str) -> str:
-    """The last word of the name of a weight's module."""
+    """Return the last part of the name of a weight's module."""
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
-    """A weight that was trained whole, as ``stored_weights`` writes it; None where its sizes are not the layer's.
+    """Return a fully trained weight with outputs first, for ``stored_weights``; None if its shape is not the layer's.
 
-    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). Of a square one the caller knows.
+    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). For a square one the caller
+    decides.
     """
     if layer.kind in ("Conv", "Gather"):
         fitting = array.shape == layer.shape
@@ -397,20 +399,22 @@ def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | No
 
 
 def _check_lying(layer: Layer, key: str, new: Array) -> None:
-    """Raise DataError for a square weight that is far nearer to the one that it was trained from when it is turned."""
+    """Raise DataError if a square weight is much closer to the original when transposed."""
     if layer.kind in ("Conv", "Gather") or layer.sizes[0] != layer.sizes[1]:
         return
     own = canonical(layer)
     if np.linalg.norm(new.T - own) < 0.5 * np.linalg.norm(new - own):
         raise DataError(
-            f"'{shown(key)}' is square and was trained whole, and its numbers are nearer to the model's the other way "
-            f"round than fan_in_fan_out in {CONFIG} says; set it to true for a Conv1D, which stores (inputs, outputs), "
+            f"'{shown(key)}' is square and was fully trained, and its transpose is closer to the model's weight, "
+            f"contrary to fan_in_fan_out in {CONFIG}; set it to true for a Conv1D, which stores (inputs, outputs), "
             "and to false for a Linear"
         )
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Has a weight other numbers than the model's, beyond the precision of either? A quantised one stays as it is."""
+    """Whether a weight differs from the model's, beyond the precision of either. A quantised one that does not stays
+    quantised.
+    """
     if is_quantised(layer):
         return False
     own = canonical(layer)
@@ -420,7 +424,7 @@ def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
 
 
 def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
-    """Raise DataError where an adapter lacks a tensor: a factor without the other, or no adapter at all."""
+    """Raise DataError if an adapter lacks a tensor: one factor without the other, or no adapter at all."""
     if not arrays:
         raise DataError(
             f"the adapter in '{shown(folder)}' has no tensor of an adapter in {WEIGHTS}; get the file again"
@@ -435,15 +439,15 @@ def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
         missing = [part for part in whole if part not in has]
         if missing:
             raise DataError(
-                f"the adapter in '{shown(folder)}' has {listed(sorted(has))} of '{shown(module)}', and not "
-                f"{listed(missing)}; get {WEIGHTS} again from where the adapter comes from"
+                f"the adapter in '{shown(folder)}' has {listed(sorted(has))} of '{shown(module)}', but "
+                f"lacks {listed(missing)}; download {WEIGHTS} again"
             )
 
 
 def _by_meaning(
     work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Give adapters the names of the model's layers, where the folder has other names for them."""
+    """Rename adapters to the model's layers, if the folder uses other names for them."""
     parts = KINDS[kind].parts
     tensors: dict[str, list[Array]] = {}
     for key, array in arrays.items():
@@ -477,7 +481,7 @@ def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Ar
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of layers whose module is called again: PEFT has one adapter for all calls."""
+    """Copy tensors to layers that repeat a module: PEFT has one adapter for all calls."""
     copies: dict[str, Array] = {}
     for layer in layers:
         if isinstance(layer, Layer) and layer.repeats:
@@ -487,7 +491,7 @@ def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict
 
 
 def _prefix(settings: Settings, arrays: Mapping[str, Array], layers: list[Any]) -> tuple[Settings, dict[str, Array]]:
-    """Write the settings and the tensor of a prefix of PEFT as our own files do."""
+    """Convert the settings and the tensor of a PEFT prefix to our own format."""
     length, numbers = apart(settings.all, arrays, layers)
     names = [name for layer in layers for name in stored_names(Adapter("prefix", layer.name, layer.kind))]
     return replace(settings, rank=length, alpha=2.0 * length), dict(zip(names, numbers, strict=True))
@@ -503,7 +507,7 @@ def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mappin
         alpha = own_number(settings.alphas, layer.name, alpha)
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
-            raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
+            raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, but {CONFIG} has {rank}")
     return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha, dropout=settings.dropout,
                    blocks=settings.blocks.get(layer.name, ()))  # fmt: skip
 
@@ -525,7 +529,7 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
 
 
 def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
-    """From PEFT's layout to ours; None where it does not fit."""
+    """Convert from PEFT's layout to ours; None if it does not fit."""
     if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
         same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))
         return np.ascontiguousarray(array.reshape(shape)) if same else None
@@ -540,12 +544,12 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
 def _module(kind: str, key: str) -> str:
     part = _part(kind, key)
     if not part:
-        raise DataError(f"'{shown(key)}' is no name of a tensor of {kind} in PEFT's files")
+        raise DataError(f"'{shown(key)}' is not the name of a tensor of {kind} in PEFT's files")
     return key.removeprefix(_PREFIX).removesuffix(f".{part}")
 
 
 def _part(kind: str, key: str) -> str:
-    """Which tensor of an adapter has this name; empty for none."""
+    """Return which tensor of an adapter has this name; empty if none."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings)
     return next((part for part in parts if key.startswith(_PREFIX) and key.endswith(f".{part}")), "")
 
@@ -559,7 +563,6 @@ def _read(folder: Path) -> tuple[Settings, dict[str, Array]]:
         arrays, _ = safetensors_in(path_inside(path, WEIGHTS))
     except UnreadableError as error:
         raise DataError(
-            f"cannot read an adapter in '{shown(path)}' ({file}: {error}); a folder of PEFT holds {CONFIG} and "
-            f"{WEIGHTS}"
+            f"cannot read an adapter in '{shown(path)}' ({file}: {error}); a PEFT folder has {CONFIG} and {WEIGHTS}"
         ) from None
     return settings, arrays

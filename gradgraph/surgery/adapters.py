@@ -1,8 +1,7 @@
-"""Adapters: small trained tensors beside frozen, possibly quantised, weights; ``adapter_kinds`` has the formulas.
+"""Adapters: small trained tensors added to frozen, possibly quantised, weights; ``adapter_kinds`` has the formulas.
 
-The model says in its metadata which adapters it has, so that ``gg.build`` trains them and nothing else, and
-:func:`merge_adapters` and :func:`save_adapter` find them. Adapters of one name belong together; a model may have
-several names.
+The adapters of a model are listed in its metadata, so that ``gg.build`` trains only them, and :func:`merge_adapters`
+and :func:`save_adapter` find them. Adapters with the same name belong together; a model may have several names.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from gradgraph.surgery.adapter_kinds.adapter import (
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of, check_stored
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     check_patterns,
     closed,
     learn_sizes,
+    log_matches,
     matched,
     numbers_of,
     opened,
     set_numbers,
-    tell_where,
 )
 from gradgraph.surgery.peft_names import known_pieces
 
@@ -47,7 +46,7 @@ _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) a
 _NAME = Checked("a name of letters, digits, _ and -",
                 lambda value: TEXT.fits(value) and value.replace("_", "").replace("-", "").isalnum())  # fmt: skip
 _WEIGHTS = Checked(
-    'how much each counts, such as {"fr": 1.0, "de": 0}',
+    'the scale of each, such as {"fr": 1.0, "de": 0}',
     lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(NUMBER.fits, value.values())),
 )
 
@@ -67,33 +66,31 @@ def lora(
     seed: int = 0,
     out: Path | None = None,
 ) -> Result:
-    """The model with adapters on the layers that ``target`` matches; it computes what it did, until trained.
+    """Add adapters to the layers that match ``target``. Until trained, they do not change the model's outputs.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         target: names or globs, of weights, modules or nodes: ``"*attn*"``, ``["*q_proj*", "*v_proj*"]``, ``"*"``.
-            MatMul, Gemm, Conv, Gather and MatMulNBits with a stored weight can have one, also where a
-            DequantizeLinear (int8, uint8, int4; whole, by channel or by block) stands between. Of a prefix,
-            attentions; of bitfit, biases.
-        rank: of the two factors; of a bottleneck, its width; of a prefix, its length.
-        alpha: the adapter counts ``alpha/rank`` times; ``2·rank`` by default.
-        dropout: of what goes into the first factor, in training.
-        kind: one of the kinds below. A prefix, unlike others, changes at once what the model computes; where all
-            attentions get some, an input ``position_ids`` counts on from them, as in PEFT.
-        name: what belongs together. Adapters of other names that the model has stay, and are not trained any more
+            MatMul, Gemm, Conv, Gather and MatMulNBits with a stored weight are supported, also with a DequantizeLinear
+            (int8, uint8, int4; per tensor, channel or block). For a prefix, attentions; for bitfit, biases.
+        rank: of the two factors; for a bottleneck, its width; for a prefix, its length.
+        alpha: the adapter is scaled by ``alpha/rank``; ``2·rank`` by default.
+        dropout: on the input of the first factor, in training.
+        kind: one of the kinds below. A prefix, unlike others, changes the model's outputs immediately; if all
+            attentions get one, the input ``position_ids`` is offset by its length, as in PEFT.
+        name: of this set of adapters. Existing adapters with other names stay, and are no longer trained
             (:func:`use_adapters`).
-        feedforward: of ia3, the layers whose input is multiplied, and not their output.
-        seed: of the random numbers (the first factor is uniform in ±1/√(inputs), as PEFT has it; the second zeros).
+        feedforward: for ia3, the layers whose input is multiplied instead of their output.
+        seed: of the initial values (the first factor is uniform in ±1/√(inputs), as in PEFT; the second is zero).
         out: write the result to this path.
 
     Returns:
-        The same kind of model. ``gg.build`` of it trains the adapters alone, unless ``train=`` names others; every
-        other weight stays as it is stored.
+        The same kind of model. ``gg.build`` trains only its adapters, unless ``train=`` names other weights; all others
+        stay as stored.
 
     Raises:
-        UnknownNameError: nothing that can have an adapter matches a name or glob; the message names what matched and
-            cannot.
-        BuildError: the model has adapters of this name already, or of a kind that shares no layer with others.
+        UnknownNameError: no supported layer matches a name or glob; the message lists unsupported matches.
+        BuildError: the model already has adapters of this name, or of a kind that cannot share a layer.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -110,7 +107,7 @@ def lora(
     ]  # fmt: skip
     made = put_all(work, layers, wanted, rng)
     write_adapters(work, [*rested(before), *made])
-    tell_where("adapters at", [adapter.module for adapter in made])
+    log_matches("adapters at", [adapter.module for adapter in made])
     return closed(work, model, out)
 
 
@@ -120,11 +117,11 @@ lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
 
 
 def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) -> set[str]:
-    """The names of the layers of which the input is multiplied."""
+    """Return the names of the layers whose input is multiplied."""
     if not as_names(feedforward):
         return set()
     if kind != "ia3":
-        raise BuildError(f"feedforward is for adapters of kind ia3, and these are of kind {shown(kind)}; leave it out")
+        raise BuildError(f"feedforward applies to adapters of kind ia3, but these are of kind {shown(kind)}; remove it")
     known = [layer.name for layer in layers]
     check_patterns(feedforward, _names_of(layers), "layer that gets an adapter", known)
     return {layer.name for layer in matched(feedforward, ((layer.names, layer) for layer in layers))}
@@ -135,14 +132,14 @@ def _names_of(layers: Sequence[Any]) -> list[str]:
 
 
 def _weighable() -> str:
-    """The kinds of which several can stand beside one layer, each weighed."""
+    """List the kinds that can share a layer, each with a scale."""
     return " and ".join(name for name, kind in KINDS.items() if kind.adds)
 
 
 def put_all(
     work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
 ) -> list[Adapter]:
-    """Write adapters beside layers."""
+    """Add adapters to layers."""
     wanted = [replace(one, pieces=known_pieces(layer)) for layer, one in zip(layers, wanted, strict=True)]
     made = [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
     finish = KINDS[wanted[0].kind].finish
@@ -150,14 +147,14 @@ def put_all(
 
 
 def rested(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """The same ones, which are not trained any more."""
+    """Return the adapters, marked as not trained."""
     return [replace(a, trained=False) for a in adapters]
 
 
 def adaptable(
     work: ir.Model, target: str | Sequence[str], kind: str, name: str, before: Sequence[Adapter]
 ) -> list[Any]:
-    """The parts of the model that ``target`` matches, but no parts of the adapters that it has.
+    """Return the parts of the model that ``target`` matches, excluding parts of existing adapters.
 
     Raises:
         UnknownNameError, BuildError: as :func:`lora` does.
@@ -165,21 +162,21 @@ def adaptable(
     if name in names_of_adapters(before):
         called = "" if name == DEFAULT else f" '{name}'"
         raise BuildError(
-            f"the model has adapters{called} already",
+            f"the model already has adapters{called}",
             remedy="give these another name, such as name='second', or merge the others first",
             shell="give these another name, such as --name second, or merge the others first",
         )
     if write_pairs(work):
         learn_sizes(work)
     if any(node.op_type == "QuantizeLinear" for node in work.graph):
-        work.metadata_props.setdefault(QUANTISED, "{}")  # gradients are to reach what lies below rounded data
+        work.metadata_props.setdefault(QUANTISED, "{}")  # gradients must reach layers below rounded data
     own = {weight for adapter in before for weight in adapter.weights}
     search = KINDS.named(kind).layers
     layers, others = search(work, target)
     layers = [layer for layer in layers if not any(v is not None and v.name in own for v in layer.node.inputs[:2])]
     if KINDS[kind].merge is not None:
         others += [
-            f"'{x.name}' is a Gemm that weighs its product or its bias (alpha, beta)" for x in layers if x.weighs
+            f"'{x.name}' is a Gemm that scales its product or its bias (alpha, beta)" for x in layers if x.weighs
         ]
         layers = [layer for layer in layers if not layer.weighs]
     what = "layer" if search is linear_layers else "part"
@@ -188,16 +185,16 @@ def adaptable(
         because = f": {others[0]}" if others else ""
         if not known and any(node.op_type == "If" for node in work.graph):
             raise UnknownNameError(
-                f"no {what} that can have an adapter matches {listed(as_names(target))}, as those in branches of an If "
-                "get none",
-                remedy="take one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
-                shell="take one of its branches first: --fix INPUT=VALUE",
+                f"no {what} that can have an adapter matches {listed(as_names(target))}; layers in branches of an If "
+                "are not supported",
+                remedy="select one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
+                shell="select one of its branches first: --fix INPUT=VALUE",
             )
         raise UnknownNameError(
             f"no {what} that can have an adapter matches "
             f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
         )
-    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # kinds from outside have none
+    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # registered kinds may have none
         known = [layer.name for layer in search(work, "*")[0]]
         check_patterns(target, _names_of(layers), f"{what} that can have an adapter", known)
     if before:
@@ -222,18 +219,21 @@ def use_adapters(
     train: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model in which adapters count as often as said, and these are trained.
+    """Set the scale of each adapter in the model, and which of them are trained.
 
     Args:
         model: one with adapters.
-        weights: by name: 1 as they were trained, 0 not at all, anything between and beyond; those that are not named
-            count 0. Those of kinds that are more than added count 1.
-        train: the names that a step trains; by default what it trained before.
+        weights: scale by name: 1 as trained, 0 off, or any other number; adapters that are not named get 0. Kinds that
+            cannot be scaled have 1.
+        train: the names that a step trains; by default those that were trained before.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         UnknownNameError: the model has no adapters of a name.
-        BuildError: adapters of a kind that cannot be weighed are.
+        BuildError: a kind that cannot be scaled is given a scale.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -258,40 +258,40 @@ def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
         return adapter
     if not KINDS[adapter.kind].adds:
         raise BuildError(
-            f"adapters of kind {adapter.kind} count once: '{shown(adapter.name)}' can be weighed neither "
-            f"{weight:g} nor otherwise; {_weighable()} can"
+            f"adapters of kind {adapter.kind} have no scale: '{shown(adapter.name)}' cannot be set "
+            f"to {weight:g}; {_weighable()} can"
         )
     set_numbers(work, *factor_of(work, adapter, adapter.scale * weight))
     return replace(adapter, weight=weight)
 
 
 def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value, np.ndarray]:
-    """The number in the model that an adapter is multiplied by, and ``number`` in its type.
+    """Return the number in the model that scales an adapter, and ``number`` in its type.
 
     Raises:
-        BuildError: it is not where it was put.
+        BuildError: the adapter's nodes were changed.
     """
     find = KINDS[adapter.kind].factor
     factor = None if find is None else find(work, adapter)
     held = numbers_of(factor)
     if factor is None or held is None:
-        raise BuildError(f"the adapter of '{shown(adapter.module)}' is not where it was put")
+        raise BuildError(f"the nodes of the adapter of '{shown(adapter.module)}' were changed")
     return factor, np.asarray(number, held.dtype.numpy())
 
 
 def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str) -> list[Adapter]:
-    """The adapters of these names, or all.
+    """Return the adapters of these names, or all.
 
     Raises:
-        BuildError: the model has none, or their weights are not there.
-        UnknownNameError: it has none of a name.
+        BuildError: the model has none, or their weights are missing.
+        UnknownNameError: there are none of a name.
     """
     adapters = adapters_of(work)
     if not adapters:
         raise BuildError(
             f"the model has no adapters to {what}",
-            remedy="gg.lora(model, target) puts some in",
-            shell="gradgraph surgery MODEL --lora GLOB puts some in",
+            remedy="gg.lora(model, target) adds some",
+            shell="gradgraph surgery MODEL --lora GLOB adds some",
         )
     wanted, known = as_names(names or ()), names_of_adapters(adapters)
     for one in wanted:

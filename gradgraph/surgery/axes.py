@@ -1,4 +1,4 @@
-"""Open axes: a model exported for one batch size (or one length) made to take any."""
+"""Symbolic axes: a model exported for one batch size (or one length) is changed to accept any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
 from gradgraph.graph import shapes
 from gradgraph.passes.normal import normalise
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     add_weight,
@@ -25,7 +25,7 @@ from gradgraph.surgery.operated import (
     opened,
     parts_of,
 )
-from gradgraph.surgery.tried import check_opened
+from gradgraph.surgery.verification import check_opened
 
 _AXES = Kind(
     'a dict of axes by input, such as {"x": {0: "batch"}}',
@@ -43,21 +43,21 @@ _AXES = Kind(
 
 @checked(axes=_AXES, out=PATH.or_none())
 def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path | None = None) -> Result:
-    """The model with these axes of its inputs open: ``{"x": {0: "batch"}}``; equal names stay equal sizes.
+    """Make these axes of the inputs symbolic: ``{"x": {0: "batch"}}``; equal names are equal sizes.
 
-    Three things that exporters fix to the size that they have seen follow: the target of a Reshape, where the open axis
-    has its place; a constant of one row beside others in a Concat (a class token), which is repeated; and initial
-    states of zeros of an LSTM, a GRU or an RNN, which are left out. Then the model is run: at its old sizes it must
-    give what it gave, and with more samples each what it gave. Whatever else is fixed is refused.
+    Three things that exporters fix are adapted: the target shape of a Reshape; a constant row in a Concat (a class
+    token), which is repeated; and zero initial states of an LSTM, GRU or RNN, which are removed. Then the model is run:
+    at its old sizes, and with more samples, its outputs must be as before. Anything else that depends on the old sizes
+    is an error.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        axes: for each input, names for some of its axes by number.
+        axes: for each input, names of axes by index.
         out: write the result to this path.
 
     Raises:
         UnknownNameError: the model has no such input.
-        ModelError: an axis does not exist, or the model is fixed to its size in a place that cannot be opened.
+        ModelError: an axis does not exist, or the model depends on its size in a place that cannot be adapted.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -75,7 +75,7 @@ def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path
 
 
 def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str, int | str | None]:
-    """Write the names into the inputs; what each name stood for."""
+    """Write the names into the inputs; return the size that each name replaced."""
     inputs = {v.name: v for v in work.graph.inputs if v.name not in work.graph.initializers}
     stood_for: dict[str, int | str | None] = {}
     for name, chosen in axes.items():
@@ -88,8 +88,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
                 raise ModelError(f"the input '{shown(name)}' has {len(dims)} axes, so there is no axis {axis}")
             if stood_for.setdefault(symbol, dims[axis]) != dims[axis]:
                 raise ModelError(
-                    f"'{shown(symbol)}' would stand for {dims[axis]} and for {stood_for[symbol]}; give each a name "
-                    "of its own"
+                    f"'{shown(symbol)}' would stand for {dims[axis]} and for {stood_for[symbol]}; use a name for each"
                 )
             dims[axis] = symbol
         value.shape = ir.Shape(dims)
@@ -97,7 +96,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 
 
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
-    """Open what is fixed, from the inputs on. In the normal form, beside, each node's sizes are found when it comes."""
+    """Adapt fixed sizes, from the inputs on; each node's sizes are looked up in the normal form."""
     normal = normalise(work)
     own = {v.name: node for node in work.graph for v in node.outputs if v.name}
     for value in (v for node in normal.graph for v in node.outputs):
@@ -112,14 +111,14 @@ def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
         shapes.infer_node(node)
 
 
-# the model to change, its node, that node in the normal form, and what sizes its first input and its output had
+# the model to change, its node, that node in the normal form, and the old sizes of its first input and its output
 Follow = Callable[[ir.Model, ir.Node, ir.Node, Sequence[shapes.Shape | None]], None]
 
 
 def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """The place of an open axis in a written target becomes 0 where it stays the axis that it was, else −1.
+    """Set a symbolic axis in a constant target shape to 0 if its position is unchanged, else −1.
 
-    A target that is computed follows by itself; in both cases the sizes of the result are told by the places.
+    A computed target adapts by itself; in both cases the symbolic sizes of the result follow from the positions.
     """
     source, result = known.inputs[0], known.outputs[0]
     dims = shapes.shape_of(source)
@@ -132,7 +131,9 @@ def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[sha
         for axis, (place, alone) in places.items():
             target[place] = 0 if alone and axis == place else -1
         if target.count(-1) > 1:
-            raise ModelError(f"the Reshape '{shown(known.name)}' mixes open axes, so it has no target for all sizes")
+            raise ModelError(
+                f"the Reshape '{shown(known.name)}' mixes symbolic axes, so no target shape fits all sizes"
+            )
         node.replace_input_with(1, add_weight(model, f"{result.name}.target", np.array(target, np.int64)))
         node.attributes.pop("allowzero", None)
     opened_places = {place: dims[axis] if alone else None for axis, (place, alone) in places.items()}
@@ -144,9 +145,9 @@ def _open_ones(dims: shapes.Shape) -> list[int]:
 
 
 def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
-    """Where an axis of what a Reshape reads has gone in what it makes, and whether it is alone there.
+    """Return the position of an input axis of a Reshape in its output, and whether it is alone there.
 
-    Numbers keep their order, so an axis stays behind as many outer ones: the product of the sizes before it.
+    Elements keep their order, so the product of the sizes before an axis is the same.
     """
     outer, size = math.prod(read[:axis]), read[axis]
     before = [math.prod(made[:j]) for j in range(len(made))]
@@ -157,12 +158,12 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
     # an axis that is split was merged before: of batch and heads, the batch is the outer one
     parts = [j for j, q in enumerate(before) if q == outer and size % made[j] == 0]
     if not around + parts:
-        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, which is to be open")
+        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, which was to become symbolic")
     return (around + parts)[0], False
 
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Repeat a part of one row, where the parts beside it have an open number of rows."""
+    """Repeat a single-row part of a Concat if the other parts have a symbolic number of rows."""
     parts = [shapes.shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):
@@ -175,7 +176,7 @@ def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shap
 
 
 def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: int, rank: int) -> None:
-    """Expand an input of ``node`` to the size that another one has on ``axis``."""
+    """Expand an input of ``node`` to the size of another one along ``axis``."""
     names = f"{node.outputs[0].name}.part{position}"
     one = add_weight(model, f"{names}.ones", np.ones(rank, np.int64))
     place = add_weight(model, f"{names}.axis", np.array([axis], np.int64))
@@ -192,7 +193,7 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
 
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Initial states of zeros are what a recurrence begins with anyway; written out, they have a size."""
+    """Remove zero initial states of a recurrence: they are the default, and have a fixed size."""
     dims = shapes.shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return

@@ -1,8 +1,8 @@
-"""onnxruntime's quantiser for data and weights, which sees of each large weight its smallest and largest numbers alone.
+"""onnxruntime's quantiser for data and weights, called with condensed large weights.
 
-It asks a weight for no more than its range, or that of each channel, and then rounds it. So it is called with small
-weights of the same ranges, and the large ones are rounded one after the other, when somebody writes them: neither their
-floats nor their integers stand in memory together. What it writes is the same to the last bit.
+For each weight it needs only the range, or that of each channel, and then rounds it. So it is called with small weights
+of the same ranges, and the large ones are rounded one at a time when they are written: neither their floats nor their
+integers are all in memory. The result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from gradgraph.surgery.stored_weights import quantiser_of
 
 Array = np.ndarray[Any, Any]
 Batch = Mapping[str, Array]
-Ranges = Mapping[str, list[Array]]  # by the name of the tensor: its smallest and its largest number, of shape [1]
-Large = Mapping[str, ir.TensorProtocol]  # by the name of the weight
+Ranges = Mapping[str, list[Array]]  # by tensor name: its smallest and its largest number, of shape [1]
+Large = Mapping[str, ir.TensorProtocol]  # by weight name
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
-_INTEGERS = "_quantized"  # what onnxruntime adds to the name of a weight
+_INTEGERS = "_quantized"  # suffixes that onnxruntime adds to the name of a weight
 
 
 def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Model:
-    """``model`` as onnxruntime's quantiser writes it, with ranges found on ``batches``.
+    """Quantise ``model`` with onnxruntime's quantiser, with ranges observed on ``batches``.
 
     Args:
-        folder: for a file in passing.
+        folder: for a temporary file.
 
     Returns:
-        A model whose large integers are computed when somebody reads them, from the weights of ``model``.
+        A model whose large integers are computed on access, from the weights of ``model``.
 
     Raises:
-        ModelError: onnxruntime's quantiser refuses the model.
+        ModelError: onnxruntime's quantiser rejects the model.
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
     try:
@@ -68,8 +68,8 @@ def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Mo
     with _quiet():
         try:
             return _calibrated(model, batches, folder)
-        except Exception as error:  # it raises whatever it meets
-            raise ModelError(f"onnxruntime's quantiser refuses the model: {shown(error)}") from None
+        except Exception as error:  # any exception
+            raise ModelError(f"onnxruntime's quantiser rejects the model: {shown(error)}") from None
 
 
 def _calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Model:
@@ -87,7 +87,8 @@ def _calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.M
 
 
 def turn_weights(model: ir.Model) -> None:
-    """Let large weights that products read transposed be stored so, in place: transposes are computed when read.
+    """Store large weights that products read transposed in transposed form, in place; transposes are computed on
+    access.
 
     onnxruntime, which does the same, would hold all of them in memory.
     """
@@ -116,7 +117,7 @@ def _turned(weight: ir.TensorProtocol, order: Sequence[int], name: str | None) -
 
 
 def _optimised(model: ir.Model, path: Path) -> ir.Model:
-    """``model`` as onnxruntime simplifies it, with nodes joined that one kernel of integers computes."""
+    """Simplify ``model`` with onnxruntime, with nodes fused as its integer kernels expect."""
     proto, weights = proto_and_weights(model)
     basic = RuntimeOptions(optimization="basic")
     create_session(proto, Placement.choose("cpu"), basic, weights, optimized=path, packs=False, runs=False)
@@ -130,10 +131,10 @@ def _optimised(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _own_biases(model: ir.Model) -> None:
-    """Give each layer a bias of its own with one number for each output, times the ``beta`` of a Gemm, in place.
+    """Give each layer a bias of its own, one number per output, including the ``beta`` of a Gemm, in place.
 
-    The quantiser leaves a ``beta`` other than 1 out, and fails for other shapes. Of a bias that several layers read it
-    takes the scale of the first one, and onnxruntime's kernels of integers that of each.
+    The quantiser ignores a ``beta`` other than 1, and fails for other shapes. For a shared bias it uses the scale of
+    the first layer, while onnxruntime's integer kernels use that of each.
     """
     for node in [*model.graph]:
         bias = node.inputs[2] if node.op_type in _BIASED and len(node.inputs) > 2 else None
@@ -161,16 +162,16 @@ def _own_biases(model: ir.Model) -> None:
 
 
 def _large(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor of an initializer of floats that is large and has several axes."""
+    """Return the tensor of a floating initializer that is large and has several axes."""
     tensor = value.const_value
     is_large = tensor is not None and tensor.dtype in _FLOATS and len(tensor.shape) > 1 and tensor.nbytes >= LEAST_BYTES
     return tensor if is_large else None
 
 
 def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iterable[Batch]) -> Ranges:
-    """The smallest and the largest number of each tensor of floats that nodes read or write, by name.
+    """Return the smallest and the largest number of each floating tensor that nodes read or write, by name.
 
-    The nodes that find them stand in reverse order behind all others: so onnxruntime computes each as soon as it can.
+    The nodes that compute them follow all others in reverse order, so that onnxruntime runs each as soon as it can.
     """
     stored, operators = {t.name for t in proto.graph.initializer}, _operators()
     values = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
@@ -209,7 +210,7 @@ def _operators() -> set[str]:
 
 
 def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ranges) -> onnx.ModelProto:
-    """``proto`` as onnxruntime's quantiser writes it, with these weights in place of its large ones."""
+    """Quantise ``proto`` with onnxruntime's quantiser, with these weights in place of its large ones."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.quant_utils import add_infer_metadata
@@ -220,7 +221,7 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
         if tensor.name in weights:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name].astype(dtype, copy=False), tensor.name))
-    add_infer_metadata(given)  # or it infers shapes once more, from these weights
+    add_infer_metadata(given)  # otherwise it infers shapes again, from these weights
     data: dict[str, Any] = {name: TensorData(lowest=low, highest=high) for name, (low, high) in ranges.items()}
     reduce_range = True  # SEVEN_BITS
     quantiser = QDQQuantizer(given, True, reduce_range, QuantType.QInt8, QuantType.QInt8,
@@ -232,7 +233,7 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
 
 
 def _in_floats(proto: onnx.ModelProto) -> list[str]:
-    """Name the nodes that the quantiser cannot do: ConvTranspose in groups with a bias, whose scales it miscounts."""
+    """Name the nodes that the quantiser gets wrong: ConvTranspose in groups with a bias, whose scales it miscounts."""
     found = []
     for node in proto.graph.node:
         groups = next((a.i for a in node.attribute if a.name == "group"), 1)
@@ -243,7 +244,7 @@ def _in_floats(proto: onnx.ModelProto) -> list[str]:
 
 
 def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
-    """The axis along which the scales of a weight differ, for weights that became int8; None for one scale."""
+    """Return the axis of the scales of each weight that became int8; None for a single scale."""
     stored = {t.name: t.data_type for t in quantised.graph.initializer}
     weights = {f"{name}{_INTEGERS}": name for name in large}
     return {
@@ -254,14 +255,14 @@ def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
 
 
 def _condensed(weight: Array, axis: int | None) -> Array:
-    """A small weight with the smallest and the largest number of each slice of ``axis``, or of all."""
+    """Return a small weight with the smallest and the largest number of each slice along ``axis``, or of all."""
     kept = None if axis is None else axis % weight.ndim
     others = tuple(a for a in range(weight.ndim) if a != kept)
     return np.concatenate([weight.min(others, keepdims=True), weight.max(others, keepdims=True)], others[0])
 
 
 def _with_weights(quantised: onnx.ModelProto, large: Large, rounded: Collection[str]) -> ir.Model:
-    """``quantised`` with the integers of those large weights that are ``rounded``, and with the floats of others."""
+    """Return ``quantised`` with the integers of the large weights in ``rounded``, and with the floats of others."""
     result: ir.Model = ir.from_proto(quantised)
     stored = result.graph.initializers
     for name, tensor in large.items():
@@ -285,7 +286,7 @@ def _put(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the quantiser from advising what is done already."""
+    """Silence the quantiser's advice to do what is done already."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

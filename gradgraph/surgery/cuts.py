@@ -1,4 +1,4 @@
-"""Cutting a model at inner values, and what lies below one."""
+"""Cutting a model at inner values, and the weights below a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.building.selection import weights_below
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.prune import prune
-from gradgraph.surgery.operated import Path, Result, closed, opened, value_named
+from gradgraph.surgery.operation import Path, Result, closed, opened, value_named
 
 
 @checked(inputs=NAMES.or_none(), outputs=NAMES.or_none(), out=PATH.or_none())
@@ -22,13 +22,13 @@ def cut(
     outputs: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The part of the model between these values: inner ones become inputs or outputs under their own names.
+    """Extract the part of the model between these values; inner ones become inputs or outputs under their own names.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        inputs: values that are fed from now on, whatever computed them; other inputs of the model stay where they are
-            still read. By default the model's own.
-        outputs: values that are returned, in this order. By default the model's own.
+        inputs: values to feed instead of computing them; other inputs of the model stay if they are still used. By
+            default the model's own.
+        outputs: values to return, in this order. By default the model's own.
         out: write the result to this path.
 
     Returns:
@@ -37,7 +37,7 @@ def cut(
 
     Raises:
         UnknownNameError: the model has no such value.
-        ModelError: a value is to be fed whose type nobody knows, or a weight.
+        ModelError: a value to feed has an unknown type, or is a weight.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -56,7 +56,7 @@ def cut(
 def _returned(work: ir.Model, name: str) -> ir.Value:
     value = value_named(work, name)
     if value.is_initializer() or value.is_graph_input():
-        raise ModelError(f"'{shown(name)}' is an input or a weight of the model, and an output is computed")
+        raise ModelError(f"'{shown(name)}' is an input or a weight of the model; an output must be computed")
     return value
 
 
@@ -66,10 +66,10 @@ def _feed(work: ir.Model, value: ir.Value) -> None:
     if value.is_initializer():
         raise ModelError(f"'{shown(value.name)}' is a weight; an inner value or an input can be fed")
     if value.type is None:
-        raise ModelError(f"nobody knows the type of '{shown(value.name)}', so it cannot be an input; cut elsewhere")
+        raise ModelError(f"the type of '{shown(value.name)}' is unknown, so it cannot be an input; cut elsewhere")
     fed = ir.Value(name=value.name, type=value.type, shape=value.shape, doc_string=value.doc_string)
     if value.is_graph_output():
-        raise ModelError(f"'{shown(value.name)}' is an output of the cut model, too; leave it out of one of them")
+        raise ModelError(f"'{shown(value.name)}' is both an input and an output of the cut; remove it from one of them")
     value.replace_all_uses_with(fed)
     value.name = None
     work.graph.inputs.append(fed)
@@ -77,10 +77,10 @@ def _feed(work: ir.Model, value: ir.Value) -> None:
 
 @checked(value=TEXT)
 def below(model: Source, value: str) -> list[str]:
-    """The names of all initializers that ``value`` is computed from, in the model's order.
+    """Return the names of all initializers that ``value`` is computed from, in the model's order.
 
-    ``gg.build(model, freeze_below="features")`` trains what lies above it. (What is no weight, such as the target of a
-    Reshape, is left out: floating tensors of more than one number only.)
+    ``gg.build(model, freeze_below="features")`` trains everything above it. Tensors that are no weights, such as the
+    target of a Reshape, are excluded: only floating tensors with more than one number are listed.
 
     Raises:
         UnknownNameError: the model has no such value.

@@ -1,4 +1,4 @@
-"""Inputs with one value for good: what they choose in the model is chosen."""
+"""Inputs replaced by constants; branches that depend on them are resolved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.files.models import Source
 from gradgraph.graph.shapes import all_sizes, shape_of
 from gradgraph.passes.normal.spelling.branches import take_known_branches
 from gradgraph.passes.normal.spelling.names import make_names_unique
-from gradgraph.surgery.operated import Path, Result, add_weight, clear_away, closed, opened
+from gradgraph.surgery.operation import Path, Result, add_weight, clear_away, closed, opened
 
 _VALUES = Kind(
     'a dict of numbers by input, such as {"use_cache_branch": False}',
@@ -26,21 +26,24 @@ _VALUES = Kind(
 
 @checked(values=_VALUES, out=PATH.or_none())
 def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None = None) -> Result:
-    """The model whose inputs of these names have these values for good; an If that one of them decides is its branch.
+    """Replace the inputs of these names by constants; an If that one of them decides is replaced by its branch.
 
-    Inputs that only other branches read are gone, too.
+    Inputs that only other branches read are removed, too.
 
-    Optimum's ``decoder_model_merged.onnx`` holds two decoders, between which ``use_cache_branch`` chooses: with False
-    it is the one without a past.
+    Optimum's ``decoder_model_merged.onnx`` has two decoders, selected by ``use_cache_branch``: False selects the one
+    without a past.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         values: a number (0 and 1 for a bool) by input, which fills it; its sizes must be known.
         out: write the result to this path.
 
+    Returns:
+        The same kind of model.
+
     Raises:
         UnknownNameError: the model has no such input.
-        ModelError: the sizes of an input are not known, or it does not hold such numbers.
+        ModelError: the sizes of an input are unknown, or its type cannot represent the number.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -54,19 +57,21 @@ def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None =
 
 
 def fix_input(work: ir.Model, name: str, number: float) -> None:
-    """Fill an input with a number, in place, and take the branches that this decides; raises as :func:`fix_inputs`."""
+    """Fill an input with a number, in place, and resolve the branches that it decides; raises as :func:`fix_inputs`."""
     inputs = {v.name or "": v for v in work.graph.inputs if not v.is_initializer()}
     if name not in inputs:
         raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")
     value = inputs[name]
     sizes = all_sizes(shape_of(value))
     if sizes is None or value.dtype is None:
-        raise ModelError(f"nobody knows the sizes of the input '{shown(name)}', so it cannot be filled with one number")
+        raise ModelError(f"the sizes of the input '{shown(name)}' are unknown, so it cannot be filled with a number")
     kind = value.dtype.numpy()
     filled = np.full(sizes, number).astype(kind)
     if filled.size and filled.flat[0] != number:
-        raise ModelError(f"the input '{shown(name)}' holds {value.dtype} numbers, and {number} is none; give another")
-    make_names_unique(work)  # names of values in branches may be those of others once they stand side by side
+        raise ModelError(
+            f"the input '{shown(name)}' is {value.dtype}, which cannot represent {number}; use another number"
+        )
+    make_names_unique(work)  # values in different branches may share names
     value.replace_all_uses_with(add_weight(work, f"{name}.fixed", filled))
     work.graph.inputs.remove(value)
     take_known_branches(work)

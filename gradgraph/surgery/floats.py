@@ -1,4 +1,4 @@
-"""A model that computes in float16 or bfloat16, as one that computes in float32 and stores what it stored."""
+"""Conversion of a float16 or bfloat16 model to float32 computation, with its weights stored as before."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import onnx_ir as ir
 from gradgraph.arguments import PATH, checked
 from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.files.models import Source
-from gradgraph.surgery.operated import Path, Result, closed, free_name, opened, set_numbers
+from gradgraph.surgery.operation import Path, Result, closed, free_name, opened, set_numbers
 
 NARROW, WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 
 
 @checked(out=PATH.or_none())
 def in_float32(model: Source, *, out: Path | None = None) -> Result:
-    """The model with float32 in the place of float16 and bfloat16: inputs, outputs, and all that is computed.
+    """Convert float16 and bfloat16 to float32: inputs, outputs, and the whole computation.
 
-    Weights stay stored as they are, with a Cast behind each; adapters become float32, as they are trained. Names stay.
+    Weights stay stored as they are, followed by a Cast; adapters become float32, as they are trained. Names stay.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         OutputError: ``out`` cannot be written.
@@ -34,7 +37,7 @@ def in_float32(model: Source, *, out: Path | None = None) -> Result:
 
 
 def compute_in_float32(work: ir.Model) -> None:
-    """Let nothing be computed in float16 or bfloat16, in place."""
+    """Convert float16 and bfloat16 computation to float32, in place."""
     trained = set(adapter_weights(work.metadata_props))
     stored = [v for v in work.graph.initializers.values() if v.dtype in NARROW]
     graphs = [work.graph, *(f.graph for f in work.functions.values())]
@@ -53,7 +56,7 @@ def compute_in_float32(work: ir.Model) -> None:
 
 
 def _widen(node: ir.Node) -> None:
-    """Let the attributes of an operator say float32."""
+    """Set type attributes of an operator to float32."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in NARROW:
             tensor = attribute.as_tensor()

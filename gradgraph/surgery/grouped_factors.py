@@ -1,4 +1,4 @@
-"""The first factor of an adapter of a grouped Conv, as ours has it and as PEFT has it, which knows no groups."""
+"""Conversion of the first factor of an adapter of a grouped Conv to and from PEFT, which has no groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def spread(array: Array, groups: int) -> Array:
-    """(rank, inputs of a group, …) as (rank, all inputs, …): zeros where a group does not look."""
+    """Convert (rank, inputs of a group, …) to (rank, all inputs, …): zeros outside each group."""
     rank, inputs = array.shape[:2]
     whole = np.zeros((rank, inputs * groups, *array.shape[2:]), array.dtype)
     for rows, columns in _own_parts(rank, inputs, groups):
@@ -19,7 +19,7 @@ def spread(array: Array, groups: int) -> Array:
 
 
 def gathered(array: Array, groups: int) -> Array | None:
-    """Back; None where a group looks at the inputs of others, as those of PEFT itself do."""
+    """Invert ``spread``; None if a group uses the inputs of others, as adapters trained in PEFT do."""
     rank, inputs = len(array), array.shape[1] // groups
     parts = np.zeros((rank, inputs, *array.shape[2:]), array.dtype)
     for rows, columns in _own_parts(rank, inputs, groups):

@@ -1,4 +1,4 @@
-"""A new head: the last linear layer for another number of classes."""
+"""New head: replaces the last linear layer for another number of classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import DOMAINS, Layer, drawn, layer_at, stored
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     add_weight,
@@ -33,7 +33,7 @@ from gradgraph.surgery.operated import (
     value_named,
 )
 
-# operators that may stand between the last linear layer and the output; they work for any number of classes
+# operators allowed between the last linear layer and the output; they work for any number of classes
 _PASSED = frozenset(
     (
         *("AveragePool", "Cast", "Clip", "Dropout", "Flatten", "GlobalAveragePool", "HardSigmoid", "Identity"),
@@ -56,27 +56,27 @@ def new_head(
     seed: int = 0,
     out: Path | None = None,
 ) -> Result:
-    """The model with a new last linear layer, for ``classes`` classes.
+    """Replace the last linear layer by a new one for ``classes`` classes.
 
-    The layer (Gemm, MatMul, 1×1 or other Conv, also with quantised weights) is looked for from the output backwards,
-    through activations, pools and reshapings, which stay. Its new weights are float, called ``<name>.weight`` and
-    ``<name>.bias`` (if it had a bias), and drawn as PyTorch draws those of a new layer, uniform in ±1/√(fan in). What
-    else reads the old ones keeps them: an embedding that was tied to the head, for example. A model that multiplies
-    integers (QLinearConv, MatMulInteger and their like) becomes one of the QDQ kind, over the same integers.
+    The layer (Gemm, MatMul, 1×1 or other Conv, also with quantised weights) is searched from the output backwards,
+    through activations, pools and reshapes, which stay. Its new weights are float, called ``<name>.weight`` and
+    ``<name>.bias`` (if it had a bias), and initialised as in PyTorch, uniform in ±1/√(fan in). Other uses of the old
+    weights keep them, such as a tied embedding. A model with integer products (QLinearConv, MatMulInteger, …) is
+    converted to QDQ format, with the same integers.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        classes: how many.
-        output: of several outputs, which one; by default the first.
-        name: of the new layer: ``gg.build(gg.new_head(model, 7), train="head.*")`` trains it alone.
-        seed: of its numbers.
+        classes: the new number of classes.
+        output: which of several outputs; by default the first.
+        name: of the new layer: ``gg.build(gg.new_head(model, 7), train="head.*")`` trains only this layer.
+        seed: of its initial values.
         out: write the result to this path.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
 
     Raises:
-        ModelError: no such layer is found behind that output; the message names the node at which the search ended.
+        ModelError: no such layer is found for that output; the message names the node at which the search ended.
         UnknownNameError: there is no such output.
         OutputError: ``out`` cannot be written.
     """
@@ -88,7 +88,7 @@ def new_head(
     new = _replace(work, head, classes, np.random.default_rng(seed))
     clear_away(work)
     for value, part in zip(new, ("weight", "bias"), strict=False):
-        rename(value, free_name(work, f"{name}.{part}"))  # the old ones are gone, so theirs are free
+        rename(value, free_name(work, f"{name}.{part}"))  # the old ones are removed, so their names are free
     learn_sizes(work)
     _check_classes(value_named(work, chosen_name), classes)
     _forget_classes(work)
@@ -96,18 +96,18 @@ def new_head(
 
 
 def _forget_classes(work: ir.Model) -> None:
-    """Remove the names of the classes of the old head from the metadata; those of columns stay."""
+    """Remove the class names of the old head from the metadata; those of columns stay."""
     names = DataNames.read_from(work.metadata_props)
     work.metadata_props.pop(NAMES_KEY, None)
     work.metadata_props.update(replace(names, classes={}, softmax=()).as_metadata())
 
 
 def _check_classes(output: ir.Value, classes: int) -> None:
-    """Raise ModelError if the output is known to have another number of classes: something behind the head fixed it."""
+    """Raise ModelError if the output is known to have another number of classes, fixed by a node after the head."""
     dims = shape_of(output)
     if dims is not None and is_static(dims[1:]) and classes not in dims:
         raise ModelError(
-            f"the output '{shown(output.name)}' would stay {list(dims)}: a node behind the last linear layer is fixed "
+            f"the output '{shown(output.name)}' would stay {list(dims)}: a node after the last linear layer is fixed "
             "to the old classes; cut the model before it first"
         )
 
@@ -118,7 +118,7 @@ class _Head:
 
     Attributes:
         layer: it.
-        sum: an Add behind a MatMul that adds a bias.
+        sum: an Add after a MatMul that adds a bias.
         behind: the nodes between it and the output, the last one first.
     """
 
@@ -128,7 +128,7 @@ class _Head:
 
 
 def _find(output: ir.Value) -> _Head:
-    """The layer whose result, unmixed, ``output`` is."""
+    """Find the layer that produces ``output``, up to nodes that do not mix classes."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
         if _does_nothing(node) and (same := node.inputs[0]) is not None:
@@ -150,20 +150,18 @@ def _find(output: ir.Value) -> _Head:
             source = summand if summand is not None else node.inputs[0]
         else:
             raise ModelError(
-                f"no last linear layer found behind the output '{shown(output.name)}': the search ended at "
-                f"{_called(node)}, which is neither a linear layer nor an activation",
+                f"no last linear layer found for the output '{shown(output.name)}': the search ended "
+                f"at {_called(node)}, which is neither a linear layer nor an activation",
                 remedy="cut the model at an inner value first: gg.surgery.cut(model, outputs=...)",
                 shell="cut the model at an inner value first: gradgraph surgery MODEL --output VALUE",
             )
         if source is not None:
             value = source
-    raise ModelError(
-        f"no last linear layer found behind the output '{shown(output.name)}': it is '{shown(value.name)}'"
-    )
+    raise ModelError(f"no last linear layer found for the output '{shown(output.name)}': it is '{shown(value.name)}'")
 
 
 def _does_nothing(node: ir.Node) -> bool:
-    """Is it an Identity, or a Cast to the type that a value has already, as converters of models write them?"""
+    """Whether it is an Identity, or a Cast to the same type, as model converters write them."""
     if node.domain or node.op_type not in ("Cast", "Identity") or node.inputs[0] is None:
         return False
     return node.op_type == "Identity" or node.inputs[0].dtype == node.attributes["to"].as_int()
@@ -174,7 +172,7 @@ def _called(node: ir.Node) -> str:
 
 
 def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
-    """The computed operand of a node that adds or multiplies a stored tensor, and that tensor."""
+    """Return the computed operand of a node that adds or multiplies a stored tensor, and that tensor."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
             if (tensor := numbers_of(stored(other))) is not None:
@@ -183,7 +181,7 @@ def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | Non
 
 
 def _count(tensor: ir.TensorProtocol | None) -> int:
-    """Numbers in it, if they lie along one axis; else 0."""
+    """Return the number of elements if they are along one axis; else 0."""
     longest = 0 if tensor is None else max(tensor.shape.numpy(), default=1)
     return longest if tensor is not None and tensor.size == longest else 0
 
@@ -196,15 +194,18 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
         )
     if layer.kind != "Conv" and len(layer.shape) != 2:
         raise ModelError(
-            f"the last linear layer, {_called(node)}, has a weight of shape {list(layer.shape)}; a head has a matrix"
+            f"the last linear layer, {_called(node)}, has a weight of shape {list(layer.shape)}; a head must have a "
+            "matrix"
         )
     if layer.groups != 1:
-        raise ModelError(f"behind the output '{shown(output.name)}' lies {_called(node)} with groups, which is no head")
+        raise ModelError(
+            f"the output '{shown(output.name)}' comes from {_called(node)} with groups, which cannot be a head"
+        )
     return layer
 
 
 def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
-    """Write the new layer in place of the old one; its weight, and its bias if there was one."""
+    """Write the new layer in place of the old one; return its weight, and its bias if there was one."""
     layer, node = head.layer, head.layer.node
     old, before = (head.sum or node).outputs[0], layer.shape[layer.axis]
     kind, sizes = old.dtype or ir.DataType.FLOAT, list(layer.shape)
@@ -240,14 +241,14 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
 
 
 def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
-    """The nodes behind the head, without pairs that quantise: those gave the range of the old classes."""
+    """Yield the nodes after the head, without Q/DQ pairs, whose ranges are those of the old classes."""
     for node in behind:
         if node.op_type not in _PAIR:
             yield node
         elif node.op_type == "DequantizeLinear":
             first = node.inputs[0].producer() if node.inputs[0] is not None else None
             if first is None or first.op_type != "QuantizeLinear" or first.inputs[0] is None:
-                raise ModelError(f"{_called(node)} behind the last linear layer has no QuantizeLinear before it")
+                raise ModelError(f"{_called(node)} after the last linear layer has no QuantizeLinear before it")
             source, result = first.inputs[0], node.outputs[0]
             if result.is_graph_output():
                 source.name, result.name = result.name, None
@@ -258,7 +259,7 @@ def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
-    """Write the new number of classes where the target of a Reshape has the old one."""
+    """Write the new number of classes into the target of a Reshape."""
     held = [(v, t.numpy()) for v in parts_of(node.inputs[1]) if v is not None and (t := numbers_of(v)) is not None]
     parts = [(v, sizes) for v, sizes in held if before in sizes]
     if not parts:
@@ -266,8 +267,8 @@ def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
     part, target = parts[0][0], parts[0][1].copy()
     if len(parts) > 1 or (target == before).sum() > 1 or len(part.uses()) > 1:
         raise ModelError(
-            f"{_called(node)} behind the last linear layer has the size {before} twice, so nothing says which one "
-            "counts the classes; cut the model before it first"
+            f"{_called(node)} after the last linear layer has the size {before} twice, so the axis of classes is "
+            "ambiguous; cut the model before it first"
         )
     target[target == before] = now
     set_numbers(work, part, target)

@@ -1,8 +1,8 @@
-"""A trained model with integers in place of floats, without training any further: for less memory, and for speed.
+"""Post-training quantisation: integers in place of floats, for less memory and higher speed.
 
-With data to calibrate by, onnxruntime's own quantiser puts pairs of QuantizeLinear and DequantizeLinear round all that
-has integer kernels; without, weights alone are stored as integers, as ``gg.qat`` rounds them. Either is then held
-against the model that it was.
+With calibration data, onnxruntime's own quantiser puts QuantizeLinear/DequantizeLinear pairs around everything that has
+integer kernels; without, only weights are stored as integers, rounded as in ``gg.qat``. Either result is compared with
+the original model.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
 from gradgraph.step.data_names import DataNames
 from gradgraph.surgery.calibrated_model import calibrated, turn_weights
-from gradgraph.surgery.operated import Result
+from gradgraph.surgery.operation import Result
 from gradgraph.surgery.quantised_training import qat
 
 __all__ = ["Quantized", "quantize"]
 
 Batch = Mapping[str, np.ndarray[Any, Any]]
 
-_FOLDER = "gradgraph.integers"  # Model.meta key: what keeps the file that the result lies in
+_FOLDER = "gradgraph.integers"  # Model.meta key: keeps alive the temporary file of the result
 _SEVEN_BITS = "weights int8 from -64 to 64, so that no processor saturates"
 _COUNT = Kind("a positive whole number", lambda value: WHOLE.fits(value) and value > 0)
 
@@ -53,12 +53,12 @@ class Quantized:
     """The result of ``quantize``.
 
     Attributes:
-        result: the model with integers: an ``onnx_ir.Model`` of one (large weights may lie in a temporary file, which
-            goes with it), else an ``onnx.ModelProto``.
-        samples: how many of the calibration data there were; 0 if weights alone are integers.
-        bytes_before, bytes_after: of the whole files, give or take some for each large weight.
-        outputs: how each output compares with that of the float model: on the calibration data, or else on a batch that
-            was drawn; empty where no batch that was drawn fits the model.
+        result: the quantised model: an ``onnx_ir.Model`` for one (large weights may be in a temporary file, deleted
+            with it), else an ``onnx.ModelProto``.
+        samples: the number of calibration samples; 0 if only weights are integers.
+        bytes_before, bytes_after: of the whole files, up to a few bytes for each large weight.
+        outputs: the comparison of each output with that of the float model: on the calibration data, or else on a
+            random batch; empty if no random batch fits the model.
     """
 
     result: Result
@@ -69,38 +69,38 @@ class Quantized:
 
     def __str__(self) -> str:
         what = f"data are int8, {_SEVEN_BITS}" if self.samples else "weights are int8"
-        where = f"on {self.samples:,} samples" if self.samples else "on data that were drawn"
+        where = f"on {self.samples:,} samples" if self.samples else "on random data"
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.outputs.items())
-        held = f"; {where}, against the float model: {said}" if said else "; no data that were drawn fit the model"
+        held = f"; {where}, against the float model: {said}" if said else "; no random data fit the model"
         return f"{what}: {self.bytes_before:,} bytes are {self.bytes_after:,}{held}"
 
 
 @checked(batch_size=_COUNT)
 def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) -> Quantized:
-    """Write a trained float32 model with int8 in place of floats, without training.
+    """Quantise a trained float32 model to int8, without training.
 
     Args:
         model: an inference model: its path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        calibration: some hundred samples, whose ranges are taken for all that is computed: the path of arrays, a table
-            or images, a dataset such as ``gradgraph.image_folder``, a table, or a dict of arrays by input. Without,
-            weights alone become integers, and everything is computed in float32.
-        batch_size: samples per run; a model that is fixed to a number of samples has its own.
+        calibration: some hundred samples to observe ranges on: the path of arrays, a table or images, a dataset such as
+            ``gradgraph.image_folder``, a table, or a dict of arrays by input. Without it, only weights become integers,
+            and the computation stays float32.
+        batch_size: samples per run; a model with a fixed batch size uses its own.
 
     Returns:
-        The model with pairs of QuantizeLinear and DequantizeLinear, int8 with one scale for each output channel of a
-        weight, and how far its outputs are from those of ``model``. Weights that multiply integers are from -64 to 64:
-        onnxruntime saturates larger ones on x86 processors without VNNI.
+        The model with QuantizeLinear/DequantizeLinear pairs, int8 with one scale for each output channel of a weight,
+        and the deviation of its outputs from those of ``model``. Weights that multiply integers range from -64 to 64,
+        as onnxruntime saturates larger ones on x86 processors without VNNI.
 
     Raises:
         DataError: the data do not fit the model.
-        ModelError: the model is damaged, or onnxruntime's quantiser refuses it.
+        ModelError: the model is damaged, or onnxruntime's quantiser rejects it.
         BuildError: without calibration, no layer has a weight stored as floats.
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
     given, folder = load_model(model), Folder()
     inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
-    if plan is not None:  # integers come behind the columns, and these in front again
+    if plan is not None:  # the table columns are cut off before quantising, and put back afterwards
         cut_off(given, plan)
     if calibration is not None:
         turn_weights(given)
@@ -113,7 +113,7 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
             batches: list[Batch] = [] if feeds is None else [feeds]
         else:
             samples, batches = _read(calibration, plain, size)
-            plain(batches[0])  # says in our words what does not fit
+            plain(batches[0])  # raises our own error for data that do not fit
             small = _calibrated(given, batches, folder)
         _lie_in_file(small, folder, "integers")
         small.meta[_FOLDER] = folder
@@ -129,7 +129,7 @@ def _inputs(model: ir.Model) -> list[str | None]:
 
 
 def _file_size(model: ir.Model) -> int:
-    """The bytes of a file of ``model``, but for what says how long large weights are."""
+    """Return the size of a file of ``model``, without the length fields of large weights."""
     slim, weights = model.clone(), 0
     for value in stored_values(slim):
         size = bytes_of([value])
@@ -139,14 +139,14 @@ def _file_size(model: ir.Model) -> int:
 
 
 def _rounded(model: ir.Model) -> ir.Model:
-    """``model`` with weights alone stored as integers."""
+    """Return ``model`` with only its weights stored as integers."""
     rounded = qat(model, weights="int8", activations=None)
     assert isinstance(rounded, ir.Model)
     return with_stored_integers(rounded)
 
 
 def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Model:
-    """``model`` with integers for weights and data, whose ranges are found on ``batches``."""
+    """Return ``model`` with integer weights and data, with ranges observed on ``batches``."""
     result = calibrated(model, batches, folder.path)
     for key, value in model.metadata_props.items():
         result.metadata_props.setdefault(key, value)
@@ -154,10 +154,10 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
 
 
 def _lie_in_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Let large weights that are computed, or lie in memory, lie in a file, which goes with ``folder``.
+    """Move large computed or in-memory weights to a file, which is deleted with ``folder``.
 
-    So do then those that lie in another file, as sessions map those of one folder. What is computed stays in memory
-    where there are few of them, or no room for the file.
+    Weights in another file are moved along, as sessions map files of one folder. Computed weights stay in memory if
+    there are few of them, or no room for the file.
     """
     large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
     if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:
@@ -169,7 +169,7 @@ def _lie_in_file(model: ir.Model, folder: Folder, name: str) -> None:
 
 
 def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
-    """A batch of what the model takes behind the columns of its table, if there are any."""
+    """Return a random batch for the model after its table columns, if one fits."""
     if predictor.names.preprocess is None:
         return drawn(model, predictor)
     rng = np.random.default_rng(0)
@@ -178,7 +178,7 @@ def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
-    """How many samples there are, and batches of ``size`` of what the model takes."""
+    """Return the number of samples, and batches of ``size`` for the model."""
     data = read_data(data, predictor.names)
     if isinstance(data, Loadable):
         with in_order(data, predictor.specs, (), predictor.names) as source:
@@ -188,12 +188,14 @@ def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]
     if is_table(data):
         data, _ = columns_of(data, predictor.specs, predictor.names)
     if not isinstance(data, Mapping):
-        raise DataError(f"{described(data)} is no calibration data; give a path, a table, or a dict of arrays by input")
+        raise DataError(
+            f"{described(data)} is not calibration data; pass a path, a table, or a dict of arrays by input"
+        )
     if missing := [name for name in predictor.specs if name not in data]:
-        raise DataError(f"the calibration data have no {listed(missing)}, which the model takes")
+        raise DataError(f"the calibration data lack {listed(missing)}, an input of the model")
     arrays = {name: np.asarray(data[name]) for name in predictor.specs}
     rows = common_length({name: row_count(name, array.shape) for name, array in arrays.items()})
     if not rows:
-        raise DataError("the calibration data are empty; give at least one sample")
+        raise DataError("the calibration data are empty; pass at least one sample")
     parts = ({n: a[i : i + size] for n, a in arrays.items()} for i in range(0, rows, size))
     return rows, [filled(batch, size if predictor.fixed_rows else 0)[0] for batch in parts]

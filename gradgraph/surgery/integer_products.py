@@ -1,15 +1,14 @@
-"""Products of integers, as the float products between Quantize- and DequantizeLinear that they stand for.
+"""Conversion of integer products to the float products between Quantize- and DequantizeLinear that they stand for.
 
-Integers have no gradient; a pair of QuantizeLinear and DequantizeLinear has one that passes it. So adapters, and what
-lies below, can be trained:
+Integers have no gradient; a Q/DQ pair has a straight-through one. So adapters, and layers below, can be trained:
 
-1. ``QLinearMatMul``, ``QLinearConv`` and ``QGemm``, and element-wise operators and pools beside them: DequantizeLinear
-   of each operand, the float operator, QuantizeLinear. That is their definition; a sum on a tie may round otherwise;
-2. ``MatMulInteger`` and ``ConvInteger`` behind a DynamicQuantizeLinear, with the Cast and the Mul that make floats of
-   their sums, ``MatMulIntegerToFloat`` and ``DynamicQuantizeMatMul``: the float product of data rounded likewise and
-   dequantised weights.
+1. ``QLinearMatMul``, ``QLinearConv`` and ``QGemm``, and element-wise operators and pools among them: DequantizeLinear
+of each operand, the float operator, QuantizeLinear. That is their definition; a sum on a tie may round otherwise; 2.
+``MatMulInteger`` and ``ConvInteger`` after a DynamicQuantizeLinear, with the Cast and the Mul that convert their sums
+   to floats, ``MatMulIntegerToFloat`` and ``DynamicQuantizeMatMul``: the float product of data rounded likewise and
+       dequantised weights.
 
-Weights and biases stay the integers that they are, each behind a DequantizeLinear.
+Weights and biases stay integers, each followed by a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import Editor, attributes, discard, nodes_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.linear_layers import DOMAINS
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operation import numbers_of
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
 def write_pairs(work: ir.Model) -> bool:
-    """Write all of them so, in place; True if there were any.
+    """Convert all integer products, in place; return whether there were any.
 
     Raises:
-        BuildError: an integer product is not followed by what makes floats of it.
+        BuildError: an integer product is not followed by nodes that convert it to floats.
     """
     fused = [node for node in nodes_of(work) if node.domain and node.op_type in _PAIR and node.domain in DOMAINS]
     if fused:
@@ -65,14 +64,14 @@ def _moves_integers(node: ir.Node) -> bool:
     return before is not None and before.op_type in _MOVES
 
 
-# --- operands and results that are integers ---------------------------------------------------------------------
+# --- integer operands and results ----------------------------------------------------------------------------------
 
 
 _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
-    """The floats that integers stand for; what only moved the integers moves the floats, so that gradients pass."""
+    """Dequantise integers; nodes that only moved the integers move the floats instead, so that gradients pass."""
     count = _count(scale)
     shape = [] if count == 1 else [count]
     scale = _shaped(op, scale, shape)
@@ -94,7 +93,7 @@ def _count(scale: Var) -> int:
 
 
 def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
-    """Itself where it has this shape, or one for all that ask: pairs are known by reading one scale."""
+    """Return ``x``, or a shared reshape of it: pairs are recognised by reading the same scale."""
     if x.shape is not None and list(x.shape) == shape:
         return x
     numbers, graph = numbers_of(x.value), x.value.graph
@@ -104,7 +103,7 @@ def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
 
 
 def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
-    """These numbers as an initializer; the one that was written before for the same."""
+    """Return these numbers as an initializer, reusing an existing one."""
     while (held := graph.initializers.get(name)) is not None:
         tensor = numbers_of(held)
         if tensor is not None and tensor.shape.numpy() == numbers.shape and np.array_equal(tensor.numpy(), numbers):
@@ -117,7 +116,7 @@ def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
 
 
 def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
-    """A bias of 32 bits in floats: its scale is that of the sums that it is added to."""
+    """Return a 32-bit bias as floats: its scale is that of the sums that it is added to."""
     held, graph = [numbers_of(s.value) for s in (x_scale, w_scale)], bias.value.graph
     if factor != 1 or held[0] is None or held[1] is None or not isinstance(graph, ir.Graph):
         return op.cast(bias, ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale * factor, [-1])
@@ -128,7 +127,7 @@ def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.
 
 
 def _inputs(editor: Editor, node: ir.Node, count: int) -> list[Any]:
-    """So many inputs of a node as variables; None for one that is left out."""
+    """Return this many inputs of a node as variables; None for an omitted one."""
     given = [editor.op.wrap(v) for v in node.inputs]
     return [*given, *[None] * (count - len(given))]
 
@@ -179,17 +178,17 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
         floats = [_dequantised(op, *given[3 * i : 3 * i + 3]) for i in range(operands)]
         options = attributes(node)
         if options.pop("channels_last", 0):
-            raise BuildError(f"'{shown(node.name)}' has its channels last, which no float operator has")
+            raise BuildError(f"'{shown(node.name)}' has its channels last, which no float operator supports")
         editor.replace(node, _rounded(op, op.emit(op_type, *floats, outputs=1, **options), *given[3 * operands :][:2]))
 
     return form
 
 
-# --- sums that are made floats ----------------------------------------------------------------------------------
+# --- conversion of sums to floats ----------------------------------------------------------------------------------
 
 
 def _straight(op: Builder, x: Var, rounded: Var) -> Var:
-    """``rounded``, with the gradient of ``x``."""
+    """Return ``rounded``, with the gradient of ``x``."""
     difference = op.Identity(rounded - x)
     producer = difference.value.producer()
     assert producer is not None
@@ -198,7 +197,7 @@ def _straight(op: Builder, x: Var, rounded: Var) -> Var:
 
 
 def _data(op: Builder, numbers: Var, scale: Var, zero: Var | None) -> Var:
-    """Rounded data as floats; those that a DynamicQuantizeLinear has rounded have the gradient of what it read."""
+    """Return rounded data as floats; for a DynamicQuantizeLinear the gradient goes to its input."""
     x = op.DequantizeLinear(numbers, _shaped(op, scale, []), None if zero is None else _shaped(op, zero, []))
     source = numbers.value.producer()
     if source is not None and source.op_type == "DynamicQuantizeLinear" and source.inputs[0] is not None:
@@ -220,15 +219,17 @@ def _integer_product(editor: Editor, node: ir.Node) -> None:
 
 
 def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
-    """The Cast and the Mul that make floats of the sums, and the scales of data and weight that these multiply."""
+    """Return the Cast and the Mul that convert the sums to floats, and the scales of data and weight that these
+    multiply.
+    """
     cast = _only_reader(node.outputs[0], "Cast")
     scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
     factor = None if scaled is None or cast is None else next(v for v in scaled.inputs if v is not cast.outputs[0])
     both = None if factor is None else factor.producer()
     if cast is None or scaled is None or both is None or both.op_type != "Mul":
         raise BuildError(
-            f"'{shown(node.name or node.op_type)}' is {node.op_type}, and no Cast and Mul behind it make floats of its "
-            "sums, so nothing says what its float result is; quantise the float model again in the QDQ format"
+            f"'{shown(node.name or node.op_type)}' is {node.op_type} without a Cast and Mul that convert its sums to "
+            "floats, so its float result is unknown; quantise the float model again in the QDQ format"
         )
     stored = [v for v in both.inputs if numbers_of(v) is not None]
     computed = [v for v in both.inputs if v is not None and numbers_of(v) is None]
@@ -237,7 +238,7 @@ def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
     weight = next((v for v in stored if v is not None and v not in computed), None)
     if len(computed) != 1 or weight is None:
         raise BuildError(
-            f"the scale of '{shown(node.name or node.op_type)}' is no product of one of the data and a stored one"
+            f"the scale of '{shown(node.name or node.op_type)}' is not a product of one of the data and a stored one"
         )
     return cast, scaled, computed[0], weight
 

@@ -1,18 +1,16 @@
-"""A language model made to generate, as the model that is trained: tokens in, the scores of the next ones out.
+"""Conversion of a language model exported for generation to one for training: tokens in, next-token logits out.
 
-What onnxruntime-genai's model builder and optimum write has inputs for one token after the other: the keys and values
-of the past, a mask, positions. In training a whole text comes at once, with nothing before it. So:
+Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: the keys and
+values of the past, a mask, positions. In training a whole text is fed at once, without a past. So:
 
-0. of two decoders in one file (:func:`fix_inputs`), it is the one without a past;
-1. inputs of the past hold no tokens: an attention or a Concat that reads keys or values does without; other states,
-   of a convolution or a recurrence, are zeros, with which every text begins;
-2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
-   other token look, and the loss does not (:func:`next_tokens`);
-3. a mask that is kept hides what it says, wherever that stands: GroupQueryAttention, which reads of a mask how many
-   tokens it has, gets it as a bias, and positions count the tokens that are seen; of several texts in one row none
-   sees another, by such a bias, too;
-4. outputs that continue the past are left out, and hidden states beside scores;
-5. float16 and bfloat16 numbers are computed as float32 (:func:`in_float32`).
+0. of two decoders in one file (:func:`fix_inputs`), the one without a past is used; 1. inputs of the past are empty: an
+attention or a Concat that reads keys or values is rewritten without them; other states, of a convolution or a
+recurrence, are zeros, the initial state of every text; 2. the mask is ones, and positions are counted from 0: rows are
+padded at their ends, which causal attention hides from other tokens, and the loss ignores (:func:`next_tokens`); 3. a
+mask that is kept hides tokens at any position: GroupQueryAttention, which reads only the number of tokens from a mask,
+gets it as a bias, and positions count the visible tokens; several texts in one row are separated by such a bias, too;
+4. outputs that continue the past are dropped, and hidden states next to logits; 5. float16 and bfloat16 are computed as
+float32 (:func:`in_float32`).
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
-from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, opened
-from gradgraph.surgery.own_positions import count_seen
+from gradgraph.surgery.operation import Path, Result, closed, learn_sizes, opened
+from gradgraph.surgery.position_tables import count_seen
 
-IGNORED = -100  # the label that no loss counts
+IGNORED = -100  # the label that losses ignore
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
 USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a past, or without
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
@@ -43,17 +41,17 @@ _PLACES = {
     ("", "Attention"): (4, 5),
     **{(domain, "CausalConvWithState"): (3,) for domain in ("", "com.microsoft")},
     **{(domain, "LinearAttention"): (3,) for domain in ("", "com.microsoft")},
-}  # where an operator reads the past; it may be left out
+}  # inputs with the past, by operator; they are optional
 _FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorScatter", "Where"})
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
-# what a bias of GroupQueryAttention does not keep apart: other attentions, convolutions and recurrences along a row,
-# and a choice by how long it is
+# parts of a model that an attention bias of GroupQueryAttention does not separate: other attentions, convolutions and
+# recurrences along a row, and a choice by its length
 _APART = frozenset(
     {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If"}
     | {"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan"}
 )
-KEPT_APART = "several texts in one row are kept apart by the attention bias of GroupQueryAttention"
-_HIDDEN = -1e30  # finite: a row of padding alone sees something, and nobody reads it
+KEPT_APART = "several texts in one row are separated by the attention bias of GroupQueryAttention"
+_HIDDEN = -1e30  # finite: a row of only padding sees something, and its result is unused
 
 
 @checked(keep=NAMES, packed=FLAG, outputs=NAMES.or_none(), out=PATH.or_none())
@@ -65,23 +63,23 @@ def language_model(
     outputs: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """A model that generates, from tokens [batch, length] alone to scores [batch, length, vocabulary], in float32.
+    """Convert a generative model to one from tokens [batch, length] alone to logits [batch, length, vocabulary], in
+    float32.
 
-    Weights and their names stay, and so do adapters: put them into the model that generates, train this one, and merge
-    what has been trained into the other.
+    Weights, their names and adapters stay: add adapters to the generative model, train this one, and merge the trained
+    adapters into the other.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"`` for rows that are padded anywhere.
-        packed: let a row hold several texts: the new input ``segments``, int64 [batch, length], says to which each
-            token belongs, and none sees a token of another. ``position_ids``, where the model has them, stay an input,
-            as they begin anew with each text.
-        outputs: what the model gives; by default scores, and all that neither continues the past nor stands beside
-            them as hidden states.
+        packed: allow several texts per row: the new input ``segments``, int64 [batch, length], is the text of each
+            token, and no token sees another text. ``position_ids``, if the model has them, stay an input, as they
+            restart with each text.
+        outputs: of the result; by default all except those that continue the past, and hidden states next to logits.
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no past, mask or positions to be rid of, or a past that is no floating tensor of known
+        BuildError: the model has no past, mask or positions to remove, or a past that is not a floating tensor of known
             sizes; or with ``packed`` it has another attention than GroupQueryAttention.
         UnknownNameError: there is no input or output of a name.
         OutputError: ``out`` cannot be written.
@@ -90,7 +88,7 @@ def language_model(
     graph = work.graph
     if any(v.name == USE_CACHE for v in graph.inputs):
         fix_input(work, USE_CACHE, False)
-    if any(v.shape is None for node in graph for v in node.outputs if v.name):  # as forget_sizes leaves it
+    if any(v.shape is None for node in graph for v in node.outputs if v.name):  # as forget_sizes does
         learn_sizes(work)
     every = list(graph.outputs)
     _choose_outputs(graph, outputs)
@@ -104,9 +102,9 @@ def language_model(
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
     if tokens is None or not (past or counted or kept or len(graph.outputs) < len(every)):
         raise BuildError(
-            "the model has no inputs of a past, a mask or positions; it trains as it is",
-            remedy="gg.surgery.cut(model, outputs=...) chooses its outputs",
-            shell="gradgraph surgery MODEL --output NAME chooses its outputs",
+            "the model has no inputs for a past, a mask or positions; it can be trained as it is",
+            remedy="gg.surgery.cut(model, outputs=...) selects its outputs",
+            shell="gradgraph surgery MODEL --output NAME selects its outputs",
         )
     _check(past)
     mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
@@ -124,7 +122,7 @@ def language_model(
         _hide_others(work, editor, tokens)
     elif mask is not None:
         op = editor.op
-        assert tokens is not None  # as it was looked for above
+        assert tokens is not None  # as searched for above
         count_seen(work, editor, (tokens, mask), _seen(op, mask))
         _hide(work, editor, op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2]), tokens)
     return closed(work, model, out)
@@ -148,7 +146,7 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def score_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs that neither continue the past nor stand beside scores as hidden states."""
+    """Return the outputs that neither continue the past nor are hidden states next to logits."""
     names = [v.name for v in graph.outputs if v.name]
     going_on = set(_like(_PRESENT, names))
     chosen = [n for n in names if n not in going_on] or names
@@ -164,14 +162,14 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
     else:
         chosen = _matched(as_names(asked), graph.outputs, "output")
     if set(chosen) <= set(_like(_PRESENT, names)):
-        raise BuildError(f"the model has no outputs but those that continue the past: {listed(chosen)}")
+        raise BuildError(f"the model has only outputs that continue the past: {listed(chosen)}")
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
 
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
-    """The input of tokens, or of their vectors: by its name, or the first that may be one."""
+    """Return the input of tokens, or of their embeddings: by its name, or the first candidate."""
     whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
-    named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask before
+    named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
     return next(iter([*named, *whole, *floating]), None)
 
@@ -180,27 +178,27 @@ def _check(past: Sequence[ir.Value]) -> None:
     for value in past:
         if "encoder" in (value.name or "") and value.uses():
             raise BuildError(
-                f"the past '{shown(value.name)}' holds what the decoder has computed of its encoder's states; give "
-                "the decoder without a past (decoder_model.onnx), or the merged one"
+                f"the past '{shown(value.name)}' is computed from the encoder's states; use the decoder without a "
+                "past (decoder_model.onnx), or the merged one"
             )
         if not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
                 f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, and only floating "
-                "states are known to begin at zero; give the model without a past"
+                "states are known to start at zero; use the model without a past"
             )
 
 
-# --- what stands in the place of inputs --------------------------------------------------------------------------
+# --- replacements of inputs ----------------------------------------------------------------------------------------
 
 
 def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
-    """Let ``new`` be read in the place of an input; it is computed before everything else."""
+    """Replace an input by ``new``, which is computed before everything else."""
     editor.place(editor.root[0])
     old.replace_all_uses_with(new.value)
 
 
 def _sizes(op: Builder, tokens: Var) -> Var:
-    """[batch, length], of numbers of tokens, or of their vectors."""
+    """Return [batch, length] of tokens, or of their embeddings."""
     return op.Slice(op.shape(tokens), [0], [2], [0])
 
 
@@ -211,12 +209,12 @@ def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | Non
 
 
 def _seen(op: Builder, mask: ir.Value) -> Var:
-    """The positions of the tokens that a mask shows, int64 [batch, length]."""
+    """Return the positions of the tokens visible in a mask, int64 [batch, length]."""
     return op.Max(op.CumSum(op.cast(op.wrap(mask), ir.DataType.INT64), op.const(1)) - 1, 0)
 
 
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
-    """From 0 on; behind a mask, the tokens of a row that it shows."""
+    """Replace positions by a count from 0; with a mask, of the visible tokens of a row."""
     op = editor.op
     rank = len(shape_of(positions) or ())
     if mask is not None and rank == 2:
@@ -228,7 +226,7 @@ def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Val
 
 
 def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
-    """Let each token see those of its own text alone."""
+    """Restrict attention to tokens of the same text."""
     op = editor.op
     name, shape = SEGMENTS, ir.Shape(list(shape_of(tokens) or (None, None))[:2])
     segments = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))
@@ -239,10 +237,10 @@ def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
 
 
 def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
-    """Let each GroupQueryAttention see the keys that are ``seen`` ([batch, 1, length or 1, length]) alone.
+    """Restrict each GroupQueryAttention to the keys that are ``seen`` ([batch, 1, length or 1, length]).
 
-    By itself it reads of a mask how many keys there are. Turned queries and keys need no other positions: only their
-    distances count.
+    By itself it reads only the number of keys from a mask. Rotated queries and keys need no other positions: only their
+    distances matter.
     """
     nodes = _attentions(work)
     if not nodes:
@@ -268,16 +266,16 @@ def _attentions(work: ir.Model) -> list[ir.Node]:
 
 
 def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
-    """Raise BuildError where a row cannot hold several texts."""
+    """Raise BuildError if a row cannot have several texts."""
     if MASK in kept:
-        raise BuildError("a row of several texts has segments in place of a mask; leave one of both out")
+        raise BuildError("a row of several texts has segments in place of a mask; remove one of the two")
     why = mixing(work)
     if why is not None:
-        raise BuildError(f"{KEPT_APART}, and the model {why}; train rows of one text each")
+        raise BuildError(f"{KEPT_APART}, but the model {why}; train with one text per row")
 
 
 def mixing(model: ir.Model) -> str | None:
-    """The part of a model that generates by which texts in one row would see each other; None where they would not."""
+    """Return the part of a generative model that would mix several texts in one row; None if there is none."""
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"
@@ -288,13 +286,13 @@ _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
-    """Whoever reads the past of no tokens does without it, or reads a tensor of length 0.
+    """Remove an empty past from its consumers, or replace it by a tensor of length 0.
 
     Args:
-        usual: how long a key or value is in all attentions that say it.
+        usual: the length of a key or value in all attentions that declare it.
     """
     size = usual
-    grows = len(shape_of(past) or ()) == 4  # keys or values [batch, heads, length, size], behind which others are put
+    grows = len(shape_of(past) or ()) == 4  # keys or values [batch, heads, length, size], to which others are appended
     for use in list(past.uses()):
         node, place = use
         if place in _PLACES.get((node.domain, node.op_type), ()):
@@ -329,14 +327,14 @@ def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
 
 
 def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
-    """Return the sizes of a state that is no growing past; that of the batch is any number.
+    """Return the sizes of a state that is no growing past; any number for the batch.
 
     Raises:
-        BuildError: it is a buffer of fixed length, of which a mask says how much is filled.
+        BuildError: it is a buffer of fixed length, whose filled part is given by a mask.
     """
     if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
         raise BuildError(
-            f"the input '{shown(past.name)}' is a buffer of fixed length that tokens are written into; give the model "
+            f"the input '{shown(past.name)}' is a buffer of fixed length that tokens are written into; use the model "
             "without a past, or one whose past grows"
         )
     at = _batch_axis(past, tokens)
@@ -344,7 +342,7 @@ def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
 
 
 def _size_of_heads(node: ir.Node) -> int | None:
-    """The width of the values of a MultiHeadAttention over its number of heads; its past may leave that open."""
+    """Return the head size of the values of a MultiHeadAttention, whose past may leave it open."""
     values = node.inputs[2] if node.op_type == "MultiHeadAttention" else None
     width = None if values is None else _known(values, 2)
     return None if width is None else width // node.attributes["num_heads"].as_int()
@@ -359,7 +357,7 @@ def _known(value: ir.Value, axis: int) -> int | None:
 def _instead_of(joined: ir.Value, new: ir.Value) -> None:
     if joined.is_graph_output():  # kept by name
         raise BuildError(
-            f"the output '{shown(joined.name)}' continues the past, which a model in training does not have"
+            f"the output '{shown(joined.name)}' continues the past, which a model for training does not have"
         )
     joined.replace_all_uses_with(new)
 
@@ -373,23 +371,23 @@ _TEXTS = Kind("a sequence of sequences of token numbers", lambda value: isinstan
 def next_tokens(
     texts: Sequence[Sequence[int]] | np.ndarray, length: int | None = None, *, pad: int = 0, name: str = "input_ids"
 ) -> dict[str, np.ndarray]:
-    """Texts as the data of a step that learns which token follows each.
+    """Return texts as training data for next-token prediction.
 
     Args:
-        texts: the numbers of their tokens, each at least two; of any lengths.
-        length: of a row; a longer text becomes several rows. By default that of the longest text.
-        pad: the token behind the end of a shorter row; its label is −100, which no loss counts.
+        texts: their token ids, at least two each; of any lengths.
+        length: of a row; a longer text is split into several rows. By default that of the longest text.
+        pad: the padding token; its label is −100, which losses ignore.
         name: of the model's input.
 
     Returns:
-        ``{name: [rows, length], "target": [rows, length]}``: in ``target`` stands what follows.
+        ``{name: [rows, length], "target": [rows, length]}``: ``target`` has the next tokens.
 
     Raises:
-        DataError: a text has less than two tokens.
+        DataError: a text has fewer than two tokens.
     """
     whole = [np.asarray(text, np.int64) for text in texts]
     if not whole or any(text.ndim != 1 or len(text) < 2 for text in whole):
-        raise DataError("each text is a row of at least two token numbers, as each token is to tell the next one")
+        raise DataError("each text must have at least two token ids, as each token predicts the next one")
     size = max(map(len, whole)) - 1 if length is None else length
     rows = [text[at : at + size + 1] for text in whole for at in range(0, len(text) - 1, size)]
     tokens = np.full((len(rows), size), pad, np.int64)

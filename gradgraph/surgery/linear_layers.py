@@ -1,6 +1,6 @@
-"""Linear layers with a stored weight, as exporters and quantisers write them: all of surgery asks here.
+"""Linear layers with a stored weight, as exporters and quantisers write them: the one place that recognises them.
 
-A layer is its node. Two layers may read one weight.
+A layer is identified by its node. Two layers may share a weight.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gradgraph.passes.normal.edit import next_free
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.naming import is_anonymous
-from gradgraph.surgery.operated import matched, numbers_of
+from gradgraph.surgery.operation import matched, numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
            "QAttention", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QLinearWhere", "QLinearSoftmax")  # fmt: skip
 DOMAINS = ("", "com.microsoft")  # where these, and the operators that round, are
-_REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # what only writes stored numbers another way
+_REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that only rewrite stored numbers
 
 
 def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
-    """The initializer or constant that ``value`` is another writing of, and the nodes from there to ``value``.
+    """Return the initializer or constant that ``value`` rewrites, and the nodes from there to ``value``.
 
-    None where ``value`` is computed from anything else.
+    None if ``value`` is computed from anything else.
     """
     chain: list[ir.Node] = []
     while value is not None and numbers_of(value) is None:
@@ -44,7 +44,7 @@ def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
 
 
 def stored(value: ir.Value | None) -> ir.Value | None:
-    """The initializer or constant behind ``value``, seen through what only rewrites stored numbers."""
+    """Return the initializer or constant of ``value``, looking through nodes that only rewrite stored numbers."""
     start, chain = rewritten(value)
     return None if any(node.domain for node in chain) else start
 
@@ -55,8 +55,8 @@ class Layer:
 
     Attributes:
         node: it.
-        name: the module's, as far as names tell: that of the weight without ``.weight``, or of the node. No two layers
-            of a model have one.
+        name: of its module, as far as names reveal it: that of the weight without ``.weight``, or of the node. Unique
+            within a model.
         repeats: the name of the layer whose module is called again here, with the same weight.
     """
 
@@ -70,25 +70,25 @@ class Layer:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern finds it: of its weight, its module, the module that it repeats, its node."""
+        """The names by which a pattern matches it: of its weight, its module, the module that it repeats, its node."""
         weight = stored(self.weight)
         return [n for n in (None if weight is None else weight.name, self.name, self.repeats, self.node.name) if n]
 
     @property
     def place(self) -> int:
-        """The number of the input that is the weight."""
+        """The index of the input that is the weight."""
         return 0 if self.kind == "Gather" else 1
 
     @property
     def weight(self) -> ir.Value:
-        """The weight as the node reads it; of a MatMulNBits, its packed numbers."""
+        """The weight as the node reads it; for a MatMulNBits, its packed numbers."""
         value = self.node.inputs[self.place]
         assert value is not None
         return value
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the weight; of a MatMulNBits (inputs, outputs), as it multiplies."""
+        """The sizes of the weight; for a MatMulNBits (inputs, outputs), as it multiplies."""
         if self.kind == "MatMulNBits":
             return Packing.of(self.node).K, Packing.of(self.node).N
         found = all_sizes(shape_of(self.weight))
@@ -96,18 +96,18 @@ class Layer:
 
     @property
     def axis(self) -> int:
-        """The axis of ``shape`` that counts the outputs; of an embedding, its columns."""
+        """The axis of ``shape`` that counts the outputs; for an embedding, its columns."""
         layout = None if self.kind in ("Gather", "MatMulNBits") else layout_at(self.node, self.place, len(self.shape))
         return 1 if layout is None else layout.outputs[-1]
 
     @property
     def turned(self) -> bool:
-        """Are its sizes (outputs, inputs), as PyTorch stores them?"""
+        """Whether its sizes are (outputs, inputs), as in PyTorch."""
         return self.kind != "Conv" and self.axis == 0
 
     @property
     def weighs(self) -> bool:
-        """Is it a Gemm that multiplies its product or its bias by a number?"""
+        """Whether it is a Gemm that scales its product or its bias."""
         return self.kind == "Gemm" and any(self.node.attributes.get_float(k, 1.0) != 1 for k in ("alpha", "beta"))
 
     @property
@@ -117,18 +117,18 @@ class Layer:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The sizes of a Conv's kernel; none for others."""
+        """The sizes of a Conv's kernel; empty for others."""
         return self.shape[2:] if self.kind == "Conv" else ()
 
     @property
     def bias(self) -> ir.Value | None:
-        """The value that the layer itself adds."""
+        """The bias that the layer itself adds."""
         place = {"MatMulNBits": 5, "Gemm": 2, "Conv": 2}.get(self.kind, len(self.node.inputs))
         return self.node.inputs[place] if place < len(self.node.inputs) else None
 
     @property
     def added(self) -> tuple[ir.Node, ir.Value] | None:
-        """The Add behind the layer that alone reads it, and the stored vector that it adds."""
+        """The Add that is the only reader of the layer, and the stored vector that it adds."""
         result = self.node.outputs[0]
         uses = list(result.uses())
         if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
@@ -141,43 +141,43 @@ class Layer:
 
     @property
     def result(self) -> ir.Value:
-        """The value that the layer gives, with the bias that an Add behind it alone adds."""
+        """The output of the layer, including the bias of an Add that is its only reader."""
         added = self.added
         return self.node.outputs[0] if added is None else added[0].outputs[0]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many numbers go in and come out; of a Conv, channels (in, those of a group); of an embedding, its rows
-        and columns.
+        """The numbers of inputs and outputs; for a Conv, channels (in, per group); for an embedding, its rows and
+        columns.
         """
         return self.shape[1 - self.axis], self.shape[self.axis]
 
     @property
     def fan_in(self) -> int:
-        """How many numbers each output sums up, as PyTorch counts them."""
+        """The number of terms in each output, as PyTorch counts them."""
         return math.prod(self.shape[1:]) if self.kind.startswith("Conv") else self.sizes[0]
 
     @property
     def takes_rows(self) -> bool:
-        """Is it an embedding, a Gather along the first axis of two?"""
+        """Whether it is an embedding, a Gather along the first axis of two."""
         return self.kind == "Gather" and self.node.attributes.get_int("axis", 0) in (0, -2)
 
     @property
     def data(self) -> ir.Value:
-        """The value that is multiplied; the row numbers of an embedding."""
+        """The value that is multiplied; for an embedding, the row indices."""
         value = self.node.inputs[1 - self.place]
         assert value is not None
         return value
 
     @property
     def dtype(self) -> ir.DataType:
-        """The type of what it gives; where the model does not say it, that of its weight or of a weight's scales."""
+        """The type of its output; if the model does not declare it, that of its weight or of a weight's scales."""
         stored_so = self.node.inputs[2] if self.kind == "MatMulNBits" else self.weight
         return self.node.outputs[0].dtype or (stored_so and stored_so.dtype) or ir.DataType.FLOAT
 
 
 def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """The sizes of a stored weight as its reader gets it, from those of what is stored."""
+    """Return the sizes of a stored weight as its reader gets it, from those of the stored tensor."""
     start, chain = rewritten(value)
     sizes = known_sizes(shape_of(start))
     for node in chain:
@@ -188,16 +188,16 @@ def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
 
 
 def layer_at(node: ir.Node, name: str = "") -> Layer | None:
-    """The layer that ``node`` is; None if it has no stored weight."""
+    """Return the layer of ``node``; None if it has no stored weight."""
     layer = Layer(node, name)
     known = node.op_type in LINEAR and node.domain in DOMAINS and len(node.inputs) > layer.place
     return layer if known and stored(node.inputs[layer.place]) is not None else None
 
 
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
-    """The layers that names or globs match, by weight, module or node; and why others that match are none.
+    """Return the layers that names or globs match, by weight, module or node; and why other matches are not layers.
 
-    An integer product that matches is among the latter: nothing says what its float result is.
+    A matching integer product is among the latter: its float result is unknown.
     """
     found = matched(target, _named(work))
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
@@ -216,7 +216,7 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
-    """The stored tensor of a node that may be a layer."""
+    """Return the stored tensor of a node that may be a layer."""
     layer = layer_at(node)
     source = None if layer is None else stored(layer.weight)
     tensor = numbers_of(source)
@@ -228,7 +228,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
-    """The layers, each under a name of its own: where several would have one, it is that of the module called so."""
+    """Return the layers, with unique names: among candidates for one name, the module of that name gets it."""
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}
     for node, name in wanted.items():
@@ -248,16 +248,16 @@ def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node
 
 def _why_not(node: ir.Node, name: str) -> str:
     if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
-        return f"'{name}' is a Gemm whose data are turned"
+        return f"'{name}' is a Gemm with transposed data"
     if node.op_type == "Gather" and not Layer(node).takes_rows:
-        return f"'{name}' is a Gather that takes no rows"
+        return f"'{name}' is a Gather that is not an embedding lookup"
     return ""
 
 
 _SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4")
 
 
-_SHARED = re.compile(r"_merged_\d+$")  # what optimum puts behind the names of weights that two decoders share
+_SHARED = re.compile(r"_merged_\d+$")  # what optimum appends to the names of weights that two decoders share
 
 
 def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
@@ -269,13 +269,13 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
 
 
 def _named_by_bias(node: ir.Node) -> str:
-    """The module's name as that of its bias has it, whole: nodes may lack what stands in front (OPT by optimum)."""
+    """Return the module's full name from that of its bias, as nodes may lack the first part (OPT by optimum)."""
     module, added = module_of(node), Layer(node).added
     whole = "" if added is None else _SHARED.sub("", added[1].name or "").removesuffix(".bias")
     return whole if module and whole.endswith(f".{module}") else ""
 
 
 def drawn(rng: np.random.Generator, sizes: Sequence[int], fan_in: int, dtype: ir.DataType) -> np.ndarray:
-    """Numbers as PyTorch draws those of a new linear layer: uniform in ±1/√(fan in)."""
+    """Draw initial values as PyTorch does for a linear layer: uniform in ±1/√(fan in)."""
     bound = 1 / np.sqrt(max(fan_in, 1))
     return rng.uniform(-bound, bound, tuple(sizes)).astype(dtype.numpy())

@@ -1,4 +1,4 @@
-"""Whole numbers as onnxruntime's MatMulNBits packs them: rows of blocks of bytes, low bits first."""
+"""Integers as packed by onnxruntime's MatMulNBits: rows of blocks of bytes, low bits first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.graph.quantisers import Array
 
 @dataclass(frozen=True)
 class Packing:
-    """The sizes of a MatMulNBits (com.microsoft): K inputs, N outputs, numbers of so many bits, in blocks along K."""
+    """The sizes of a MatMulNBits (com.microsoft): K inputs, N outputs, the bit width, and the block size along K."""
 
     K: int
     N: int
@@ -25,15 +25,15 @@ class Packing:
 
     @property
     def blocks(self) -> int:
-        """The blocks of a row."""
+        """The number of blocks in a row."""
         return -(-self.K // self.block_size)
 
     def weight(self, packed: Array) -> Array:
-        """The numbers (N, blocks · size of a block)."""
+        """Unpack the numbers (N, blocks · block size)."""
         return self._unpacked(packed.reshape(self.N, self.blocks, -1))[..., : self.block_size].reshape(self.N, -1)
 
     def points(self, points: Array | None) -> Array:
-        """The zero points (N, blocks): packed ones, numbers as they are, or 2^(bits-1)."""
+        """Return the zero points (N, blocks): packed ones, plain numbers, or 2^(bits-1)."""
         if points is None:
             return np.full((self.N, self.blocks), 2.0 ** (self.bits - 1), np.float32)
         if points.dtype == np.uint8:
@@ -41,11 +41,11 @@ class Packing:
         return points.reshape(self.N, self.blocks)
 
     def packed_weight(self, numbers: Array, like: Array) -> Array:
-        """The bytes of numbers (N, blocks · size of a block), in the shape of ``like``."""
+        """Pack numbers (N, blocks · block size), in the shape of ``like``."""
         return self._packed(numbers.reshape(self.N, self.blocks, -1), like.shape[-1]).reshape(like.shape)
 
     def packed_points(self, points: Array, like: Array) -> Array:
-        """Zero points (N, blocks) as ``like`` stores them."""
+        """Store zero points (N, blocks) as ``like`` does."""
         if like.dtype == np.uint8:
             return self._packed(points, like.size // self.N).reshape(like.shape)
         return points.reshape(like.shape).astype(like.dtype)
@@ -58,7 +58,7 @@ class Packing:
         return np.stack(parts, -1).reshape(*packed.shape[:-1], packed.shape[-1] * each)
 
     def _packed(self, numbers: Array, size: int) -> Array:
-        """``numbers`` in ``size`` bytes of the last axis, with zeros behind them."""
+        """Pack ``numbers`` into ``size`` bytes of the last axis, padded with zeros."""
         each = 8 // self.bits
         full = np.zeros((*numbers.shape[:-1], size * each), np.uint8)
         full[..., : numbers.shape[-1]] = numbers

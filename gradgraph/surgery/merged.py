@@ -1,4 +1,4 @@
-"""Adapters become part of the weights that they stand beside."""
+"""Merging of adapters into the weights of their layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.linear_layers import Layer, layer_at, stored
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     add_weight,
@@ -54,27 +54,26 @@ def merge_adapters(
     errors: dict[str, float] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model without adapters, whose weights are now ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l``.
+    """Merge adapters into the weights, which become ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l`` (IA3).
 
-    A weight that was quantised becomes float, as the sum of both has other ranges; all other layers stay quantised.
-    Those of kind qalora become float zero points of their layer, which stays quantised, without loss.
-    Prefixes and bottlenecks are no change of a weight: they stay as nodes and weights like all others.
+    A quantised weight becomes float, as the sum has other ranges; all other layers stay quantised. Adapters of kind
+    qalora become float zero points of their layer, which stays quantised, without loss. Prefixes and bottlenecks cannot
+    be merged: they stay as ordinary nodes and weights.
 
     Args:
         model: the model that :func:`lora` has given.
-        weights: what a training run has made of its weights: ``trainer.state_dict()``, or an ``.onnx`` that a trainer
-            has exported, a checkpoint, a ``.safetensors`` or ``.npz`` file. The model's own without it. What else was
-            trained (a head, biases) is taken, too.
-        names: of the adapters to merge, where the model has several; all by default.
-        requantise: store weights that were quantised as they were, with the same type, blocks, channels and kind of
-            zero points, and scales of the new numbers. That rounds them: ``errors`` tells how far. What an adapter
-            does not change stays as it is stored, to the last bit.
+        weights: the trained weights: ``trainer.state_dict()``, an ``.onnx`` exported by a trainer, a checkpoint, a
+            ``.safetensors`` or ``.npz`` file; by default the model's own. Other trained weights (a head, biases) are
+            used, too.
+        names: of the adapters to merge, if the model has several; all by default.
+        requantise: quantise merged weights as before, with the same type, blocks, channels and kind of zero points, and
+            new scales. This rounds them; ``errors`` gets the rounding error. Weights without adapters stay bit for bit.
         errors: with ``requantise``, gets ``‖stored − W‖/‖W‖`` by module.
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no adapters, or they are not where :func:`lora` has put them.
-        UnknownNameError: it has none of a name.
+        BuildError: the model has no adapters, or their nodes were changed.
+        UnknownNameError: it has no adapters of a name.
         DataError: the file cannot be read, or a shape in it does not fit.
         OutputError: ``out`` cannot be written.
     """
@@ -83,7 +82,7 @@ def merge_adapters(
     return closed(work, model, out)
 
 
-def merge_aside(
+def merge_to_folder(
     model: ir.Model,
     weights: Mapping[str, Array],
     folder: FilePath,
@@ -91,17 +90,18 @@ def merge_aside(
     requantise: bool = False,
     errors: dict[str, float] | None = None,
 ) -> ir.Model:
-    """As :func:`merge_adapters`; weights of one layer at a time are in memory, and large new ones lie in ``folder``.
+    """Merge as :func:`merge_adapters`, with the weights of one layer at a time in memory, and large new ones in
+    ``folder``.
 
-    The model can be read as long as that folder is there.
+    The model can be read while that folder exists.
 
     Raises:
-        OutputError: nothing can be written there.
+        OutputError: it cannot be written to.
     """
     work = opened(model, None)
     _merge_all(work, weights, None, requantise, errors, SpilledWeights(folder))
     result = closed(work, model, None)
-    assert isinstance(result, ir.Model)  # as the one that was given
+    assert isinstance(result, ir.Model)  # as in the given one
     return result
 
 
@@ -113,7 +113,7 @@ def _merge_all(
     errors: dict[str, float] | None,
     done: Callable[[ir.Model], None] = lambda _: None,
 ) -> None:
-    """Merge in place; ``done`` takes the model after each layer."""
+    """Merge in place; ``done`` is called with the model after each layer."""
     chosen = chosen_adapters(work, names, "merge")
     if weights is not None:
         give_weights(work, weights)
@@ -125,10 +125,10 @@ def _merge_all(
 
 
 def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
-    """The layer of an adapter, and the nodes from it to what is read in its place.
+    """Return the layer of an adapter, and the nodes from it to the value that replaces its output.
 
     Raises:
-        BuildError: they are not there.
+        BuildError: they were changed.
     """
     result = value_named(work, adapter.output)
     node, path = result.producer(), list[ir.Node]()
@@ -139,17 +139,17 @@ def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
     layer = None if node is None or node.op_type != adapter.operator else layer_at(node, adapter.module)
     if layer is None:
         raise BuildError(
-            f"the adapter of '{shown(adapter.module)}' is not where it was put",
-            remedy="merge the model that gg.lora gave, and pass the trained one as weights=",
-            shell="merge the model that --lora gave, and say --trained of the trained one",
+            f"the nodes of the adapter of '{shown(adapter.module)}' were changed",
+            remedy="merge the model returned by gg.lora, and pass the trained one as weights=",
+            shell="merge the model that --lora wrote, and pass the trained one as --trained",
         )
     return layer, path[::-1]
 
 
 def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, list[_Part]]]:
-    """The layers, each with its adapters and their numbers; the nodes of adapters are gone from the model."""
+    """Remove the adapters' nodes from the model; return the layers, each with its adapters and their numbers."""
     found: dict[ir.Node, tuple[Layer, list[_Part]]] = {}
-    for adapter in reversed(chosen):  # the newest stands next to the layer
+    for adapter in reversed(chosen):  # the newest is next to the layer
         if KINDS[adapter.kind].merge is not None:
             layer, path = layer_of(work, adapter)
             factors = [np.asarray(array_named(work, name)) for name in adapter.weights]
@@ -183,14 +183,14 @@ def _merge(
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:
-    """Let what the adapter changes be read as it was before."""
+    """Restore the original use of the value that the adapter changes."""
     result = value_named(work, adapter.output)
     if adapter.side == "in":
         turned = layer.data.producer()
         assert turned is not None
         layer.node.replace_input_with(0, turned.inputs[0])
         return
-    alone = adapter.kind == "dora"  # whose formula begins with the layer itself
+    alone = adapter.kind == "dora"  # its formula begins with the layer itself
     old = layer.node.outputs[0] if alone else path[-1].inputs[0]
     assert old is not None
     if result.is_graph_output():
@@ -202,7 +202,7 @@ def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node
 
 
 def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[Array]) -> None:
-    """Change the bias inside a layer, or that of the Add behind it."""
+    """Change the bias inside a layer, or that of the Add after it."""
     change = KINDS[adapter.kind].bias
     node, bias = layer.result.producer(), layer.bias
     if node is None or change is None or adapter.side == "in":
@@ -216,7 +216,7 @@ def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[A
         new = change(adapter, np.asarray(as_read(bias), np.float64), factors).astype(kind)
         node.replace_input_with(place, add_weight(work, f"{bias.name}.merged", new))
         return
-    factor = change(adapter, np.ones(layer.sizes[1]), factors).astype(kind)  # of a computed one, such as zeros
+    factor = change(adapter, np.ones(layer.sizes[1]), factors).astype(kind)  # for a computed one, such as zeros
     product = ir.Node("", "Mul", [bias, add_weight(work, f"{layer.name}.bias_factor", factor)])
     product.name = product.outputs[0].name = free_name(work, f"{bias.name}.merged")
     work.graph.insert_before(node, product)

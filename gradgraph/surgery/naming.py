@@ -1,4 +1,4 @@
-"""Names for weights that an exporter has left without one: where they are used."""
+"""Names for anonymous weights, by where they are used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx_ir as ir
 from gradgraph.arguments import PATH, checked
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
-from gradgraph.surgery.operated import Path, Result, closed, free_name, opened, rename
+from gradgraph.surgery.operation import Path, Result, closed, free_name, opened, rename
 
-# what PyTorch's two exporters, tf2onnx and others call a tensor that has no name in the source
+# how PyTorch's two exporters, tf2onnx and others name a tensor that has no name in the source
 _ANONYMOUS = re.compile(
     r"(onnx::\w+?_\d+|val_\d+|_val_\d+|t_?\d*|_?\d+|const(ant)?(_fold_opt__|_|__)?\d*|initializer_\d+|tensor_\d+)"
 )
@@ -19,15 +19,18 @@ _ANONYMOUS = re.compile(
 
 @checked(out=PATH.or_none())
 def name_weights(model: Source, *, out: Path | None = None) -> Result:
-    """The model with names for its anonymous weights that say where they are used.
+    """Give anonymous weights names that describe where they are used.
 
-    ``onnx::MatMul_413``, read by ``/encoder/layer.0/query/MatMul``, becomes ``encoder.layer.0.query.weight``. Names
-    that mean something stay; so do those of integers and of single numbers, which are no weights. Where a node has no
-    scope in its name or its metadata, its operator and number say which it is: ``MatMul_12.weight``.
+    ``onnx::MatMul_413``, read by ``/encoder/layer.0/query/MatMul``, becomes ``encoder.layer.0.query.weight``.
+    Meaningful names stay, and so do those of integers and scalars, which are no weights. If a node has no scope in its
+    name or its metadata, its operator and number are used: ``MatMul_12.weight``.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         ModelError: the model cannot be read.
@@ -46,7 +49,7 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
 
 
 def is_anonymous(name: str) -> bool:
-    """Does the name of a tensor say nothing about it?"""
+    """Whether the name of a tensor says nothing about it."""
     return _ANONYMOUS.fullmatch(name) is not None
 
 

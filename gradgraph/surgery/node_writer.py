@@ -1,4 +1,4 @@
-"""Writing of nodes that are placed together."""
+"""Writer of nodes that are inserted together."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.passes.normal.edit import graph_of
-from gradgraph.surgery.operated import free_name
+from gradgraph.surgery.operation import free_name
 
 
 class NodeWriter:
-    """Writes nodes, which are placed together.
+    """A writer of nodes that are inserted together.
 
     Args:
         work: the model.
-        scope: what the names of nodes begin with.
+        scope: prefix of node names.
         metadata: of each node.
     """
 
@@ -26,7 +26,7 @@ class NodeWriter:
         self._nodes: list[ir.Node] = []
 
     def node(self, op_type: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        """The result of a new node; attributes are ``ir.Attr`` or plain numbers."""
+        """Return the result of a new node; attributes are ``ir.Attr`` or plain numbers."""
         name = free_name(self.work, f"{self._scope}/{op_type}_{len(self._nodes)}")
         given = [v if isinstance(v, ir.Attr) else ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
         made = ir.Node(domain, op_type, inputs, given, name=name)
@@ -36,21 +36,21 @@ class NodeWriter:
         return made.outputs[0]
 
     def constant(self, numbers: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """Numbers of the formula, which are no weight."""
+        """Return constants of the formula, which are not weights."""
         tensor = ir.tensor(np.array(numbers, dtype.numpy()))
         value = self.node("Constant", value=ir.AttrTensor("value", tensor))
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(tensor.shape.numpy())
         return value
 
     def whole(self, *numbers: int) -> ir.Value:
-        """Whole numbers [n], such as sizes and axes."""
+        """Return integers [n], such as sizes and axes."""
         return self.constant(list(numbers), ir.DataType.INT64)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         return self.node("Cast", x, to=int(dtype))
 
     def reduced(self, op_type: str, x: ir.Value, axes: list[int], since: int) -> ir.Value:
-        """A reduction, whose axes are an input since an opset."""
+        """Return a reduction, whose axes are an input since an opset."""
         if self.work.opset_imports.get("", 21) >= since:
             return self.node(op_type, x, self.whole(*axes), keepdims=0)
         return self.node(op_type, x, axes=axes, keepdims=0)

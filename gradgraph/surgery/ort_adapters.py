@@ -1,7 +1,7 @@
 """onnxruntime's adapter format: one base model, and small files that a session switches between at run time.
 
-The base model has the adapters' tensors as optional inputs: initializers that may be fed. ``onnxruntime.LoraAdapter``
-reads a file of such tensors, and ``RunOptions.add_active_adapter`` feeds them.
+In the base model, the adapters' tensors are optional inputs: initializers that may be fed. ``onnxruntime.LoraAdapter``
+loads a file of such tensors, and ``RunOptions.add_active_adapter`` feeds them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adap
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapter_kinds.low_rank import let_blocks_go
 from gradgraph.surgery.adapters import chosen_adapters, factor_of
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     array_named,
@@ -39,10 +39,10 @@ SUFFIX = ".onnx_adapter"
 
 @checked(name=NAMES.or_none(), required=FLAG, out=PATH.or_none())
 def switchable(model: Source, *, name: str | None = None, required: bool = False, out: Path | None = None) -> Result:
-    """The model with its adapters as optional inputs, which compute nothing until a session is given some.
+    """Make the adapters of a model optional inputs, which have no effect until a session loads some.
 
-    Files for it are written by ``save_adapter(model, "fr.onnx_adapter", trained)``, also of other models with adapters
-    on the same layers, of any rank and alpha::
+    ``save_adapter(model, "fr.onnx_adapter", trained)`` writes files for it, also from other models with adapters on the
+    same layers, of any rank and alpha::
 
         session = onnxruntime.InferenceSession("base.onnx")
         french = onnxruntime.LoraAdapter(); french.Load("fr.onnx_adapter")
@@ -51,10 +51,10 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
 
     Args:
         model: the model that :func:`lora` has given.
-        name: of the adapters that are switched, where the model has several.
-        required: make the tensors of adapters inputs without default values, which each run must feed:
-            onnxruntime-web refuses inputs that have some, and onnxruntime-node ignores what is fed to them. Without an
-            adapter, feed those of a model whose adapters have not been trained.
+        name: of the switchable adapters, if the model has several.
+        required: make the adapters' tensors inputs without default values, which each run must feed: onnxruntime-web
+            rejects inputs with defaults, and onnxruntime-node ignores values fed to them. For no adapter, feed
+            untrained ones.
         out: write the result to this path.
 
     Raises:
@@ -72,7 +72,7 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
         let_blocks_go(work, adapter)
         arrays = kind.rest(work, adapter, [array_named(work, weight) for weight in adapter.weights])
         if kind.factor is not None:
-            set_numbers(work, *factor_of(work, adapter, 1.0))  # it is in the files' second factors
+            set_numbers(work, *factor_of(work, adapter, 1.0))  # it is part of the second factors in the files
         for place, (weight, array) in enumerate(zip(adapter.weights, arrays, strict=True)):
             value = value_named(work, weight)
             set_numbers(work, value, array)
@@ -89,13 +89,13 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
 
 
 def _open_sizes(adapter: Adapter, place: int, sizes: Sequence[int]) -> list[int | str]:
-    """The rank is open, as that of every adapter is its own."""
+    """Make the rank symbolic, as each adapter has its own."""
     axis = KINDS[adapter.kind].axes[adapter.operator == "Conv"][place]
     return [f"{adapter.module}.rank{place}" if i == axis else size for i, size in enumerate(sizes)]
 
 
 def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) -> None:
-    """Write adapters in onnxruntime's format; their scale, against that of the base, is in the second factor."""
+    """Write adapters in onnxruntime's format; their scale, relative to the base, is part of the second factor."""
     tensors = {}
     for adapter in adapters:
         for place, weight in enumerate(adapter.weights):
@@ -114,6 +114,6 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
 
 
 def _plain(adapter: Adapter, weight: str) -> str:
-    """Without the name of the adapters, so that those of all names fit one base."""
-    own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # whose tensors are the model's
+    """Remove the name of the adapters, so that all of them fit one base."""
+    own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # which are the model's own tensors
     return weight if own else weight.removesuffix(f".{adapter.name}")

@@ -1,4 +1,4 @@
-"""A language model as the one that learns preferences: pairs of answers in, the log-probability of each answer out."""
+"""Conversion of a language model for preference training: pairs of answers in, their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.language_models import IGNORED
-from gradgraph.surgery.operated import Path, Result, array_named, closed, opened
+from gradgraph.surgery.operation import Path, Result, array_named, closed, opened
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
 Array = np.ndarray[Any, Any]
 LABELS, LOG_PROBABILITY, TOKENS, NEXT_TOKEN = "labels", "log_probability", "tokens", "next_token"
-_SINCE = 13  # the opset that has the operators below as they are written here
+_SINCE = 13  # the opset of the operators below, as written here
 
 
 @checked(next_token=FLAG, out=PATH.or_none())
 def pair_model(model: Source, *, next_token: bool = False, out: Path | None = None) -> Result:
-    """A language model that learns preferences: of two answers each, their log-probabilities.
+    """Convert a language model for preference losses: it returns the log-probabilities of pairs of answers.
 
-    The inputs ``[batch, length]`` (token numbers, and a mask if it is kept) become ``[pairs, 2, length]``, and
-    ``labels`` of that shape stand beside them: the token that follows, and −100 where none counts
-    (:func:`answer_pairs`). Its outputs are those that losses of preferences read, ``log_probability`` ``[pairs, 2]``,
-    the sum over the labels that count, in nats, and ``tokens`` ``[pairs, 2]``, how many there are. Scores of all tokens
-    stay inside. Weights keep their names, and so do adapters.
+    The inputs ``[batch, length]`` (token ids, and a mask if it is kept) become ``[pairs, 2, length]``, and a new input
+    ``labels`` of that shape has the next tokens, and −100 for ignored positions (:func:`answer_pairs`). Its outputs are
+    those of preference losses: ``log_probability`` ``[pairs, 2]``, the sum over the labels in nats, and ``tokens``
+    ``[pairs, 2]``, their number. Logits of all tokens stay inside. Weights and adapters keep their names.
 
     Args:
-        model: what :func:`language_model` has made; it is not changed.
-        next_token: give ``next_token`` ``[pairs, 2]`` (int64), too: the likeliest token behind the last one of each
-            row, by which texts are written during training.
+        model: the result of :func:`language_model`; it is not changed.
+        next_token: add the output ``next_token`` ``[pairs, 2]`` (int64), the most likely token after the last one of
+            each row, for generating texts during training.
         out: write the result to this path.
 
     Raises:
-        BuildError: it does not go from tokens ``[batch, length]`` to scores ``[batch, length, vocabulary]``.
+        BuildError: it does not map tokens ``[batch, length]`` to logits ``[batch, length, vocabulary]``.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -54,8 +53,8 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
     if scores is None or not given or any(_rank(v) != 2 or not _is_whole(v) for v in given):
         told = ", ".join(f"'{shown(v.name)}' {_told(v)}" for v in (*given, *graph.outputs))
         raise BuildError(
-            "a model that compares answers takes tokens [batch, length] and gives scores [batch, length, vocabulary], "
-            f"and this one has {told}; make it by language_model first"
+            "preference training needs a model from tokens [batch, length] to logits [batch, length, vocabulary], "
+            f"but this one has {told}; convert it with language_model first"
         )
     if work.opset_imports.get("", OPSET) < _SINCE:
         convert_to_opset(work)
@@ -80,7 +79,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
 
 
 def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ...]) -> Var:
-    """The input ``[pairs, 2, length]`` in the place of one ``[batch, length]``; its rows, one below the other."""
+    """Replace an input ``[batch, length]`` by one of ``[pairs, 2, length]``, flattened to rows."""
     pairs = ir.Value(name=rows.name, type=rows.type, shape=ir.Shape(["pairs", 2, sizes[1]]))
     x = op.wrap(pairs)
     made = op.Reshape(x, op.Concat([-1], op.Slice(op.shape(x), [2], [3], [0]), axis=0))
@@ -95,23 +94,23 @@ def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ..
 
 
 def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
-    """Σ log softmax(scores)[label] and Σ 1 over the labels of a row that count; ``[pairs, 2]`` each.
+    """Return Σ log softmax(scores)[label] and Σ 1 over the labels of a row that are not ignored; ``[pairs, 2]`` each.
 
-    Written as cross entropy is, so that no gradient of all log-probabilities is.
+    Written as cross entropy, so that the gradient of all log-probabilities is never materialised.
     """
     counts = op.Not(op.Equal(labels, IGNORED))
     log_p = op.LogSoftmax(scores, axis=-1)
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(op.Where(counts, labels, 0), [2]), axis=2), [2])
-    # not times 0: the token that stands in for a label that does not count may be at −∞
+    # not times 0: the substitute token of an ignored label may be at −∞
     sums = (op.Where(counts, picked, 0.0), op.cast(counts, scores.dtype))
     total, number = (op.Reshape(op.ReduceSum(x, [1], keepdims=0), [-1, 2]) for x in sums)
     return total, number
 
 
 def _behind(op: Builder, scores: Var) -> Var:
-    """The likeliest token behind the last one of each row ``[pairs, 2]``.
+    """Return the most likely token after the last one of each row ``[pairs, 2]``.
 
-    That of all rows is computed, as scores need not stand whole for it.
+    Computed for all rows, so that the logits need not be materialised for it.
     """
     likeliest = op.ArgMax(scores, axis=2, keepdims=0)
     return op.Reshape(op.Gather(likeliest, -1, axis=1), [-1, 2])
@@ -146,38 +145,38 @@ def answer_pairs(
     pad: int = 0,
     name: str = "input_ids",
 ) -> dict[str, Array]:
-    """Two answers to each prompt as the data of :func:`pair_model`; labels are the answers' tokens alone.
+    """Return two answers per prompt as data for :func:`pair_model`; only the answers' tokens are labels.
 
     Args:
-        prompts: the numbers of their tokens, at least one each.
-        first, second: of the chosen answer and the rejected one, each with its token of the end.
+        prompts: their token ids, at least one each.
+        first, second: the chosen answer and the rejected one, each including its end token.
         length: of a row. By default that of the longest prompt with its answer.
-        pad: the token behind the end of a shorter row; its label is −100, which does not count.
+        pad: the padding token; its label is −100, which is ignored.
         name: of the model's input.
 
     Returns:
         ``{name: [pairs, 2, length], "labels": [pairs, 2, length]}``, both int64.
 
     Raises:
-        DataError: there are not as many answers as prompts, one is empty, or a row is longer than ``length``.
+        DataError: the numbers of prompts and answers differ, one is empty, or a row is longer than ``length``.
     """
     if not len(prompts) == len(first) == len(second) or not len(prompts):
         raise DataError(
-            f"there are {len(prompts)} prompts, {len(first)} first answers and {len(second)} second ones; give as many "
-            "of each, at least one"
+            f"there are {len(prompts)} prompts, {len(first)} first answers and {len(second)} second ones; pass "
+            "equally many of each, at least one"
         )
     rows = [(prompt, answer) for pair in zip(prompts, first, second, strict=True) for prompt, answer in
             ((pair[0], pair[1]), (pair[0], pair[2]))]  # fmt: skip
     for at, (prompt, answer) in enumerate(rows):
         if not len(prompt) or not len(answer):
             what = "answer" if len(prompt) else "prompt"
-            raise DataError(f"the {what} of pair {at // 2} has no token; give each at least one, or leave the pair out")
+            raise DataError(f"the {what} of pair {at // 2} has no token; give each at least one, or drop the pair")
     longest = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     size = longest if length is None else length
     if longest > size:
         raise DataError(
-            f"a prompt with its answer takes {longest} places, and length is {size}; give a larger one, or cut or "
-            "leave out what is longer"
+            f"a prompt with its answer has {longest} tokens, but length is {size}; use a larger length, or truncate "
+            "or drop longer ones"
         )
     tokens, labels = np.full((len(rows), size), pad, np.int64), np.full((len(rows), size), IGNORED, np.int64)
     for i, (prompt, answer) in enumerate(rows):
@@ -191,28 +190,29 @@ def answer_pairs(
 
 
 def reference(model: Source, trainer: Trainer, data: Any, batch_size: int | None = None) -> Array:
-    """The log-probabilities ``[pairs, 2]`` of answers by the model without the adapters that are trained.
+    """Return the log-probabilities ``[pairs, 2]`` of answers by the reference model, without the trained adapters.
 
-    The trainer's own session computes them, fed with numbers with which the adapters compute nothing (for LoRA a second
-    factor of zeros): no second copy of the weights, and no other rounding. The trainer's state is the same afterwards.
+    They are computed in the trainer's own session with neutral adapters (for LoRA a second factor of zeros), so there
+    is no second copy of the weights and no difference in rounding. The trainer's state does not change.
 
     Args:
-        model: the model with adapters of which :func:`pair_model` made the one that is trained. Without adapters, the
-            trainer's weights are the reference; it must not have made a step then.
-        trainer: of a step whose model :func:`pair_model` has made.
-        data: of any kind that ``trainer.predict`` takes, such as what :func:`answer_pairs` gives.
+        model: the model with adapters from which :func:`pair_model` made the trained one. Without adapters, the
+            trainer's weights are the reference; it must not have run any steps then.
+        trainer: of a step built from a result of :func:`pair_model`.
+        data: any data that ``trainer.predict`` accepts, such as the result of :func:`answer_pairs`.
         batch_size: samples per run.
 
     Raises:
-        BuildError: the trainer has made steps with weights of the model itself, or adapters always change something.
+        BuildError: the trainer has already changed weights of the model itself, or its adapters cannot be neutral.
         DataError: the data do not fit.
     """
     resting = adapters_at_rest(model)
     others = sorted(set(trainer.manifest.trainable) - set(resting))
     if others and trainer.progress.steps:
         raise BuildError(
-            f"the trainer has changed '{shown(others[0])}', which is in no adapter, in {trainer.progress.steps} steps, "
-            "so that the model before them is gone; compute the reference before the first step"
+            f"the trainer has changed '{shown(others[0])}', which is not part of an adapter, "
+            f"in {trainer.progress.steps} steps, so the reference model is gone; compute the reference before the "
+            "first step"
         )
     before = trainer.state_dict() if resting else {}
     try:
@@ -226,10 +226,10 @@ def reference(model: Source, trainer: Trainer, data: Any, batch_size: int | None
 
 
 def adapters_at_rest(model: Source) -> Mapping[str, Array]:
-    """The weights of a model's adapters that are trained, as numbers with which they compute nothing.
+    """Return neutral values for the trained weights of a model's adapters.
 
     Raises:
-        BuildError: there are none for a kind of adapter (prefix).
+        BuildError: the kind of adapter has none (prefix).
     """
     work, found = load_model(model), dict[str, Array]()
     for adapter in adapters_of(work):
@@ -239,8 +239,8 @@ def adapters_at_rest(model: Source) -> Mapping[str, Array]:
         numbers = KINDS[adapter.kind].rest(work, adapter, arrays)
         if any(a.shape != b.shape for a, b in zip(arrays, numbers, strict=True)):
             raise BuildError(
-                f"adapters of the kind {adapter.kind} always change something, so that the model without them cannot "
-                "be computed by the trainer; choose another kind, or compute the reference by the model without them"
+                f"adapters of kind {adapter.kind} cannot be neutral, so the trainer cannot compute the reference; use "
+                "another kind, or compute the reference with the model without adapters"
             )
         found |= dict(zip(adapter.weights, numbers, strict=True))
     return found

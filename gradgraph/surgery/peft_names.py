@@ -1,14 +1,14 @@
-"""PEFT's modules and a model's layers, matched by what they are, where they do not have the same names.
+"""Matching of PEFT's modules with a model's layers by their roles, where names differ.
 
 Hugging Face calls a layer ``model.layers.0.self_attn.q_proj``; onnxruntime-genai's builder calls it
 ``model.layers.0.attn.q_proj``, or packs it into ``…attn.qkv_proj``. Some families (Phi 3) are packed in PyTorch, too,
-and their gate and up projections lie apart in the file. Outputs of a packed layer are those of its pieces in their
-order. For W = [W₁; W₂] (outputs first), adapters of its pieces with Wᵢ + s·Bᵢ·Aᵢ are one adapter of it,
+and have separate gate and up projections in the file. Outputs of a packed layer are those of its pieces in order. For W
+= [W₁; W₂] (outputs first), adapters of its pieces with Wᵢ + s·Bᵢ·Aᵢ are one adapter of it,
 
     A = [A₁; A₂],  B = diag(B₁, B₂),
 
-with as many ranks as they have together, whose zeros stay zero in training, too (``Adapter.blocks``). Those of a packed
-layer are adapters of its pieces that share A.
+with the sum of their ranks, whose zeros stay zero in training, too (``Adapter.blocks``). Conversely, an adapter of a
+packed layer splits into adapters of its pieces that share A.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import onnx_ir as ir
 from gradgraph.arguments import Table
 from gradgraph.errors import ArgumentError, BuildError, DataError, shown
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operation import numbers_of
 
 Array = np.ndarray[Any, Any]
 
@@ -33,17 +33,17 @@ PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
 _OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # others have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
-_PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # between a projection and its attention
+_PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # from a projection to its attention
 _FARTHEST = 12  # nodes between them
 
 
 @dataclass(frozen=True)
 class Family:
-    """How Hugging Face names the layers of some models, where that differs from what the builder writes.
+    """Hugging Face's layer names for some models, where they differ from the builder's.
 
     Attributes:
-        packed: what it packs, and the builder may have apart.
-        output: its name of the projection behind an attention.
+        packed: layers that it packs, and the builder may separate.
+        output: its name of the projection after an attention.
     """
 
     packed: tuple[str, ...] = ()
@@ -51,17 +51,17 @@ class Family:
 
 
 FAMILIES: Table[Family] = Table("family of language models")
-FAMILIES.add("llama", Family())  # and all that call their projections as it does
+FAMILIES.add("llama", Family())  # and all with the same names of projections
 FAMILIES.add("phi3", Family(packed=tuple(PIECES)))
 FAMILIES.add("phi", Family(output="dense"))
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The tensors of a low-rank adapter as PEFT stores them: A (rank, inputs), B (outputs, rank), s, and magnitudes.
+    """The tensors of a low-rank adapter as stored by PEFT: A (rank, inputs), B (outputs, rank), s, and magnitudes.
 
     Attributes:
-        blocks: the outputs and the ranks of each piece that this is joined of; B is zero elsewhere.
+        blocks: the outputs and the ranks of each piece it was joined from; B is zero elsewhere.
     """
 
     a: Array
@@ -72,28 +72,28 @@ class Factors:
 
     @property
     def tensors(self) -> list[Array]:
-        """A and B, and magnitudes where they are."""
+        """Return A and B, and magnitudes if any."""
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def rows(self, begin: int, end: int) -> Factors:
-        """The adapter of the outputs from ``begin`` to ``end``."""
+        """Return the adapter of the outputs from ``begin`` to ``end``."""
         magnitude = None if self.magnitude is None else self.magnitude[begin:end]
         return Factors(self.a, self.b[begin:end], self.scale, magnitude)
 
     def ranks(self, begin: int, end: int) -> Factors:
-        """The adapter of the ranks from ``begin`` to ``end``."""
+        """Return the adapter of the ranks from ``begin`` to ``end``."""
         return Factors(self.a[begin:end], self.b[:, begin:end], self.scale, self.magnitude)
 
 
 def as_ours(module: str) -> str:
-    """A name as the builder would have it."""
+    """Convert a name to the builder's."""
     for theirs, ours in OURS.items():
         module = module.replace(theirs, ours)
     return module
 
 
 def as_theirs(layer: str, family: Family) -> str:
-    """The name that Hugging Face has for a layer of the builder's; others have it already."""
+    """Convert a layer name of the builder to Hugging Face's; other names are unchanged."""
     if not _OF_A_BUILDER.fullmatch(layer):
         return layer
     name = layer.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
@@ -101,44 +101,45 @@ def as_theirs(layer: str, family: Family) -> str:
 
 
 def pieces_of(name: str) -> tuple[str, ...]:
-    """The names of the pieces of a packed layer; of another one, its own."""
+    """Return the names of the pieces of a packed layer; for another one, its own."""
     parent, point, last = name.rpartition(".")
     return tuple(f"{parent}{point}{piece}" for piece in PIECES.get(last, (last,)))
 
 
-# --- names that the caller knows ------------------------------------------------------------------------------------
+# --- names given by the caller -------------------------------------------------------------------------------------
 
 
 class Renamed:
-    """Names of layers that cannot be derived: of the model's, the name in the folder.
+    """Layer names that cannot be derived: names in the folder, by name in the model.
 
     Args:
-        names: such as ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; a ``*`` on both sides stands
-            for the same text.
+        names: such as ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; a ``*`` on both sides stands for
+            the same text.
 
     Raises:
-        ArgumentError: a name has no ``*`` where its other one has one, or several.
+        ArgumentError: only one of a pair of names has a ``*``, or one has several.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         for ours, theirs in names.items():
             if ours.count("*") != theirs.count("*") or ours.count("*") > 1:
                 raise ArgumentError(
-                    f"the names '{shown(ours)}' and '{shown(theirs)}' do not have one * each; write one in both or none"
+                    f"the names '{shown(ours)}' and '{shown(theirs)}' do not have one * each; write one in both or "
+                    "neither"
                 )
         self._names = dict(names)
 
     def theirs(self, layer: str) -> str | None:
-        """The name in the folder of a layer of the model; None where nobody says it."""
+        """Return the name in the folder of a layer of the model; None if not given."""
         return _moved(layer, self._names.items())
 
     def ours(self, module: str) -> str | None:
-        """The name in the model of a module of the folder; None where nobody says it."""
+        """Return the name in the model of a module of the folder; None if not given."""
         return _moved(module, [(theirs, ours) for ours, theirs in self._names.items()])
 
 
 def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
-    """``name`` by the first pair that it matches, with the same text in the place of ``*``."""
+    """Rename ``name`` by the first matching pair, with the text of ``*`` copied."""
     for source, target in pairs:
         begin, star, end = source.partition("*")
         if name == source or (star and len(name) >= len(begin + end) and name.startswith(begin) and name.endswith(end)):
@@ -150,15 +151,15 @@ def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
 
 
 def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
-    """One adapter of outputs that lie one after the other; a piece without one keeps zeros.
+    """Join adapters of consecutive outputs into one; a piece without an adapter gets zeros.
 
     Raises:
-        ValueError: some pieces have magnitudes, and not all.
+        ValueError: only some pieces have magnitudes.
     """
     held = [piece for piece in pieces if piece is not None]
     magnitudes = [piece.magnitude for piece in held if piece.magnitude is not None]
     if magnitudes and len(magnitudes) < len(pieces):
-        raise ValueError("magnitudes of some pieces alone")
+        raise ValueError("only some pieces have magnitudes")
     scale = held[0].scale
     b = np.zeros((sum(sizes), sum(len(piece.a) for piece in held)), held[0].b.dtype)
     row = column = 0
@@ -174,7 +175,7 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
 
 
 def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
-    """The adapters of outputs that lie one after the other; None of a piece that had none when they were joined."""
+    """Split an adapter by consecutive outputs; None for a piece that had none when they were joined."""
     ends = list(accumulate(sizes))
     parts = [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     if [size for size, _ in whole.blocks] != list(sizes):
@@ -185,7 +186,7 @@ def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
 
 
 def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
-    """The sizes of ``count`` pieces, from those that are known: gate and up are equal, and so are keys and values."""
+    """Return the sizes of ``count`` pieces, from the known ones: gate and up are equal, and so are keys and values."""
     if count == 2:
         return [total // 2] * 2
     values = known.get(1, known.get(2))
@@ -199,12 +200,12 @@ def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[i
 
 
 def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[str, Factors]:
-    """The adapters of PEFT's modules under the names of the layers that they belong to.
+    """Rename the adapters of PEFT's modules to the layers that they belong to.
 
-    A module that has no layer keeps its name.
+    A module without a layer keeps its name.
 
     Raises:
-        DataError: two modules are one layer, or the sizes of a packed layer's pieces do not fit.
+        DataError: two modules map to one layer, or the sizes of a packed layer's pieces do not fit.
     """
     theirs = _by_meaning(given)
     found: dict[str, Factors] = {}
@@ -229,7 +230,7 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
 
 
 def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
-    """PEFT's modules by the builder's name, whole, and from the number of its layer on where one alone has that."""
+    """Index PEFT's modules by the builder's full name, and by the part from the layer number on if that is unique."""
     whole = {as_ours(module): module for module in modules}
     short: dict[str, list[str]] = {}
     for name, module in whole.items():
@@ -245,7 +246,7 @@ def _found(theirs: Mapping[str, str], name: str) -> str | None:
 
 
 def _packs(name: str) -> list[str]:
-    """The packed layers of which one of this name is a piece."""
+    """Return the packed layers that have this one as a piece."""
     parent, point, last = name.rpartition(".")
     return [f"{parent}{point}{pack}" for pack, pieces in PIECES.items() if last in pieces]
 
@@ -255,15 +256,15 @@ def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
     sizes = _sizes_of_pieces(layer.sizes[1], known, len(pieces))
     if sizes is None:
         raise DataError(
-            f"the layer '{shown(layer.name)}' has {layer.sizes[1]} outputs, which do not hold pieces of "
-            f"{sorted(known.values())}"
+            f"the layer '{shown(layer.name)}' has {layer.sizes[1]} outputs, which do not match pieces "
+            f"of {sorted(known.values())}"
         )
     try:
         return joined(pieces, sizes)
     except ValueError:
         raise DataError(
-            f"the layer '{shown(layer.name)}' packs several of PEFT's, and DoRA has adapters of some alone; load "
-            "it into a model that has them apart"
+            f"the layer '{shown(layer.name)}' packs several of PEFT's, but DoRA has adapters for only some of them; "
+            "load it into a model with separate layers"
         ) from None
 
 
@@ -272,7 +273,7 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
     held = [layers[n].sizes[1] if n in layers else None for n in names]
     sizes = [size for size in held if size is not None]
     if len(sizes) != len(names) or sum(sizes) != len(whole.b):
-        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, and the model's layers for it have {sizes}")
+        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, but the model's layers for it have {sizes}")
     return split(whole, sizes)[names.index(key)]
 
 
@@ -280,10 +281,10 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
 
 
 def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[str, Layer]) -> dict[str, Factors]:
-    """The adapters of the model's layers under the names that Hugging Face has for them.
+    """Rename the adapters of the model's layers to Hugging Face's modules.
 
     Raises:
-        BuildError: it is not known where the pieces of a packed layer begin.
+        BuildError: the boundaries of the pieces of a packed layer are unknown.
     """
     found: dict[str, Factors] = {}
     for name, factors in given.items():
@@ -300,13 +301,13 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
             names = pieces_of(packed)
             sizes = [layers[n].sizes[1] for n in names if n in layers]
             if len(sizes) != len(names):
-                raise BuildError(f"the model lacks layers of '{shown(packed)}'; leave the family out")
+                raise BuildError(f"the model lacks layers of '{shown(packed)}'; remove the family")
             found[as_theirs(packed, family)] = joined([given.get(n) for n in names], sizes)
     return found
 
 
 def known_pieces(layer: Any) -> tuple[int, ...]:
-    """The outputs of each piece of a packed layer, where the model says them; of another part none."""
+    """Return the outputs of each piece of a packed layer, if the model defines them; empty for other layers."""
     is_packed = isinstance(layer, Layer) and len(pieces_of(layer.name)) > 1
     return tuple(_sizes_that_are_said(layer) or ()) if is_packed else ()
 
@@ -314,12 +315,12 @@ def known_pieces(layer: Any) -> tuple[int, ...]:
 def _sizes_in_the_model(layer: Layer) -> list[int]:
     sizes = _sizes_that_are_said(layer)
     if sizes is None:
-        raise BuildError(f"nothing behind '{shown(layer.name)}' says where its queries, keys and values begin")
+        raise BuildError(f"the boundaries of queries, keys and values in '{shown(layer.name)}' are unknown")
     return sizes
 
 
 def _sizes_that_are_said(layer: Layer) -> list[int] | None:
-    """Where queries, keys and values begin, as the attention behind says, if it does; gate and up are equal."""
+    """Return the boundaries of queries, keys and values from the attention that reads them; gate and up are equal."""
     total, count = layer.sizes[1], len(pieces_of(layer.name))
     if count == 2:
         return [total // 2] * 2

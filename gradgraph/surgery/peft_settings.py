@@ -1,6 +1,6 @@
-"""The content of ``adapter_config.json``: every field is read, known to change nothing, or refused by its name.
+"""The content of ``adapter_config.json``: every field is used, known to have no effect, or rejected by name.
 
-What PEFT does with a field is that of PEFT 0.21. Whatever a later version adds is refused where it is set.
+The effect of fields is that of PEFT 0.21. Fields added by later versions are rejected if set.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 
 CONFIG = "adapter_config.json"
-# a pattern with more, or with a repeat of what repeats, takes time that grows with a high power of a name's length
+# longer patterns, or nested repetition, take time that grows with a high power of a name's length
 _REPEATS, _MOST_REPEATS, _LONGEST_PATTERN = re.compile(r".?[*+?{]", re.DOTALL), 3, 500
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an adapter, each entry of its kind.
+    """The validated settings of an adapter.
 
     Attributes:
         all: the whole table.
-        ranks, alphas: of layers whose names patterns fit.
-        inward: patterns of the layers of IA3 whose input is changed.
-        inputs_first: whether square matrices that were trained whole are stored as GPT-2's Conv1D has them.
-        blocks: of packed layers, whose adapters are joined of several (``Adapter.blocks``).
+        ranks, alphas: for layers whose names match a pattern.
+        inward: patterns of the IA3 layers whose input is multiplied.
+        inputs_first: whether fully trained square matrices are stored as in GPT-2's Conv1D.
+        blocks: of packed layers, whose adapters are joined from several (``Adapter.blocks``).
     """
 
     all: Fields
@@ -50,10 +50,10 @@ class Settings:
 
 
 def settings_of(table: Fields) -> Settings:
-    """Read the fields of a table that may be written by anybody.
+    """Read the fields of an untrusted table.
 
     Raises:
-        UnreadableError: one is of another kind.
+        UnreadableError: a field has the wrong type.
     """
     ranks, alphas = table.table("rank_pattern"), table.table("alpha_pattern")
     inward = "feedforward_modules"
@@ -72,7 +72,7 @@ def settings_of(table: Fields) -> Settings:
     )
 
 
-# --- what there may be ---------------------------------------------------------------------------------------------
+# --- supported settings --------------------------------------------------------------------------------------------
 
 _READ = frozenset(
     {"alpha_pattern", "fan_in_fan_out", "feedforward_modules", "lora_alpha", "lora_dropout", "peft_type", "r"}
@@ -80,23 +80,23 @@ _READ = frozenset(
     # of prefixes
     | {"num_attention_heads", "num_layers", "num_transformer_submodules", "num_virtual_tokens", "token_dim"}
 )
-_SAID_BY_TENSORS = frozenset(  # which modules have an adapter or were trained whole is what tensors there are
+_SAID_BY_TENSORS = frozenset(  # the tensors determine which modules have an adapter or were fully trained
     {"exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"}
 )
-_OF_TRAINING = frozenset(  # how it begins, who made it, where it runs: a trained adapter computes the same
+_OF_TRAINING = frozenset(  # initialisation, provenance, hardware: no effect on a trained adapter
     {"auto_mapping", "base_model_name_or_path", "encoder_hidden_size", "eva_config", "inference_mode"}
     | {"init_ia3_weights", "init_weights", "megatron_core", "peft_version", "prefix_projection", "qalora_group_size"}
     | {"revision", "runtime_config", "task_type"}
 )
-_BEGINNINGS = frozenset({"eva", "gaussian", "orthogonal", "true"})  # which leave the base as it is
-_IN_THE_BASE = ("corda_config", "loftq_config", "lora_ga_config")  # settings of beginnings that do not
+_BEGINNINGS = frozenset({"eva", "gaussian", "orthogonal", "true"})  # initialisations that leave the base unchanged
+_IN_THE_BASE = ("corda_config", "loftq_config", "lora_ga_config")  # settings of initialisations that do not
 
 
 def check_settings(settings: Settings, where: str) -> str:
-    """Which of our kinds the settings are of.
+    """Return our kind for the settings.
 
     Raises:
-        DataError: none of them; or a field is set that changes what the adapter computes, and is not supported.
+        DataError: unsupported type; or a field is set that changes the result, and is not supported.
     """
     kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
     kinds[PREFIX_TYPE] = "prefix"
@@ -110,8 +110,8 @@ def check_settings(settings: Settings, where: str) -> str:
     unknown = [key for key in settings.all.keys() if key not in harmless and _is_set(settings.all.value(key))]  # noqa: SIM118 - not a dict
     if unknown:
         raise DataError(
-            f"{where} has {listed(unknown, 3)}, which changes what it computes, or may, and is not supported; merge "
-            "the adapter into its model in PEFT (merge_and_unload), and export that"
+            f"{where} has {listed(unknown, 3)}, which changes the result, or may, and is not supported; merge the "
+            "adapter into its model in PEFT (merge_and_unload), and export that"
         )
     if settings.is_dora and settings.is_rslora:
         raise DataError(f"{where} is DoRA with the scale of rsLoRA, which is not supported")
@@ -125,7 +125,7 @@ def _is_set(value: Any) -> bool:
 
 
 def _check_beginning(table: Fields, where: str) -> None:
-    """Raise DataError for a way to begin that changes the base, which PEFT does again whenever it loads the folder."""
+    """Raise DataError for an initialisation that changes the base, which PEFT repeats whenever it loads the folder."""
     begun = table.value("init_lora_weights")
     if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
         return
@@ -133,8 +133,8 @@ def _check_beginning(table: Fields, where: str) -> None:
     if str(begun).lower().startswith(("corda", "olora", "pissa")):
         remedy = "save it there with path_initial_model_for_weight_conversion, which makes it plain LoRA"
     raise DataError(
-        f"{where} has init_lora_weights '{shown(begun)}', with which PEFT changes the model's own weights, or "
-        f"may, so it does not fit the model as it is; {remedy}"
+        f"{where} has init_lora_weights '{shown(begun)}', with which PEFT changes the model's own weights, or may, so "
+        f"it does not fit the original model; {remedy}"
     )
 
 
@@ -142,24 +142,24 @@ def _check_beginning(table: Fields, where: str) -> None:
 
 
 def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
-    """The number that a table of patterns has for a module, else the usual one."""
+    """Return the number for a module in a table of patterns, else the default."""
     return next((n for key, n in patterns.items() if fits(module, [key])), usual)
 
 
 def fits(module: str, patterns: Iterable[str]) -> bool:
-    """As PEFT matches: the end of a name, after a point; or a regular expression for it."""
+    """Match as PEFT does: by the end of a name, after a dot; or by a regular expression."""
     return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
 
 
 @functools.lru_cache(1024)
 def _expression(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a folder that anybody may have written; raises DataError for one that takes ages."""
+    """Compile an untrusted regular expression; raises DataError for one that could take very long."""
     repeats = _REPEATS.findall(pattern.replace("(?:", "("))
     if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
-        why = "may take ages to match"
+        why = "could take very long to match"
     else:
         try:
             return re.compile(rf"(.*\.)?({pattern})")
         except (re.error, RecursionError, OverflowError) as error:
-            why = f"is no regular expression ({reason_of(error)})"
-    raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write the names of the layers there")
+            why = f"is not a regular expression ({reason_of(error)})"
+    raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write out the names of the layers instead")

@@ -1,7 +1,7 @@
-"""Prefixes as PEFT stores them: one tensor ``prompt_embeddings`` [length, layers · 2 · heads · size] for all layers.
+"""Prefixes as stored by PEFT: one tensor ``prompt_embeddings`` [length, layers · 2 · heads · size] for all layers.
 
-A row holds, layer by layer, the keys of all heads and then their values. PEFT gives every attention a prefix of one
-length and size, and counts the positions of the text on from it; prefixes that are otherwise have files of our own.
+A row has, layer by layer, the keys of all heads and then their values. In PEFT every attention has a prefix of the same
+length and size, and positions of the text are offset by it; other prefixes use our own files.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.documents import Fields
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.prefix import POSITIONS, Attention
-from gradgraph.surgery.operated import array_named
+from gradgraph.surgery.operation import array_named
 
 TYPE, TENSOR = "PREFIX_TUNING", "prompt_embeddings"
 Array = np.ndarray[Any, Any]
 
 
 def is_as_in_peft(work: ir.Model, adapters: Sequence[Adapter]) -> bool:
-    """Are these prefixes such as PEFT has?"""
+    """Whether PEFT supports these prefixes."""
     if not all(a.kind == "prefix" and a.counted for a in adapters):
         return False
     return len({array.shape for pair in _numbers(work, adapters) for array in pair}) == 1
 
 
 def _numbers(work: ir.Model, adapters: Sequence[Adapter]) -> list[list[Array]]:
-    """Keys and values [heads, length, size] of each layer."""
+    """Return keys and values [heads, length, size] of each layer."""
     return [[array_named(work, name) for name in adapter.weights] for adapter in adapters]
 
 
 def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The tensor of PEFT's file, and what is said of it in the settings."""
+    """Return the tensor of PEFT's file, and its entries in the settings."""
     every = np.stack([array for pair in _numbers(work, adapters) for array in pair])
     _, heads, length, size = every.shape
     settings = {
         "peft_type": TYPE,
-        "task_type": "CAUSAL_LM",  # without one PEFT computes the model as it was
+        "task_type": "CAUSAL_LM",  # without one PEFT computes the original model
         "num_virtual_tokens": length,
         "token_dim": heads * size,
         "num_attention_heads": heads,
@@ -54,27 +54,27 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
 
 
 def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attention]) -> tuple[int, list[Array]]:
-    """Length, and keys and values [heads, length, size] of one layer after the other.
+    """Return length, and keys and values [heads, length, size], layer by layer.
 
     Raises:
-        DataError: the settings, the tensor and the model's attentions do not fit each other.
+        DataError: the settings, the tensor and the model's attentions do not match.
     """
     stored = arrays.get(TENSOR)
     if stored is None or len(arrays) > 1 or stored.ndim != 2:
         other = next((name for name in arrays if name != TENSOR), None)
         found = f"'{shown(other)}'" if other is not None else "it with another number of axes"
-        raise DataError(f"a prefix of PEFT is a matrix '{TENSOR}' and nothing else, and the file holds {found}")
+        raise DataError(f"a PEFT prefix is a matrix '{TENSOR}' and nothing else, but the file has {found}")
     if config.value("num_transformer_submodules") not in (None, 1):
         raise DataError(
-            "the prefix is of an encoder with a decoder (num_transformer_submodules), whose attentions share it; that "
-            "is not supported"
+            "the prefix is for an encoder with a decoder (num_transformer_submodules), whose attentions share it, "
+            "which is not supported"
         )
     sizes = {(layer.heads, layer.size, layer.value_size) for layer in layers}
     heads, size, _ = next(iter(sizes))
     held = {"num_layers": len(layers), "num_attention_heads": heads, "token_dim": heads * size}
     for key, own in held.items():
         if config.value(key) != own:
-            raise DataError(f"the prefix has {key} {shown(config.value(key))}, and the model's attentions have {own}")
+            raise DataError(f"the prefix has {key} {shown(config.value(key))}, but the model's attentions have {own}")
     if len(sizes) > 1 or size != layers[0].value_size or stored.shape[1] != 2 * len(layers) * heads * size:
         raise DataError(
             f"the prefix of shape {list(stored.shape)} does not fit {len(layers)} attentions of {heads} heads of {size}"
@@ -83,10 +83,10 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
 
 
 def check_counted(made: Sequence[Adapter]) -> None:
-    """Raise DataError where the text's positions do not follow the prefix, as those of PEFT do."""
+    """Raise DataError if positions of the text are not offset by the prefix, as in PEFT."""
     if not all(a.counted for a in made):
         raise DataError(
-            f"PEFT counts the text's positions on from a prefix of all attentions; this model has neither an input "
-            f"'{POSITIONS}' nor GroupQueryAttention that turns queries itself, or attentions that cannot have one; "
-            f"export it with an input '{POSITIONS}'"
+            "PEFT offsets the positions of the text by a prefix of all attentions; this model has neither an input "
+            f"'{POSITIONS}' nor GroupQueryAttention with rotary positions, or attentions that cannot have one; export "
+            f"it with an input '{POSITIONS}'"
         )

@@ -1,15 +1,15 @@
-"""Quantisation-aware training: weights and data of layers are rounded as an integer runtime will round them.
+"""Quantisation-aware training: weights and data of layers are rounded as in an integer runtime.
 
-Before each chosen layer stand a QuantizeLinear and a DequantizeLinear. In training the pair is arithmetic through
-which gradients pass straight (Bengio et al. 2013, arXiv:1308.3432), within the range of the integers; evaluation and
-export keep the pair, and an exported model stores its weights as integers.
+A QuantizeLinear and a DequantizeLinear precede each chosen layer. In training the pair is arithmetic with a
+straight-through gradient (Bengio et al. 2013, arXiv:1308.3432) within the range of the integers; evaluation and export
+keep the pair, and an exported model stores its weights as integers.
 
-- A weight has one scale for each output channel, ``max |W|`` over the largest integer, which follows the weight as it
-  moves; symmetric. With 8-bit data, int8 weights have 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``).
-- Data have one scale and one zero point, found by running the model on a sample of data, and fixed from then on.
-- With learned ranges both scales are trained from where they begin, by the gradient of LSQ (Esser et al. 2020,
+- A weight has one scale for each output channel, ``max |W|`` over the largest integer, which follows the weight in
+  training; symmetric. With 8-bit data, int8 weights have 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``).
+- Data have one scale and one zero point, observed by running the model on a sample of data, and fixed from then on.
+- With learned ranges both scales are trained from these initial values, by the gradient of LSQ (Esser et al. 2020,
   arXiv:1902.08153); zero points stay.
-- A model that is quantised already goes on: see ``gradgraph.surgery.quantised_again``.
+- For a model that is already quantised, see ``gradgraph.surgery.quantised_finetuning``.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.operated import (
+from gradgraph.surgery.operation import (
     Path,
     Result,
     check_patterns,
     closed,
     free_name,
     learn_sizes,
+    log_matches,
     numbers_of,
     opened,
-    tell_where,
 )
-from gradgraph.surgery.quantised_again import go_on, is_quantised, names_of_quantised, refuse_integer_products
+from gradgraph.surgery.quantised_finetuning import go_on, is_quantised, names_of_quantised, refuse_integer_products
 from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
 from gradgraph.surgery.stored_weights import as_read
-from gradgraph.surgery.tried import run_model
+from gradgraph.surgery.verification import run_model
 from gradgraph.verify.feeds import Feeds
 
 WEIGHTS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 ACTIVATIONS = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8, "uint16": ir.DataType.UINT16}
 RANGES = ("observed", "learned")
-_NEEDS = 13  # the opset since which a channel may have a scale of its own
-_MOST = 1_000  # samples of a file that ranges are found on
-_ROWS = 64  # of the data that ranges are found on, at a time
+_NEEDS = 13  # the opset since which scales can be per channel
+_MOST = 1_000  # samples of a file used to observe ranges
+_ROWS = 64  # batch size for observing ranges
 
 _WEIGHTS = Kind("'int8' or 'int4'", lambda value: value in WEIGHTS)
 _ACTIVATIONS = Kind("'uint8', 'int8', 'uint16' or None", lambda value: value is None or value in ACTIVATIONS)
@@ -72,25 +72,26 @@ def qat(
     ranges: str = "observed",
     out: Path | None = None,
 ) -> Result:
-    """The model with rounded weights and data, to be trained until it is as good as it was.
+    """Add fake quantisation of weights and data, for quantisation-aware training.
 
-    A model that is quantised already goes on: integers behind DequantizeLinear become float weights which are rounded
-    in each step, its pairs stay, and an exported model has them as it came. Products of integers (QLinearConv,
-    MatMulInteger and their like) are written as such pairs first.
+    A model that is already quantised becomes trainable: integers read by DequantizeLinear become float weights that are
+    rounded in each step, its pairs stay, and an exported model has them as before. Integer products (QLinearConv,
+    MatMulInteger, …) are converted to such pairs first.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` of float32; it is not changed.
-        data: samples by input, such as a few hundred of those to train on, or an ``.npz`` or a folder of ``.npy`` of
-            them: the ranges of the data are theirs. A quantised model has its own.
-        target: names or globs of the layers (Conv, Gemm, MatMul with a float weight; of a quantised model any with
-            stored integers, too), by weight, module or node. By default all, and of a quantised model those that are
-            quantised: a new head stays float unless it is named.
+        data: samples by input to observe ranges on, such as a few hundred training samples, or an ``.npz`` or a folder
+            of ``.npy``. A quantised model has its own ranges.
+        target: names or globs of the layers (Conv, Gemm, MatMul with a float weight; in a quantised model also any with
+            stored integers), by weight, module or node. By default all, or in a quantised model the quantised ones: a
+            new head stays float unless named.
         weights: ``"int8"`` or ``"int4"``, symmetric, one scale for each output channel; int4 writes the model at opset
-            21. Of layers that are quantised already, the file says it. With activations of 8 bits, int8 weights are
-            from -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
-        activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for what goes into the layers; None leaves that float.
-        ranges: ``"observed"``: a weight's scale follows its largest number, that of data is found on the sample, and
-            both are as in the file if the model is quantised. ``"learned"``: they begin so and are trained (LSQ).
+            21. Layers that are already quantised keep their type. With activations of 8 bits, int8 weights range from
+            -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
+        activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for the inputs of the layers; None keeps them float.
+        ranges: ``"observed"``: a weight's scale follows its largest number, that of data is observed on the sample, and
+            both are as in the file if the model is quantised. ``"learned"``: these are initial values, and are trained
+            (LSQ).
         out: write the result to this path.
 
     Returns:
@@ -98,9 +99,9 @@ def qat(
         QuantizeLinear and DequantizeLinear, whose weights are stored as integers.
 
     Raises:
-        BuildError: the model trains through rounding already, data are needed and not given, or its layers multiply
-            integers in a way whose float form is not known.
-        DataError: the data are not what the model takes.
+        BuildError: the model already has fake quantisation, data are required, or its layers multiply integers in a way
+            whose float form is unknown.
+        DataError: the data do not fit the model.
         UnknownNameError: no layer with a stored weight matches a name or glob.
         OutputError: ``out`` cannot be written.
     """
@@ -117,8 +118,8 @@ def qat(
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
     if not layers and not again and target is None:
         raise BuildError(
-            "the model trains through its rounding already: no layer has a weight stored as integers",
-            remedy="build it as it is, or name float layers by target=",
+            "the model already trains through its rounding: no layer has a weight stored as integers",
+            remedy="build it as it is, or name float layers with target=",
             shell="build it as it is",
         )
     if not layers and not again:
@@ -130,9 +131,9 @@ def qat(
     new = [x for x in read if not _comes_rounded(x)]
     if new and data is None:
         raise BuildError(
-            "the ranges of what goes into the layers are found on data",
+            "the ranges of the layers' inputs are observed on data",
             remedy="pass a sample of them, or activations=None",
-            shell="give a sample with --qat FILE",
+            shell="pass a sample with --qat FILE",
         )
     if data is not None and not isinstance(data, Mapping):
         data = {name: np.asarray(array[:_MOST]) for name, array in load_arrays(data).items()}
@@ -145,14 +146,14 @@ def qat(
                 seen[x] = _rounded(work, layer, found[x], activations, ranges == "learned")
             layer.node.replace_input_with(0, seen[x])
     if again:
-        tell_where("training the integers of", again, "tensor")
+        log_matches("training the integers of", again, "tensor")
     if layers:
-        tell_where("rounding at", [layer.name for layer in layers])
+        log_matches("rounding at", [layer.name for layer in layers])
     return closed(work, model, out)
 
 
 def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
-    """Find the layers that ``target`` names whose weight is stored as floats."""
+    """Return the layers that ``target`` names whose weight is stored as floats."""
     layers = [one for one in linear_layers(work, target)[0] if one.kind in ("Conv", "Gemm", "MatMul")]
     held = [(one, numbers_of(stored(one.weight))) for one in layers]
     return [one for one, t in held if t is not None and {t.dtype, one.weight.dtype} == {ir.DataType.FLOAT}]
@@ -167,7 +168,7 @@ def _comes_rounded(x: ir.Value) -> bool:
 
 
 def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple[int, int]:
-    """The least and the largest integer of a layer's weight."""
+    """Return the least and the largest integer of a layer's weight."""
     data = layer.data.producer() if _comes_rounded(layer.data) else None
     before = data.inputs[0] if data is not None else None
     kind = before.dtype if before is not None else ACTIVATIONS[activations] if activations is not None else None
@@ -176,7 +177,7 @@ def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple
 
 
 def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, int], learned: bool) -> None:
-    """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned one that begins as this."""
+    """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned s with this initial value."""
     weight, axis = layer.weight, layer.axis
     _, largest = limits
     others = [a for a in range(len(layer.shape)) if a != axis]
@@ -189,7 +190,7 @@ def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, in
         scale = write.node("Div", bounded, write.constant(largest))
     zero = write.constant(np.zeros(layer.sizes[1]), WEIGHTS[kind])
     integers, rounded = write.pair(weight, scale, zero, limits, axis=axis)
-    scale.name = free_name(work, f"{layer.name}.weight_scale")  # these two are what an exported model stores
+    scale.name = free_name(work, f"{layer.name}.weight_scale")  # an exported model stores these two
     integers.name = free_name(work, f"{layer.name}.weight_quantized")
     layer.node.replace_input_with(1, rounded)
     write.place()
@@ -205,7 +206,7 @@ class _Range:
 
 
 def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray]) -> dict[ir.Value, _Range]:
-    """The smallest and the largest number of each value, on ``data``; 0 is always among them."""
+    """Return the smallest and the largest number of each value, on ``data``; 0 is always included."""
     names = [v.name or "" for v in values]
     probe = work.clone()
     inner = {v.name: v for node in probe.graph for v in node.outputs}
@@ -225,19 +226,19 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
     inputs = [v for v in work.graph.inputs if not v.is_initializer()]
     missing = [v.name for v in inputs if v.name not in data]
     if missing:
-        raise DataError(f"the data have no {listed(missing)}, which the model reads")
+        raise DataError(f"the data lack {listed(missing)}, which the model reads")
     arrays = {str(v.name): np.asarray(data[str(v.name)]).astype((v.dtype or ir.DataType.FLOAT).numpy()) for v in inputs}
     fixed = known_sizes(shape[0] for shape in map(recorded_shape, inputs) if shape)
     size = fixed[0] if fixed else _ROWS
     rows = min((len(a) for a in arrays.values() if a.ndim), default=1)
     if rows < (size if fixed else 1):
-        raise DataError(f"the data have {rows} samples, and the model takes {size} at a time")
+        raise DataError(f"the data have {rows} samples, but the model reads {size} at a time")
     starts = range(0, rows - size + 1, size) if fixed else range(0, rows, size)
     return [{n: a[i : i + size] if a.ndim else a for n, a in arrays.items()} for i in starts]
 
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
-    """Round the data of a layer."""
+    """Round the input of a layer."""
     lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))

@@ -1,8 +1,8 @@
-"""The nodes that round: a QuantizeLinear and a DequantizeLinear, and the scale that both read.
+"""Rounding nodes: a QuantizeLinear and a DequantizeLinear, and the scale that both read.
 
-A scale that learns is ``first·exp(range)`` of a trained number that begins as 0: positive whatever an optimizer does,
-and a step of Adam changes each by the same part of itself, however small it is (as in TQT, Jain et al. 2020,
-arXiv:1903.08066). Its gradient: see ``gradgraph.passes.normal.spelling.fake_quantization``.
+A learned scale is ``first·exp(range)`` of a trained number initialised to 0: positive whatever an optimizer does, and a
+step of Adam changes each by the same proportion, however small it is (as in TQT, Jain et al. 2020, arXiv:1903.08066).
+For its gradient, see ``gradgraph.passes.normal.spelling.fake_quantization``.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import onnx_ir as ir
 from gradgraph.files.model_metadata import learned_ranges, write_quantisation
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.surgery.node_writer import NodeWriter
-from gradgraph.surgery.operated import add_weight
+from gradgraph.surgery.operation import add_weight
 
-SMALLEST = 1e-8  # a scale: of a channel of zeros, too
+SMALLEST = 1e-8  # least scale, also for a channel of zeros
 
 
 class Writer(NodeWriter):
-    """Writes nodes before ``place``, named after the layer they are for."""
+    """A writer of nodes before ``place``, named after their layer."""
 
     def __init__(self, work: ir.Model, place: ir.Node, layer: str) -> None:
         super().__init__(work, f"{layer}/quantise")
         self._place = place
 
     def largest(self, x: ir.Value, axes: list[int]) -> ir.Value:
-        """The largest |x| over these axes."""
+        """Return the largest |x| over these axes."""
         return self.reduced("ReduceMax", self.node("Abs", x), axes, since=18)
 
     def learned(self, first: np.ndarray, name: str) -> ir.Value:
-        """A scale that is trained, from ``first`` on, by a weight called ``name``."""
+        """Return a scale trained from ``first`` on, by a weight called ``name``."""
         begin = self.constant(first)
         trained = add_weight(self.work, name, np.zeros(np.shape(first), np.float32))
         write_quantisation(self.work, learned=(*learned_ranges(self.work.metadata_props), trained.name or ""))
@@ -40,7 +40,7 @@ class Writer(NodeWriter):
 
     def integers(self, x: ir.Value, scale: ir.Value, zero: ir.Value, limits: tuple[int, int] | None = None,
                  domain: str = "", **axis: int) -> ir.Value:  # fmt: skip
-        """Write a QuantizeLinear, and a Clip of its result to ``limits`` that are narrower than its type's."""
+        """Write a QuantizeLinear, and a Clip of its result if ``limits`` are narrower than its type's."""
         whole = self.node("QuantizeLinear", x, scale, zero, domain=domain, **axis)
         kind = zero.dtype
         if limits is None or kind is None or limits == INTEGER_RANGES[kind]:

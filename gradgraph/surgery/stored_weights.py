@@ -1,4 +1,4 @@
-"""The numbers of a linear layer's weight, read through whatever they are stored as, and written again."""
+"""Numbers of a linear layer's weight, read and written through any storage format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser, limits_
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
-from gradgraph.surgery.operated import add_weight, free_name, numbers_of, set_numbers
+from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
 
 
 def canonical(layer: Layer) -> Array:
-    """The weight in float64, outputs first: (outputs, inputs), of a Conv (outputs, inputs of a group, kernel)."""
+    """Return the weight in float64, outputs first: (outputs, inputs), for a Conv (outputs, inputs of a group,
+    kernel).
+    """
     if layer.kind != "MatMulNBits":
         return as_laid_out(layer, np.asarray(as_read(layer.weight), np.float64))
     held, packing = numbers_of(layer.weight), Packing.of(layer.node)
@@ -26,12 +28,12 @@ def canonical(layer: Layer) -> Array:
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """The weight from outputs first to what the node reads, and back; that of a MatMulNBits has outputs first."""
+    """Convert the weight between outputs first and the node's layout; that of a MatMulNBits has outputs first."""
     return weight if layer.axis == 0 or layer.kind == "MatMulNBits" else weight.T
 
 
 def as_read(value: ir.Value) -> Array:
-    """The numbers of a stored weight as its reader gets them: turned, cast, dequantised.
+    """Return the numbers of a stored weight as its reader gets them: transposed, cast, dequantised.
 
     Raises:
         BuildError: it is computed from anything else.
@@ -57,11 +59,11 @@ def _order(transpose: ir.Node, rank: int) -> list[int]:
     return list(range(rank))[::-1] if given is None else list(given)
 
 
-# --- written as floats --------------------------------------------------------------------------------------------
+# --- stored as floats ----------------------------------------------------------------------------------------------
 
 
 def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Give a layer another weight (outputs first), as floats."""
+    """Replace the weight of a layer (outputs first), stored as floats."""
     if layer.kind == "MatMulNBits":
         _as_product(work, layer.node, weight.T)
         return
@@ -74,7 +76,7 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
-    """MatMulNBits → MatMul with a float weight (K, N), and Add where it has a bias."""
+    """Convert MatMulNBits to MatMul with a float weight (K, N), and Add if it has a bias."""
     name = f"{(node.inputs[1].name if node.inputs[1] else None) or 'weight'}.merged"
     stored = add_weight(work, name, weight.astype(quantiser_of(node).scales.dtype))
     new = [ir.Node("", "MatMul", [node.inputs[0], stored], name=node.name)]
@@ -94,7 +96,7 @@ def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 
 def quantiser_of(node: ir.Node) -> Quantiser:
-    """The quantiser of a DequantizeLinear or a MatMulNBits.
+    """Return the quantiser of a DequantizeLinear or a MatMulNBits.
 
     Raises:
         BuildError: its scales or zero points are computed, or groups are reordered.
@@ -105,7 +107,7 @@ def quantiser_of(node: ir.Node) -> Quantiser:
     if scales is None or (zero is not None and points is None) or (packed and groups is not None):
         raise BuildError(
             f"'{shown(node.name or node.outputs[0].name)}' has computed scales or reordered groups, so its weight "
-            "cannot be read; keep an adapter of kind lora beside it"
+            "cannot be read; keep an adapter of kind lora on it unmerged"
         )
     if packed:
         packing = Packing.of(node)
@@ -122,13 +124,13 @@ def is_quantised(layer: Layer) -> bool:
 
 
 def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
-    """Store another weight (outputs first) as the old one is: of its type, blocks, channels and kind of zero points.
+    """Replace a weight (outputs first) in the same quantised format: type, blocks, channels and kind of zero points.
 
-    Scales are those of the new numbers, or the old ones where these store them as well; a weight that has not changed
-    stays as it is stored. Returns how far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``.
+    Scales are those of the new numbers, or the old ones if these represent them as well; an unchanged weight stays as
+    stored. Returns the rounding error ``‖stored - W‖/‖W‖``.
 
     Raises:
-        BuildError: the weight is quantised in a way that cannot be written again.
+        BuildError: the weight is quantised in a way that is not supported for writing.
     """
     if np.array_equal(weight, canonical(layer)):
         return 0.0
@@ -140,22 +142,22 @@ def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
 
 
 def _error(layer: Layer, weight: Array) -> float:
-    """How far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``."""
+    """Return the rounding error ``‖stored - W‖/‖W‖``."""
     return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
 def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -> float:
-    """Add a number to all weights of each block of a MatMulNBits, as zero points ``z - offset/scale`` in floats.
+    """Add a number to all weights of each block of a MatMulNBits, as float zero points ``z - offset/scale``.
 
-    Bits and scales stay. A block whose scale is 0, or too small for its zero point to be a number of the scales' type,
-    holds nothing but its offset then.
+    Bits and scales stay. A block whose scale is 0, or too small for its zero point in the scales' type, then holds only
+    its offset.
 
     Args:
-        offsets: what is added (outputs, blocks).
-        weight: what is to be stored, outputs first.
+        offsets: the numbers to add (outputs, blocks).
+        weight: the resulting weight, outputs first.
 
     Returns:
-        How far what is stored is from ``weight``, as ``‖stored - W‖/‖W‖``.
+        The rounding error ``‖stored - W‖/‖W‖``.
     """
     node, packing, before = layer.node, Packing.of(layer.node), quantiser_of(layer.node)
     packed, scales = (numbers_of(value) for value in node.inputs[1:3])
@@ -189,13 +191,15 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Write through the nodes between the weight and what is stored, from the end."""
+    """Write through the nodes between the weight and the stored tensor, from the end."""
     chain = _own_chain(work, layer)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:
         raise BuildError(f"the weight of '{shown(layer.name)}' is quantised more than once; merge it as floats")
     if any(node.op_type == "Transpose" for node in chain[: at[0]]):
-        raise BuildError(f"the weight of '{shown(layer.name)}' is turned before it is dequantised; merge it as floats")
+        raise BuildError(
+            f"the weight of '{shown(layer.name)}' is transposed before it is dequantised; merge it as floats"
+        )
     for turn in [node for node in reversed(chain) if node.op_type == "Transpose"]:
         weight = weight.transpose(np.argsort(_order(turn, weight.ndim)))
     node = chain[at[0]]
@@ -211,7 +215,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
-    """The nodes from the stored tensor to the weight; copies, from the first one on that others read, too."""
+    """Return the nodes from the stored tensor to the weight; those from the first shared one on are copied."""
     _, chain = rewritten(layer.weight)
     shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0])), len(chain))
     last = None if shared == 0 else chain[shared - 1].outputs[0]
@@ -229,12 +233,12 @@ def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
 
 
 def _is_its_own(value: ir.Value) -> bool:
-    """Does one node read it, and nobody else?"""
+    """Whether it has exactly one reader."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
-    """Give an input of ``node`` other numbers; other readers keep the old ones."""
+    """Replace the numbers of an input of ``node``; other readers keep the old ones."""
     value = node.inputs[place]
     assert value is not None
     if not _is_its_own(value):

@@ -1,4 +1,4 @@
-"""A frozen teacher beside a student, in one model: what the student is to imitate is an output of it."""
+"""Distillation: a frozen teacher next to a student, in one model, whose outputs the student imitates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradgraph.graph.shapes import OPSET, clash, shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
+from gradgraph.surgery.operation import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
 
 _POSITIVE = Kind("a number above zero", lambda v: NUMBER.fits(v) and v > 0)
 _PART = Kind("a number from 0 to 1", lambda v: NUMBER.fits(v) and 0 <= v <= 1)
@@ -41,42 +41,41 @@ def distill(
     teacher_output: str | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The student with a frozen teacher beside it; a step minimises ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``.
+    """Combine a student with a frozen teacher; a step minimises ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``.
 
-    ``loss`` is what ``gg.build`` is told to minimise, and the second term compares the softmaxes of ``logits / T``, a
-    mean over the positions (Hinton et al. 2015, arXiv:1503.02531). Those whose label is the loss's ``ignore_index``
-    and those that ``mask`` or ``sample_weight`` of ``gg.build`` leave out do not count. The teacher computes as in
-    evaluation: no Dropout, BatchNormalization with its running statistics. It is no part of the state, and of what a
-    trainer exports.
+    ``loss`` is that of ``gg.build``, and the second term compares the softmaxes of ``logits / T``, averaged over the
+    positions (Hinton et al. 2015, arXiv:1503.02531). Positions with the loss's ``ignore_index`` as label, or excluded
+    by ``mask`` or ``sample_weight`` of ``gg.build``, are ignored. The teacher runs in evaluation mode: no Dropout,
+    BatchNormalization with its running statistics. It is not part of the state, nor of exported models.
 
     Args:
         student, teacher: paths, ``onnx.ModelProto`` or ``onnx_ir.Model``; they are not changed.
-        temperature: T, by which logits are divided.
-        alpha: the share of the second term. With 1 and ``gg.build(model, loss=None)`` nothing else is minimised, and
-            no targets are fed.
-        match: values of the student and of the teacher, of one shape, whose mean squared difference is added:
-            hidden states, for example. Positions that do not count are left out here, too, of values whose first axes
-            are those of the labels (a mask of other axes is an error).
-        match_weight: what that sum is multiplied by.
-        inputs: inputs of the teacher and the student's that they are; by default those of one name. Other inputs of the
-            teacher become inputs of the step.
-        output, teacher_output: the logits; the first output by default. An inner value will do.
+        temperature: T, the divisor of the logits.
+        alpha: the share of the second term. With 1 and ``gg.build(model, loss=None)`` it is the only loss, and no
+            targets are fed.
+        match: values of the student and of the teacher, of equal shape, whose mean squared difference is added, such as
+            hidden states. Ignored positions are ignored here, too, in values whose leading axes are those of the labels
+            (a mask of other axes is an error).
+        match_weight: factor of that sum.
+        inputs: for inputs of the teacher, the student's input to use; by default that of the same name. Other inputs of
+            the teacher become inputs of the step.
+        output, teacher_output: the logits; the first output by default. Inner values are allowed.
         out: write the result to this path.
 
     Returns:
-        The same kind of model as the student: its outputs, and what it is compared with, called ``teacher.…``.
+        The same kind of model as the student: its outputs, and those of the teacher, called ``teacher.…``.
 
     Raises:
-        BuildError: the student has a teacher already, or shapes or types do not fit.
+        BuildError: the student already has a teacher, or shapes or types do not fit.
         ModelError: a BatchNormalization of the teacher has no stored statistics.
         UnknownNameError: there is no such value.
         OutputError: ``out`` cannot be written.
     """
     work, beside = opened(student, out), _teacher(teacher)
     if TEACHER in work.metadata_props:
-        raise BuildError("the student has a teacher already; take the model that it was made of")
+        raise BuildError("the student already has a teacher; use the model without it")
     if any(name.startswith(TEACHERS) for name in names_of(work)):
-        raise BuildError(f"names of the student begin with '{TEACHERS}', which is what the teacher's will")
+        raise BuildError(f"names of the student begin with '{TEACHERS}', the prefix for the teacher's")
     if work.opset_imports.get("", OPSET) != beside.opset_imports.get("", OPSET):
         convert_to_opset(work)
         convert_to_opset(beside)
@@ -99,7 +98,7 @@ def distill(
 
 
 def _teacher(source: Source) -> ir.Model:
-    """A copy without functions, and in evaluation form."""
+    """Return a copy without functions, in evaluation mode."""
     model = load_model(source)
     inline_functions(model)
     learn_sizes(model)
@@ -123,7 +122,7 @@ def _hand_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
-    """BatchNormalization with its running statistics, as one product and one sum, which are no layer to train."""
+    """Replace BatchNormalization with running statistics by a product and a sum, which are not trained."""
     scale, bias, mean, variance = (numbers_of(v) for v in node.inputs[1:5])
     rank = len(shape_of(node.inputs[0]) or ()) if node.inputs[0] is not None else 0
     if scale is None or bias is None or mean is None or variance is None or rank < 2:
@@ -149,17 +148,17 @@ def _check_alike(mine: ir.Value, its: ir.Value) -> None:
     other = a is not None and b is not None and (len(a) != len(b) or clash(a, b))
     if other or (mine.dtype is not None and its.dtype is not None and mine.dtype != its.dtype):
         raise BuildError(
-            f"'{shown(mine.name)}' of the student is {mine.dtype} {_told(a)} and '{shown(its.name)}' of the teacher "
-            f"{its.dtype} {_told(b)}, so they cannot be compared; name values of one shape and type"
+            f"'{shown(mine.name)}' of the student is {mine.dtype} {_shape_text(a)} and '{shown(its.name)}' of the "
+            f"teacher {its.dtype} {_shape_text(b)}, so they cannot be compared; name values of equal shape and type"
         )
 
 
-def _told(shape: Any) -> str:
+def _shape_text(shape: Any) -> str:
     return "of unknown shape" if shape is None else str([d if isinstance(d, int) else str(d) for d in shape])
 
 
 def _call(teacher: ir.Model) -> None:
-    """Put ``teacher.`` before all names but those of inputs."""
+    """Prefix all names except those of inputs with ``teacher.``."""
     inputs = set(teacher.graph.inputs)
     for graph in (teacher.graph, *teacher.graph.subgraphs()):
         values = [*graph.initializers.values(), *(v for node in graph for v in node.outputs)]
@@ -192,8 +191,8 @@ def _share_inputs(work: ir.Model, teacher: ir.Model, given: Mapping[str, str]) -
     if len(unknown) == len(its):
         raise BuildError(
             f"the student ({listed(list(mine))}) and the teacher ({listed(list(its))}) share no input",
-            remedy="say which ones are the same: inputs={'teacher input': 'student input'}",
-            shell="say which ones are the same: --teacher-input TEACHER=STUDENT",
+            remedy="pair them: inputs={'teacher input': 'student input'}",
+            shell="pair them: --teacher-input TEACHER=STUDENT",
         )
     for value in unknown:
         teacher.graph.inputs.remove(value)
@@ -201,7 +200,7 @@ def _share_inputs(work: ir.Model, teacher: ir.Model, given: Mapping[str, str]) -
 
 
 def _take_in(work: ir.Model, teacher: ir.Model) -> None:
-    """Move the teacher's nodes and weights over."""
+    """Move the teacher's nodes and weights into the student."""
     nodes, weights = list(teacher.graph), list(teacher.graph.initializers.values())
     teacher.graph.outputs.clear()
     teacher.graph.remove(nodes)

@@ -1,4 +1,4 @@
-"""Weights that were made one become several again."""
+"""Untying of shared weights."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from gradgraph.errors import ModelError
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import place_of
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
-from gradgraph.surgery.operated import Path, Result, add_weight, check_patterns, closed, make_way, opened
+from gradgraph.surgery.operation import Path, Result, add_weight, check_patterns, closed, make_way, opened
 from gradgraph.surgery.weights import weights_named
 
 
 @checked(weights=NAMES.or_none(), out=PATH.or_none())
 def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, out: Path | None = None) -> Result:
-    """The model in which each module that reads one of these weights has one of its own, with the same numbers.
+    """Give each module that reads one of these weights its own copy.
 
-    PyTorch's exporters store equal tensors once: of an untrained network, all biases of a size may be one tensor of
-    zeros, which would train as one. The new ones are called after their modules: ``encoder.layer.1.query.bias``.
+    PyTorch's exporters store equal tensors once: in an untrained network, all biases of a size may be one tensor of
+    zeros, which would train as one. The new ones are named after their modules: ``encoder.layer.1.query.bias``.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        weights: names and globs; by default those that an exporter may have merged, which tables that encoder and
-            decoder share, or table and last layer, are not.
+        weights: names and globs; by default those that an exporter may have merged, excluding tables shared by encoder
+            and decoder, or by table and last layer.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         UnknownNameError: a name matches no floating weight, or none that several modules read.
@@ -49,7 +52,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
 
 
 def _untie(work: ir.Model, value: ir.Value) -> None:
-    """The module that the weight is called after keeps it, or the first that reads it."""
+    """Leave the weight to the module that it is named after, or the first reader; copy it for the others."""
     modules = modules_of(value)
     name, tensor = value.name or "", value.const_value
     assert tensor is not None
@@ -67,7 +70,7 @@ def _untie(work: ir.Model, value: ir.Value) -> None:
 
 
 def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
-    """The name of the weight in its module; empty if nothing tells."""
+    """Return the name of the weight in its module; empty if unknown."""
     node, position = use
     if _is_second_name(node):
         name = node.outputs[0].name or ""
@@ -78,5 +81,5 @@ def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
 
 
 def _is_second_name(node: ir.Node) -> bool:
-    """An Identity, by which PyTorch's older exporter keeps the names of what it merges."""
+    """Whether it is an Identity by which PyTorch's older exporter keeps the names of merged tensors."""
     return node.op_type == "Identity" and not node.domain and not node.outputs[0].is_graph_output()

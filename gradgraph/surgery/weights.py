@@ -1,4 +1,4 @@
-"""Weights get other numbers: drawn anew, from a file, or those of another weight."""
+"""New values for weights: reinitialised, loaded from a file, or shared with another weight."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gradgraph.graph.weight_layouts import layouts
 from gradgraph.passes.normal.weights.verdicts import judge_weights, verdicts
 from gradgraph.runtime.saved.partial import OfModel, Stored, read_values
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operated import Path, Result, closed, layers_log, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 
 def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
-    """The floating initializers that these names and globs match, in the model's order.
+    """Return the floating initializers that these names and globs match, in the model's order.
 
     Raises:
         UnknownNameError: one matches nothing.
@@ -39,12 +39,12 @@ def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
     return [v for n, v in known.items() if n in chosen]
 
 
-# --- drawn anew -------------------------------------------------------------------------------------------
+# --- reinitialised ----------------------------------------------------------------------------------------
 
 
 @checked(weights=NAMES, seed=WHOLE, out=PATH.or_none())
 def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0, out: Path | None = None) -> Result:
-    """The model with these weights as PyTorch's layers begin.
+    """Reinitialise these weights as PyTorch's layers do.
 
     Factors of Gemm, MatMul and Conv and their biases: uniform in ±1/√(fan in). Rows of an embedding: normal. Scales of
     a normalisation: 1; its biases and running means: 0; running variances: 1.
@@ -52,12 +52,15 @@ def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0,
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: names and globs.
-        seed: of the numbers.
+        seed: of the random numbers.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         UnknownNameError: a name matches no floating weight.
-        ModelError: nothing says what kind of weight one is.
+        ModelError: the role of a weight is unknown.
         OutputError: ``out`` cannot be written.
     """
     work, rng = opened(model, out), np.random.default_rng(seed)
@@ -78,41 +81,44 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
             return np.full(sizes, _NORMS[node.op_type][position - 1], float)
         if node.op_type == "Gather" and position == 0:
             return rng.normal(size=sizes)
-        if node.op_type == "Add" and len(sizes) == 1:  # a bias behind a product
+        if node.op_type == "Add" and len(sizes) == 1:  # a bias after a product
             products = [v.producer() for v in node.inputs if v is not None]
             node, position = next((p for p in products if p is not None and p.op_type == "MatMul"), node), 1
         linear = node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and not node.domain and position
         if linear and numbers_of(Layer(node).weight) is not None and len(Layer(node).shape) > 1:
             return rng.uniform(-1, 1, sizes) / math.sqrt(Layer(node).fan_in)
-    raise ModelError(f"nothing says how the weight '{shown(value.name)}' begins: no linear layer, embedding or "
-                     "normalisation reads it as its weight")  # fmt: skip
+    raise ModelError(f"the initialisation of the weight '{shown(value.name)}' is unknown: no linear layer, embedding "
+                     "or normalisation reads it as its weight")  # fmt: skip
 
 
-# --- one tensor for two -------------------------------------------------------------------------------------
+# --- shared -----------------------------------------------------------------------------------------------
 
 
 @checked(weight=TEXT, to=TEXT, out=PATH.or_none())
 def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None) -> Result:
-    """The model in which all that read ``weight`` read ``to`` instead; transposed, if the shapes say so.
+    """Replace ``weight`` by ``to`` everywhere; transposed, if the shapes require it.
 
-    Where both are square the layers say it: an embedding has its rows where a head has its outputs.
+    For square matrices the layers decide: the rows of an embedding are the outputs of a head.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        weight: the name of the weight that goes.
-        to: the one that is read in both places, trained in one place and stored once.
+        weight: the name of the weight to remove.
+        to: the weight that replaces it, trained and stored once.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         UnknownNameError: there is no such value.
-        ModelError: one of them is no weight, or shapes or element types differ.
+        ModelError: one of them is not a weight, or shapes or element types differ.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     old, new = (value_named(work, name) for name in (weight, to))
     a, b = numbers_of(old), numbers_of(new)
     if a is None or b is None or old is new:
-        raise ModelError(f"'{shown(weight)}' and '{shown(to)}' should be two weights of the model")
+        raise ModelError(f"'{shown(weight)}' and '{shown(to)}' must be two weights of the model")
     if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
         raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
                          f"{list(b.shape.numpy())}, so they cannot be one")  # fmt: skip
@@ -140,25 +146,28 @@ def load_weights(
     turned: bool | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model with numbers from a file (or a dict of arrays), found by name.
+    """Load weights from a file (or a dict of arrays) by name.
 
-    A matrix may be transposed in the file, as ``nn.Linear`` stores what a MatMul reads; its shape says so, and it is
-    turned. Of a square one, it is said by the model that the file is, by a checkpoint or a file of
-    ``gg.export.save_weights``, or proved by the other matrices with such a name; otherwise ``turned`` must say it.
+    A matrix may be transposed in the file, as ``nn.Linear`` stores what a MatMul reads; its shape shows this, and it is
+    transposed back. For a square one, it is known if the file is a model, a checkpoint or written by
+    ``gg.export.save_weights``, or inferred from other matrices with such a name; otherwise set ``turned``.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: a ``.safetensors``, ``.npz``, ``.onnx`` or checkpoint, or arrays by name.
-        turned: of square matrices that MatMuls read, whether they are transposed in the file.
-        names: what a weight of the model is called in the file, where it is called otherwise there.
-        strict: refuse if a weight of the model has nothing in the file, or the other way round; constants of formulas
-            are no weights. If not, what fits is taken, and one line says how much; nothing at all is an error.
+        turned: whether square matrices that MatMuls read are transposed in the file.
+        names: names in the file, by weight of the model, where they differ.
+        strict: raise if a weight of the model is missing in the file, or vice versa; constants of formulas are no
+            weights. Otherwise, everything that fits is loaded, and its number logged; nothing at all is an error.
         out: write the result to this path.
 
+    Returns:
+        The same kind of model.
+
     Raises:
-        DataError: the file cannot be read; names are missing or left over, or none fits; a shape does not fit; nothing
-            says whether a square matrix is transposed.
-        UnknownNameError: ``names`` has a weight that the model has not.
+        DataError: the file cannot be read; names are missing or unused, or none fits; a shape does not fit; it is
+            unknown whether a square matrix is transposed.
+        UnknownNameError: the model lacks a weight in ``names``.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -180,7 +189,7 @@ def load_weights(
 
 
 def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
-    """Let every weight that has something of its name and shape in ``weights`` have these numbers, in place.
+    """Load every tensor of ``weights`` that has the name and shape of a weight, in place.
 
     Raises:
         DataError: the file cannot be read, or nothing in it fits.
@@ -203,11 +212,11 @@ def _read(path: Path) -> Stored:
     except GradgraphError as error:
         what = f"'{shown(path)}'"
         problem = error.problem.replace(what, "it")
-        raise DataError(f"cannot read the weights in {what}: {problem}; give a .safetensors or .npz file") from None
+        raise DataError(f"cannot read the weights in {what}: {problem}; use a .safetensors or .npz file") from None
 
 
 def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict: bool) -> None:
-    """Raise DataError where names do not fit, and say how much is taken."""
+    """Raise DataError if names do not fit, and log how many are loaded."""
     wanted = _weights_of(work)
     missing = [name for name in wanted if name not in found]
     taken = set(found.values())
@@ -231,11 +240,11 @@ def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict:
             + (", or add --partly to load what fits" * bool(found)),
         )
     count = sum(name in found for name in wanted)
-    layers_log.info("%s", "; ".join([f"took {count} of {_counted(wanted, 'weight')}", *parts]))
+    layers_log.info("%s", "; ".join([f"loaded {count} of {_counted(wanted, 'weight')}", *parts]))
 
 
 def _weights_of(model: ir.Model) -> list[str]:
-    """The names of the weights of a model, of more than one number."""
+    """Return the names of the weights of a model with more than one number."""
     judged = model.clone()
     judge_weights(judged)
     initializers = judged.graph.initializers
@@ -244,7 +253,7 @@ def _weights_of(model: ir.Model) -> list[str]:
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
-    """Does a trainer keep this beside the weights: what its optimizer remembers, a counter?"""
+    """Whether it is other training state: optimizer state, a counter."""
     return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
 
 
@@ -264,19 +273,19 @@ def _is_square(data: np.ndarray) -> bool:
 
 
 def _outputs(value: ir.Value) -> int | None:
-    """The axis of a matrix that counts outputs; None for tables of rows, and for what no product reads."""
+    """Return the axis of a matrix that counts outputs; None for embeddings, and for weights that no product reads."""
     found = layouts(value)
     axes = {layout.outputs for layout in found if len(layout.outputs) == 1}
     return axes.pop()[0] if axes and all(layout.inputs is not None for layout in found) else None
 
 
 def _kinds(source: str) -> list[str]:
-    """Whose names are of one kind, the closest first: ``c_proj.weight``, ``weight``."""
+    """Return keys for similar names, the most specific first: ``c_proj.weight``, ``weight``."""
     words = [re.sub(r"\d+", "", word) for word in re.split(r"[./]", source)]
     return [".".join(words[-2:]), words[-1]] if len(words) > 1 else [""]
 
 
-# how all matrices of a kind may lie in a file: outputs first, as nn.Linear has them; inputs first; or as in the model
+# layouts of all matrices of a kind in a file: outputs first, as in nn.Linear; inputs first; or as in the model
 _WAYS: dict[str, Callable[[int, int], bool]] = {
     "outputs first": lambda stored, own: stored == 0,
     "as in the model": lambda stored, own: stored == own,
@@ -285,7 +294,7 @@ _WAYS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
-    """By kinds of names, the ways in which matrices may lie, as those that are not square prove it."""
+    """Return the possible layouts by kind of name, as determined by non-square matrices."""
     found: dict[str, set[str]] = {}
     for value, data, source in pairs:
         if data.ndim != 2 or data.shape[0] == data.shape[1] or (own := _outputs(value)) is None:
@@ -300,10 +309,10 @@ def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[s
 def _is_turned(
     value: ir.Value, source: str, stored: Stored, lying: Mapping[str, set[str]], turned: bool | None
 ) -> bool:
-    """Is a square matrix transposed in the file?
+    """Whether a square matrix is transposed in the file.
 
     Raises:
-        DataError: nothing says it.
+        DataError: it is unknown.
     """
     own = _outputs(value)
     if own is None:
@@ -316,13 +325,13 @@ def _is_turned(
     if (isinstance(stored.values, OfModel) or stored.model is not None) and "as in the model" in ways[-1]:
         return False
     for some in ways:
-        likely = some - {"inputs first"} or some  # that a file has so only where the two others are disproved
+        likely = some - {"inputs first"} or some  # assumed only if the two others are ruled out
         sides = {not _WAYS[way](own, own) for way in likely}
         if len(sides) == 1:
             return sides.pop()
     raise DataError(
-        f"'{shown(source)}' is square, and nothing says whether it is transposed in the file: no other matrix with "
-        "such a name has a shape that does",
+        f"'{shown(source)}' is square, and it is unknown whether it is transposed in the file: no other matrix with "
+        "such a name has a shape that shows it",
         remedy="pass turned=True for matrices of (outputs, inputs), as nn.Linear stores them, or turned=False for "
         "those of (inputs, outputs), as the model's MatMul reads them",
         shell="add --turned for matrices of (outputs, inputs), as nn.Linear stores them, or --not-turned for those of "
@@ -337,8 +346,8 @@ def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> Non
     if data.ndim == 2 and data.shape != wanted == data.T.shape:
         data = data.T
     if data.shape != wanted:
-        raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, and '{shown(value.name)}' of the "
-                        f"model {list(wanted)}")  # fmt: skip
+        raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, but '{shown(value.name)}' of "
+                        f"the model {list(wanted)}")  # fmt: skip
     if not np.can_cast(data.dtype, tensor.dtype.numpy(), "same_kind"):
-        raise DataError(f"'{shown(source)}' holds {data.dtype} numbers in the file, and the model's are {tensor.dtype}")
+        raise DataError(f"'{shown(source)}' is {data.dtype} in the file, but the model's weight is {tensor.dtype}")
     set_numbers(work, value, np.array(data, tensor.dtype.numpy(), order="C"))

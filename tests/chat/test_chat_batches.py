@@ -199,5 +199,5 @@ def test_what_does_not_fit() -> None:
         trainer(packed=False).evaluate(ChatBatches(texts(3), 64, packed=True))
     with pytest.raises(DataError, match="give tokens, and the step takes"):
         trainer(packed=True).evaluate(ChatBatches(texts(3), 64))
-    with pytest.raises(BuildError, match="leave one of both out"):
+    with pytest.raises(BuildError, match="remove one of the two"):
         language_model(small_folder.MODEL, keep="attention_mask", packed=True)

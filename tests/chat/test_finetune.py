@@ -22,7 +22,7 @@ from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.chat.tuned_folder import Told, of_data, perplexity_of
 from gradgraph.errors import ArgumentError, BuildError, DataError, GradgraphError, OutputError
 from gradgraph.files.models import load_model
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operation import numbers_of
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -134,14 +134,14 @@ def test_a_quantised_file_of_both_decoders_is_written_as_it_was_measured(form: s
 
 def test_a_form_that_is_measured_alone_may_be_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some weights cannot be quantised again; the float form that was asked for is written all the same."""
-    merge = tuned_folder.merge_aside
+    merge = tuned_folder.merge_to_folder
 
     def merged(*args: Any, requantise: bool = False, **more: Any) -> Any:
         if requantise:
             raise BuildError("this weight cannot be quantised again; merge it as floats")
         return merge(*args, requantise=requantise, **more)
 
-    monkeypatch.setattr(tuned_folder, "merge_aside", merged)
+    monkeypatch.setattr(tuned_folder, "merge_to_folder", merged)
     base = small_folder.write(tmp_path / "llm")
     options: dict[str, Any] = {**SHORT, "epochs": 1, "max_steps": 1, "progress": False}
     found = gg.finetune(base, small_folder.chats(20), tmp_path / "tuned", **options)

@@ -23,7 +23,7 @@ from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCES
 from gradgraph.errors import DataError
 from gradgraph.files import spilled
 from gradgraph.files.models import load_model
-from gradgraph.surgery.merged import merge_aside
+from gradgraph.surgery.merged import merge_to_folder
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -204,7 +204,7 @@ def test_weights_that_are_merged_lie_in_a_file(
     }
     errors: dict[str, float] = {}
     usual = gg.surgery.merge_adapters(adapted, state, requantise=requantise)
-    found = merge_aside(adapted, state, tmp_path, requantise=requantise, errors=errors)
+    found = merge_to_folder(adapted, state, tmp_path, requantise=requantise, errors=errors)
     before = {name: v.const_value for name, v in adapted.graph.initializers.items()}
     assert usual.graph.initializers.keys() == found.graph.initializers.keys()
     for name, value in found.graph.initializers.items():

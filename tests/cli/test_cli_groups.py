@@ -28,11 +28,15 @@ def test_groups_are_handed_on(cli: Cli) -> None:
     [
         (["--group", "last.*"], 2, "should be GLOB:KEY=VALUE, such as head.*:lr=1e-3"),
         (["--group", "lr=0.1"], 2, "should be GLOB:KEY=VALUE"),
-        (["--group", "nothing.*:lr=0.1"], 1, "'nothing.*', which is a group of the optimizer, matches no weight"),
+        (
+            ["--group", "nothing.*:lr=0.1"],
+            1,
+            "'nothing.*', which is a group of the optimizer, matches no trained weight",
+        ),
         (["--group", "last.*:weight_decay=no"], 1, "weight_decay is 'no'; it should be a number"),
         (["--group", "last.*:lr=fast"], 1, "there is no schedule 'fast'"),
         (["--group", "last.*:rate=0.1"], 1, "sets 'rate', which adamw does not have"),
-        (["--no-decay", "nothing"], 1, "'nothing', which is to have no decay, matches no weight"),
+        (["--no-decay", "nothing"], 1, "'nothing', which is to have no decay, matches no trained weight"),
         (["--layer-decay", "2"], 1, "layer_decay must be between 0 and 1"),
     ],
 )

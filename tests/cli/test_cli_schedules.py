@@ -64,14 +64,14 @@ def test_train_reduces_the_rate_on_a_plateau(cli: Cli, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cosin", "there is not a schedule 'cosin'; did you mean 'cosine'"),
+        ("cosin", "there is no schedule 'cosin'; did you mean 'cosine'"),
         ("cosine(0.1, 10", "is not a schedule; write one as in Python"),
         ("cosine(0.1, steps=10)", "the schedule cosine has no argument 'steps'"),
-        ("cosine(0.1)", "the schedule cosine needs total_steps; write it, as in --schedule 'cosine(total_steps=…)'"),
+        ("cosine(0.1)", "the schedule cosine requires total_steps; write it, as in --schedule 'cosine(total_steps=…)'"),
         ("cosine(0.1, 10, 0.0, 7)", "takes 3 arguments, not 4"),
         ("0.1", "is not a schedule"),
         ("cosine(0.1, 1 / 0)", "has no value"),
-        ("cosine(0.1, __import__('os'))", "there is not a schedule '__import__'"),
+        ("cosine(0.1, __import__('os'))", "there is no schedule '__import__'"),
         ("cosine(0.1, x.y)", "a schedule is written with numbers, lists and schedules"),
         ("cosine('a', 10)", "lr is 'a'; it should be a finite number"),
         ("function('nowhere.py:f', 10)", "cannot be imported"),

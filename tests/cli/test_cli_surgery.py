@@ -67,7 +67,7 @@ def test_several_changes_at_once(cli: Cli) -> None:
         (("--untie-merged",), 1, "so there is nothing to untie"),
         (("--output", "nothing"), 1, "no value 'nothing'"),
         (("--load", "none.npz"), 1, "cannot read the weights in 'none.npz'"),
-        (("--resize-embedding", "first.weight=9"), 1, "no Gather takes rows"),
+        (("--resize-embedding", "first.weight=9"), 1, "no Gather reads rows"),
     ],
 )
 def test_what_is_refused(cli: Cli, words: tuple[str, ...], code: int, says: str) -> None:

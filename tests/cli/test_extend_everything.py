@@ -199,7 +199,7 @@ def toy() -> None:
         (
             lambda: extend.compression(toy),
             ArgumentError,
-            "what toy makes is None; it should be a gradgraph.extend.Comp",
+            "the result of toy is None; it should be a gradgraph.extend.Comp",
         ),
         (lambda: extend.adapter_kind("lora", KINDS["lora"]), BuildError, "there is a kind of adapter 'lora' already"),
         (lambda: extend.adapter_kind("mine", "lora"), ArgumentError, "should be a gradgraph.extend.AdapterKind"),

@@ -93,5 +93,5 @@ def test_of_two_decoders_in_one_file_the_one_without_a_past_trains(tmp_path: Pat
     found = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(feeds)
     given = {"encoder_outputs": (torch.tensor(states),), "decoder_input_ids": torch.tensor(IDS)}
     np.testing.assert_allclose(found, network(**given).logits.detach().numpy(), atol=3e-6)
-    with pytest.raises(BuildError, match="holds what the decoder has computed of its encoder's states"):
+    with pytest.raises(BuildError, match="is computed from the encoder's states"):
         surgery.language_model(out / "decoder_with_past_model.onnx")

@@ -134,7 +134,7 @@ def test_schedules_are_those_of_torch(name: str) -> None:
         (lambda: optim.one_cycle(0.1, 2), "has no room"),
         (lambda: optim.one_cycle(0.1, 100, anneal_strategy="cosine"), "cos or linear"),
         (lambda: optim.cosine_restarts(0.1, 10, 0), "whole numbers of at least 1"),
-        (lambda: optim.function(lambda s: math.inf, 10), "gives inf for step 0"),
+        (lambda: optim.function(lambda s: math.inf, 10), "returns inf for step 0"),
         (lambda: optim.function(lambda s: None, 10), "the result of the schedule for step 0 is None"),
         (lambda: optim.function(lambda s: 0.1, 10**9), "total_steps must be between"),
         (lambda: optim.polynomial(0.1, 10, power=0), "power must be above zero"),

@@ -224,7 +224,7 @@ WRITERS = {
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
-    "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
+    "gradgraph/surgery/verification.py": {"TemporaryDirectory"},
     "gradgraph/files/spilled.py": {"mkdtemp", "open"},
     "gradgraph/chat/answers.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},

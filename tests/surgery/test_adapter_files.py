@@ -148,7 +148,7 @@ def test_a_prefix_is_stored_as_peft_has_it(llama: Any, tmp_path: Path) -> None:
         ({"num_layers": 3}, "has num_layers 3, and the model's attentions have 2"),
         ({"num_attention_heads": 3}, "has num_attention_heads 3"),
         ({"token_dim": 4}, "has token_dim 4"),
-        ({"num_transformer_submodules": 2}, "of an encoder with a decoder"),
+        ({"num_transformer_submodules": 2}, "for an encoder with a decoder"),
         ({"lora_bias": True}, "has 'lora_bias'"),
     ],
 )
@@ -184,7 +184,7 @@ def test_positions_that_are_fed_count_on_from_a_prefix(tmp_path: Path) -> None:
         surgery.load_adapter(unaware, tmp_path / "peft")
     safetensors.numpy.save_file({"prompt_embeddings": np.zeros((3, 16), np.float32), "more": np.zeros(1)},
                                 tmp_path / "peft" / WEIGHTS)  # fmt: skip
-    with pytest.raises(DataError, match="and nothing else, and the file holds 'more'"):
+    with pytest.raises(DataError, match="and nothing else, but the file has 'more'"):
         surgery.load_adapter(fed, tmp_path / "peft")
 
 
@@ -222,7 +222,7 @@ def test_a_square_weight_that_was_trained_whole(conv1d: bool, said_by: str, tmp_
 
 def test_a_setting_that_the_numbers_contradict_is_refused(tmp_path: Path) -> None:
     model, numbers = squares()
-    with pytest.raises(DataError, match="nearer to the model's the other way round than fan_in_fan_out"):
+    with pytest.raises(DataError, match="closer to the model's weight, contrary to fan_in_fan_out"):
         surgery.load_adapter(model, folder_with(tmp_path, {"x.b.weight": numbers["x.b.weight"]}))
 
 
@@ -236,5 +236,5 @@ def test_the_base_beside_an_adapter_is_taken_where_it_has_changed(tmp_path: Path
     moved = {"a.base_layer.weight": numbers["a.weight"].T + 1}
     found = weights(surgery.load_adapter(model, folder_with(tmp_path, moved)))
     np.testing.assert_array_equal(found["a.weight"], numbers["a.weight"] + 1)
-    with pytest.raises(DataError, match="no weight of its name and sizes"):
+    with pytest.raises(DataError, match="no weight of its name and shape"):
         surgery.load_adapter(model, folder_with(tmp_path, {"a.base_layer.weight": np.ones((5, 4))}))

@@ -119,7 +119,7 @@ def trained(model: onnx.ModelProto) -> dict[str, Array]:
 def test_it_computes_what_it_did_until_it_is_trained_and_merges_then(name: str, kind: str) -> None:
     base, x = LAYERS[name], feed(LAYERS[name])
     if kind == "dora" and name in ("embedding", "Conv in groups"):
-        with pytest.raises(BuildError, match="for which there is no DoRA"):
+        with pytest.raises(BuildError, match="which DoRA does not support"):
             gg.lora(base, "w", kind=kind)
         return
     model = gg.lora(base, "w", rank=3, kind=kind)
@@ -211,14 +211,14 @@ def test_a_weight_that_others_read_stays_for_them() -> None:
         (
             lambda: gg.lora(LAYERS["Conv in groups"], "w", kind="dora"),
             BuildError,
-            "is a Conv with groups, for which there is no DoRA",
+            "is a Conv with groups, which DoRA does not support",
         ),
         (
             lambda: gg.lora(
                 made([node("Gemm", ["x", "w.weight"], ["y"], alpha=2.0)], {"w.weight": floats(4, 5)}, ["rows", 4]), "w"
             ),
             UnknownNameError,
-            "a Gemm that weighs its product",
+            "a Gemm that scales its product",
         ),
     ],
 )  # fmt: skip
@@ -436,12 +436,12 @@ IN_BFLOAT16.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
 @pytest.mark.parametrize(
     ("name", "says"),
     [("int4 in blocks", "DequantizeLinear, whose zero points are whole numbers"), ("MatMul", "is not quantised"),
-     ("embedding", "is not quantised"), ("MatMulNBits of 8 bits", "zero points of 2 and 4 bits alone"),
-     ("bfloat16", "in whose 8 bits")],
+     ("embedding", "is not quantised"), ("MatMulNBits of 8 bits", "zero points for 2 and 4 bits only"),
+     ("bfloat16", "whose 8 bits")],
 )  # fmt: skip
 def test_what_has_no_float_zero_points_is_refused(name: str, says: str) -> None:
     models = LAYERS | {"MatMulNBits of 8 bits": QUANTISED_LAYERS["MatMulNBits of 8 bits"][0], "bfloat16": IN_BFLOAT16}
-    with pytest.raises(BuildError, match=rf"{says}.*choose kind lora, .*leave this layer out"):
+    with pytest.raises(BuildError, match=rf"{says}.*use kind lora, .*exclude this layer"):
         gg.lora(models[name], "w", kind="qalora")
 
 
@@ -457,5 +457,5 @@ def test_a_weight_that_cannot_be_read_is_refused(what: str) -> None:
 
 
 def test_peft_has_no_files_of_blocks(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="PEFT has no files of adapters of kind qalora"):
+    with pytest.raises(BuildError, match="PEFT has no files for adapters of kind qalora"):
         surgery.save_adapter(gg.lora(LAYERS["MatMulNBits"], "w", kind="qalora"), tmp_path, family="llama")

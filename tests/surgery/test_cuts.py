@@ -92,7 +92,7 @@ def test_a_cut_model_is_written_and_trains(tmp_path: Path) -> None:
         ({"outputs": "logits"}, UnknownNameError, "no value 'logits'"),
         ({"outputs": "x"}, ModelError, "'x' is an input or a weight"),
         ({"inputs": "val_92"}, ModelError, "'val_92' is a weight"),
-        ({"inputs": "y"}, ModelError, "'y' is an output of the cut model, too"),
+        ({"inputs": "y"}, ModelError, "'y' is both an input and an output of the cut"),
     ],
 )
 def test_what_cannot_be_cut(given: dict[str, Any], error: type[GradgraphError], says: str) -> None:
@@ -159,10 +159,10 @@ def test_an_embedding_and_its_tied_head_get_other_rows(rows: int) -> None:
 
 
 def test_what_is_no_embedding() -> None:
-    for name, says in (("norm_weight", "no floating matrix"), ("x", "no floating matrix")):
+    for name, says in (("norm_weight", "not a floating matrix"), ("x", "not a floating matrix")):
         with pytest.raises(ModelError, match=says):
             surgery.resize_embedding(language_model(), name, 7)
-    with pytest.raises(ModelError, match="no Gather takes rows"):
+    with pytest.raises(ModelError, match="no Gather reads rows"):
         surgery.resize_embedding(network(), "body_weight", 7)
 
 

@@ -82,5 +82,5 @@ def test_buffers_of_fixed_length_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["standard_convolution", "fused_convolution", "fused_recurrence"])
 def test_rows_of_several_texts_are_refused(kind: str) -> None:
     """A state would carry one text into the next."""
-    with pytest.raises(BuildError, match="kept apart by the attention bias"):
+    with pytest.raises(BuildError, match="separated by the attention bias"):
         surgery.language_model(hybrid_models.MODELS[kind](), packed=True)

@@ -274,5 +274,5 @@ def test_images_calibrate(tmp_path: Path) -> None:
 
 
 def test_what_is_no_calibration_data_is_said() -> None:
-    with pytest.raises(DataError, match="no calibration data; give a path"):
+    with pytest.raises(DataError, match="not calibration data; pass a path"):
         gg.quantize(rows("batch"), [1, 2, 3])

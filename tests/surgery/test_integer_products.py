@@ -138,7 +138,7 @@ def test_data_are_rounded_as_they_were_and_gradients_pass() -> None:
 def test_sums_that_nothing_makes_floats_of_are_refused() -> None:
     nodes = [node("MatMulInteger", ["x", "w.weight"], ["i"], name="w"), node("Cast", ["i"], ["y"], to=1)]
     model = made(nodes, {"w.weight": np.ones((4, 5), np.uint8)}, ["rows", 4], onnx.TensorProto.UINT8)
-    with pytest.raises(BuildError, match="no Cast and Mul behind it make floats of its sums"):
+    with pytest.raises(BuildError, match="without a Cast and Mul that convert its sums"):
         gg.lora(model, "w")
     odd = made([node("QAttention", ["x", "w.weight"], ["y"], name="w", domain="com.microsoft")],
                {"w.weight": np.ones((4, 5), np.uint8)}, ["rows", 4], onnx.TensorProto.UINT8)  # fmt: skip
@@ -232,5 +232,5 @@ def test_channels_of_an_old_opset() -> None:
 def test_products_whose_floats_are_not_known_are_refused(op_type: str) -> None:
     odd = made([node(op_type, ["x", "w.weight"], ["y"], name="odd", domain="com.microsoft")],
                {"w.weight": np.ones((4, 5), np.uint8)}, ["rows", 4], onnx.TensorProto.UINT8)  # fmt: skip
-    with pytest.raises(BuildError, match=f"'odd' is {op_type}, which counts in integers.*QDQ"):
+    with pytest.raises(BuildError, match=f"'odd' is {op_type}, which computes in integers.*QDQ"):
         gg.qat(odd)

@@ -237,21 +237,25 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs of a past, a mask or positions"),
+        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs for a past, a mask or positions"),
         (
             lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.INT64, ["b", 4, 3])})),
             BuildError,
-            "'past_conv.0' is a state of INT64, and only floating states are known to begin at zero",
+            "'past_conv.0' is a state of INT64, and only floating states are known to start at zero",
         ),
-        (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "take one of its branches first"),
+        (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "select one of its branches first"),
         (lambda: surgery.fix_inputs(tiny(IN), {"use_cache": 1}), UnknownNameError, "no input 'use_cache'"),
-        (lambda: surgery.fix_inputs(tiny(IN), {"input_ids": 1}), ModelError, "nobody knows the sizes of the input"),
+        (lambda: surgery.fix_inputs(tiny(IN), {"input_ids": 1}), ModelError, "the sizes of the input"),
         (lambda: surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: 2}), ModelError, "2 is none"),
         (lambda: surgery.language_model(MODELS["int4"], keep="mask"), UnknownNameError, "no input 'mask'"),
         (lambda: surgery.language_model(counting(1), keep="attention_mask"), BuildError, "pad rows at their ends"),
         (lambda: surgery.language_model(MODELS["int4"], outputs="y"), UnknownNameError, "no output 'y'"),
-        (lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]), BuildError, "no outputs but those"),
-        (lambda: surgery.next_tokens([[1]]), DataError, "at least two token numbers"),
+        (
+            lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]),
+            BuildError,
+            "only outputs that continue the past",
+        ),
+        (lambda: surgery.next_tokens([[1]]), DataError, "at least two token ids"),
         (lambda: surgery.next_tokens(7), ArgumentError, "a sequence of sequences"),
     ],
 )

@@ -163,7 +163,7 @@ def test_answers_that_cannot_be_compared_are_refused(words: str) -> None:
 
 
 def test_nothing_is_cut() -> None:
-    with pytest.raises(DataError, match="takes 9 places, and length is 8"):
+    with pytest.raises(DataError, match="has 9 tokens, but length is 8"):
         surgery.answer_pairs(PROMPTS, CHOSEN, REJECTED, 8)
     rows = surgery.answer_pairs(PROMPTS, CHOSEN, REJECTED, 12, pad=1)
     assert rows["input_ids"].shape == (5, 2, 12)
@@ -172,7 +172,7 @@ def test_nothing_is_cut() -> None:
 
 
 def test_a_model_that_generates_is_refused() -> None:
-    with pytest.raises(BuildError, match="make it by language_model first"):
+    with pytest.raises(BuildError, match="convert it with language_model first"):
         surgery.pair_model(adapted())
 
 
@@ -195,7 +195,7 @@ def test_a_reference_comes_before_the_first_step() -> None:
 
 def test_a_prefix_has_no_reference() -> None:
     model = gg.lora(TINY, "*attn*", rank=2, kind="prefix")
-    with pytest.raises(BuildError, match="of the kind prefix always change something"):
+    with pytest.raises(BuildError, match="of kind prefix cannot be neutral"):
         surgery.reference(model, trainer_of(model), PAIRS)
 
 

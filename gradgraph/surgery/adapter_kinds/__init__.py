@@ -1,1 +1,1 @@
-"""The kinds of adapters: each file holds one, with its formula, its merge and its row in the table ``KINDS``."""
+"""Kinds of adapters: each file has one, with its formula, its merge and its row in the table ``KINDS``."""

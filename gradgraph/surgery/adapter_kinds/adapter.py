@@ -1,4 +1,4 @@
-"""Adapters, as the metadata of a model describe them."""
+"""Adapters, as described by the metadata of a model."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["DEFAULT", "Adapter", "names_of_adapters", "write_adapters"]
 
 
 def names_of_adapters(adapters: Sequence[Adapter]) -> list[str]:
-    """Each name once, in their order."""
+    """Return each adapter name once, in order."""
     return list(dict.fromkeys(a.name for a in adapters))

@@ -1,4 +1,4 @@
-"""The table of kinds of adapters, filled: each file of this room that adds one to ``KINDS`` is found here."""
+"""The filled table of adapter kinds: imports each file of this package that adds one to ``KINDS``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.files.model_metadata import Adapter, adapters_in
 from gradgraph.surgery import adapter_kinds
 from gradgraph.surgery.adapter_kinds.kind import KINDS as KINDS
 from gradgraph.surgery.adapter_kinds.kind import Kind as Kind
-from gradgraph.surgery.operated import numbers_of, value_named
+from gradgraph.surgery.operation import numbers_of, value_named
 
 for _file in pkgutil.iter_modules(adapter_kinds.__path__):
     importlib.import_module(f"{adapter_kinds.__name__}.{_file.name}")
@@ -30,22 +30,22 @@ def adapters_of(work: ir.Model) -> list[Adapter]:
     for adapter in adapters:
         if adapter.kind not in KINDS:
             raise BuildError(
-                f"the adapter of '{shown(adapter.module)}' is of the kind '{shown(adapter.kind)}', and known are "
-                f"{listed(KINDS)}"
+                f"the adapter of '{shown(adapter.module)}' has the unknown kind '{shown(adapter.kind)}'; known kinds "
+                f"are {listed(KINDS)}"
             )
     return adapters
 
 
 def check_stored(work: ir.Model, adapters: Iterable[Adapter]) -> None:
-    """Raise BuildError unless the model stores as many weights of each adapter as its kind has."""
+    """Raise BuildError unless the model stores as many weights for each adapter as its kind requires."""
     for adapter in adapters:
         missing = [name for name in adapter.weights if not _is_stored(work, name)]
         if missing or len(adapter.weights) != len(KINDS[adapter.kind].parts):
             what = f"no weights {listed(missing, 3)}" if missing else f"{len(adapter.weights)} weights"
             raise BuildError(
                 f"the adapter of '{shown(adapter.module)}' has {what} in the model",
-                remedy="take the model that gg.lora gave",
-                shell="take the model that --lora gave",
+                remedy="use the model returned by gg.lora",
+                shell="use the model that --lora wrote",
             )
 
 

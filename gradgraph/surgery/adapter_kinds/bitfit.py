@@ -1,6 +1,6 @@
-"""BitFit (Ben Zaken et al. 2022, arXiv:2106.10199): the biases that a model has are trained, and nothing else.
+"""BitFit (Ben Zaken et al. 2022, arXiv:2106.10199): only the model's own biases are trained.
 
-They are no new tensors: what trains is what was there, so there is nothing to merge.
+It adds no tensors, so there is nothing to merge.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import onnx_ir as ir
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are
-from gradgraph.surgery.operated import matched, numbers_of
+from gradgraph.surgery.operation import matched, numbers_of
 
-# the inputs that are added to a result
+# inputs that are added to a result
 _PLACES = {
     "Gemm": (2,), "Conv": (2,), "ConvTranspose": (2,), "DeformConv": (3,), "LayerNormalization": (2,),
     "BatchNormalization": (2,), "InstanceNormalization": (2,), "GroupNormalization": (2,), "LSTM": (3,), "GRU": (3,),
@@ -25,12 +25,12 @@ _PLACES = {
     "Attention": (2,),
 }  # fmt: skip
 _PRODUCTS = ("MatMul", "MatMulNBits", "Gemm", "Conv", "FusedMatMul")
-_ONLY_FUSED = ("Attention", "MultiHeadAttention")  # others of ai.onnx have these names, too
+_ONLY_FUSED = ("Attention", "MultiHeadAttention")  # other operators of ai.onnx have these names, too
 
 
 @dataclass(frozen=True)
 class Bias:
-    """A tensor that something adds, and what adds it."""
+    """A bias tensor and the node that adds it."""
 
     node: ir.Node
     value: ir.Value
@@ -42,12 +42,12 @@ class Bias:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern finds it."""
+        """The names by which a pattern matches it."""
         return [n for n in (self.name, self.name.removesuffix(".bias"), module_of(self.node), self.node.name) if n]
 
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Bias], list[str]]:
-    """The biases that names or globs match, by tensor, module or node."""
+    """Return the biases that names or globs match, by tensor, module or node."""
     every = {bias.name: bias for bias in _biases(work)}.values()
     return matched(target, ((bias.names, bias) for bias in every)), []
 
@@ -74,16 +74,16 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _is_a_row(sizes: Sequence[int]) -> bool:
-    """One number for each output: [n], or [n, 1, 1] behind a Conv."""
+    """Whether it has one number per output: [n], or [n, 1, 1] after a Conv."""
     return sum(size > 1 for size in sizes) <= 1 and len(sizes) > 0
 
 
 def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Nothing but the note that it is trained."""
+    """Record that the bias is trained; the graph does not change."""
     del work, rng
     return wanted.put_at("", bias.value)
 
 
 KINDS.add(
-    "bitfit", Kind("the biases that the model has", put, ("bias",), as_they_are, NO_RANK, layers=found)
+    "bitfit", Kind("the model's own biases", put, ("bias",), as_they_are, NO_RANK, layers=found)
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Bottleneck adapters (Houlsby et al. 2019, arXiv:1902.00751): ``y + relu(y·D + d)·U + u`` behind a layer and its bias.
+"""Bottleneck adapters (Houlsby et al. 2019, arXiv:1902.00751): ``y + relu(y·D + d)·U + u`` after a layer and its bias.
 
-D of (outputs, rank) begins as a linear layer does, U with zeros, so that nothing changes. It is no change of a weight.
+D of (outputs, rank) is initialised as a linear layer, U with zeros, so that the output is unchanged at first. It cannot
+be merged into a weight.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gradgraph.surgery.linear_layers import Layer, drawn
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two layers behind a layer; of a Conv they are 1×1."""
+    """Write the two layers after a layer; for a Conv they are 1×1."""
     writer, width, rank = Writer(work, layer.node, wanted, layer.dtype), layer.sizes[1], wanted.rank
     ones = [1] * len(layer.kernel)
     in_front, behind = (
@@ -42,6 +43,6 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 KINDS.add(
     "bottleneck",
-    Kind("two small layers with a relu between, behind a layer", put,
+    Kind("two small layers with a ReLU between them, after a layer", put,
          ("down.weight", "down.bias", "up.weight", "up.bias"), zeros, ((1, 0, 0, None), (0, 0, 1, None))),
 )  # fmt: skip

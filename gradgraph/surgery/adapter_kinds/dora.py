@@ -1,10 +1,10 @@
-"""DoRA (Liu et al. 2024, arXiv:2402.09353): a weight's direction is adapted by low rank, its length by itself.
+"""DoRA (Liu et al. 2024, arXiv:2402.09353): a low-rank update of a weight's direction, and a trained magnitude.
 
-``y = (x·(W + s·A·B))·m/n + b`` with one ``m`` and one ``n = ‖W + s·A·B‖`` for each output; m begins as ‖W‖, so that
-nothing changes. No gradient passes through n (section 4.3 there; PEFT does so, too). It becomes part of the weight:
-``(W + s·A·B)·m/n``.
+``y = (x·(W + s·A·B))·m/n + b`` with one ``m`` and one ``n = ‖W + s·A·B‖`` for each output; m is initialised to ‖W‖, so
+that the output is unchanged at first. No gradient passes through n (section 4.3 there, and PEFT). It merges into the
+weight as ``(W + s·A·B)·m/n``.
 
-W is never written out as floats: with outputs as columns and ``C = s·B``, ``n² = ‖W‖² + Σ C∘(2·Aᵀ·W + Aᵀ·A·C)``, where
+W is never materialised as floats: with outputs as columns and ``C = s·B``, ``n² = ‖W‖² + Σ C∘(2·Aᵀ·W + Aᵀ·A·C)``, where
 ``Aᵀ·W`` is the layer itself, applied to the columns of A.
 """
 
@@ -22,17 +22,17 @@ from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operated import numbers_of, value_named
+from gradgraph.surgery.operation import numbers_of, value_named
 from gradgraph.surgery.stored_weights import canonical
 
 Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two factors and the lengths beside a layer."""
+    """Add the two factors and the magnitudes to a layer."""
     if layer.kind == "Gather" or layer.groups > 1:
         what = "an embedding" if layer.kind == "Gather" else "a Conv with groups"
-        raise BuildError(f"'{shown(layer.name)}' is {what}, for which there is no DoRA; choose kind lora for it")
+        raise BuildError(f"'{shown(layer.name)}' is {what}, which DoRA does not support; use kind lora for it")
     writer = Writer(work, layer.node, wanted, layer.dtype)
     squares = lengths(canonical(layer)) ** 2
     a, b = (
@@ -56,7 +56,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
-    """n, [outputs], of factors of which the second is scaled."""
+    """Return n, [outputs], for factors of which the second is scaled."""
     if layer.kind == "Conv":
         rows = writer.node("Reshape", a, writer.whole(0, -1))
         flat = writer.node("Reshape", layer.weight, writer.whole(layer.sizes[1], -1))
@@ -78,7 +78,7 @@ def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array
 
 
 def _through(writer: Writer, layer: Layer, rows: ir.Value) -> ir.Value:
-    """``rows·W``, by a copy of the layer without its bias."""
+    """Return ``rows·W``, by a copy of the layer without its bias."""
     if layer.kind != "MatMulNBits":
         weight = writer.node("Transpose", layer.weight, perm=[1, 0]) if layer.turned else layer.weight
         return writer.node("MatMul", rows, weight)
@@ -94,13 +94,15 @@ def _bias(writer: Writer, layer: Layer) -> ir.Value | None:
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """The number s."""
+    """Return the number s."""
     scaled = next((use.node for use in value_named(work, adapter.weights[1]).uses()), None)
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """No direction but that of W, and its length, whose squares are in the formula of n."""
+    """Return neutral tensors: the direction of W unchanged, and its magnitude, whose squares are in the formula
+    of n.
+    """
     node = next(use.node for use in value_named(work, adapter.weights[2]).uses())
     while node.op_type != "Add":
         before = node.inputs[1 if node.op_type == "Div" else 0]
@@ -113,18 +115,18 @@ def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
 
 
 def lengths(weight: Array) -> Array:
-    """m, with which nothing changes, of a weight with outputs first."""
+    """Return the neutral m for a weight with outputs first."""
     return np.asarray(np.sqrt((weight.reshape(len(weight), -1) ** 2).sum(1)))
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """``(W + s·A·B)·m/n``, with outputs first."""
+    """Return ``(W + s·A·B)·m/n``, with outputs first."""
     total = weight + low_rank.delta(adapter, factors)
     return np.asarray(total * (factors[2].reshape(-1) / lengths(total)).reshape(-1, *[1] * (total.ndim - 1)))
 
 
 KINDS.add(
     "dora",
-    Kind("a weight's direction by low rank, its length by itself", put, (*low_rank.FACTORS, "lora_magnitude_vector"),
-         rest, ((1, 0, None), (0, 1, None)), factor, merge, peft="LORA"),
+    Kind("a low-rank update of a weight's direction, and a trained magnitude", put,
+         (*low_rank.FACTORS, "lora_magnitude_vector"), rest, ((1, 0, None), (0, 1, None)), factor, merge, peft="LORA"),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""IA3: one trained vector for each layer multiplies what comes out of it (Liu et al. 2022, arXiv:2205.05638).
+"""IA3: one trained vector per layer multiplies its output (Liu et al. 2022, arXiv:2205.05638).
 
-In a feed-forward layer it multiplies what goes in. It becomes part of the weight and the bias.
+In a feed-forward layer it multiplies the input. It merges into the weight and the bias.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write ``y·l`` behind a layer and its bias, or ``x·l`` before it."""
+    """Write ``y·l`` after a layer and its bias, or ``x·l`` before it."""
     del rng
     writer = Writer(work, layer.node, wanted, layer.dtype)
     ahead = wanted.side == "in"
     if ahead and (layer.kind == "Gather" or layer.groups > 1):
-        raise BuildError(f"'{shown(layer.name)}' is an embedding or a Conv with groups, whose inputs have no vector")
+        raise BuildError(
+            f"'{shown(layer.name)}' is an embedding or a Conv with groups, whose input cannot be multiplied by a vector"
+        )
     vector = writer.weight("ia3_l", np.ones([layer.sizes[0 if ahead else 1], *[1] * len(layer.kernel)]))
     if ahead:
         writer.before(layer.node, 0, writer.node("Mul", layer.data, vector))
@@ -34,19 +36,19 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """``W·l``, with outputs first."""
+    """Return ``W·l``, with outputs first."""
     vector = factors[0].reshape(-1)
     sizes = (1, -1) if adapter.side == "in" else (-1, 1)
     return np.asarray(weight * vector.reshape(*sizes, *[1] * (weight.ndim - 2)))
 
 
 def bias(adapter: Adapter, bias: Array, factors: list[Array]) -> Array:
-    """``b·l``"""
+    """Return ``b·l``."""
     return bias if adapter.side == "in" else np.asarray(bias * factors[0].reshape(-1))
 
 
 KINDS.add(
     "ia3",
-    Kind("one vector that multiplies what a layer gives", put, ("ia3_l",), ones, NO_RANK, merge=merge, bias=bias,
+    Kind("one vector that multiplies the output of a layer", put, ("ia3_l",), ones, NO_RANK, merge=merge, bias=bias,
          peft="IA3"),
 )  # fmt: skip

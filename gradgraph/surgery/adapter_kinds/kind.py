@@ -1,4 +1,4 @@
-"""The table of the kinds of adapters; each kind is one file of this room, which adds its row."""
+"""The table of adapter kinds; each kind is one file of this package, which adds its row."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Kind:
     """One kind of adapter.
 
     Attributes:
-        about: what it is, in a few words.
-        put: writes it beside a layer: model, layer, what is wanted, random numbers; gives the adapter as it is there.
-        merge: adapter, weight with outputs first, trained tensors; gives the weight. None, if it is no change of one.
-        offsets: adapter, trained tensors; gives what is added to all weights of each block of a quantised weight
-            (outputs, blocks), of a kind that merges so. None of others.
-        bias: the same as ``merge`` for a bias inside the layer or right behind it, where it changes.
-        layers: which parts of a model can have one: model, target; those, and why others cannot.
-        rest: what its tensors are where it computes nothing: model, adapter, the tensors that it has.
-        axes: which axis of each tensor is the rank, and the same of a Conv; None of one that has none.
-        factor: the number in the model that the second tensor is multiplied by, if there is one: model, adapter.
-        finish: once after all layers have theirs: model, layers, adapters; gives the adapters.
-        adds: it is only added to what the layer gives, so that several can stand beside one layer, each weighed.
-        parts: what its tensors are called in a file, in their order; of embeddings in ``of_embeddings``.
-        peft: its type in PEFT's files; None, if PEFT has none such.
-        spread: what ``alpha`` is divided by, of a rank.
+        about: a short description.
+        put: adds it to a layer: model, layer, requested adapter, random numbers; returns the adapter that was added.
+        merge: adapter, weight with outputs first, trained tensors; returns the merged weight. None if it cannot merge.
+        offsets: adapter, trained tensors; returns the number added to all weights of each block of a quantised weight
+            (outputs, blocks), for a kind that merges so. None for others.
+        bias: the same as ``merge`` for a bias inside the layer or right after it, if it changes.
+        layers: which parts of a model can have one: model, target; these parts, and why others cannot.
+        rest: neutral tensors, with which it computes nothing: model, adapter, its present tensors.
+        axes: the rank axis of each tensor, and the same for a Conv; None for a tensor without one.
+        factor: the number in the model that multiplies the second tensor, if any: model, adapter.
+        finish: called once after all layers have theirs: model, layers, adapters; returns the adapters.
+        adds: it is only added to the output of a layer, so that several can share a layer, each with a weight.
+        parts: the names of its tensors in a file, in order; for embeddings in ``of_embeddings``.
+        peft: its type in PEFT's files; None if PEFT does not have it.
+        spread: the divisor of ``alpha``, as a function of the rank.
     """
 
     about: str
@@ -60,18 +60,18 @@ NO_RANK = ((None,), (None,))
 
 
 def zeros(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """``Kind.rest`` of tensors that are added."""
+    """Return neutral tensors for ``Kind.rest`` if they are added."""
     del work, adapter
     return [np.zeros_like(array) for array in arrays]
 
 
 def ones(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """``Kind.rest`` of tensors that multiply."""
+    """Return neutral tensors for ``Kind.rest`` if they multiply."""
     del work, adapter
     return [np.ones_like(array) for array in arrays]
 
 
 def as_they_are(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """``Kind.rest`` of tensors that the model had."""
+    """Return neutral tensors for ``Kind.rest`` if they are the model's own."""
     del work, adapter
     return arrays

@@ -1,8 +1,8 @@
 """LoRA and rsLoRA: ``y = x·W + b + s·(x·A)·B`` with A of (inputs, rank) and B of (rank, outputs).
 
 ``s = alpha/rank`` in LoRA (Hu et al. 2021, arXiv:2106.09685), ``alpha/√rank`` in rsLoRA (Kalajdzievski 2023,
-arXiv:2312.03732). A Conv has a factor of the layer's own kernel and one of 1×1, both in the layer's groups; an
-embedding takes rows of A. It becomes part of the weight: ``W + s·A·B``.
+arXiv:2312.03732). A Conv has a factor with the layer's own kernel and one of 1×1, both in the layer's groups; an
+embedding looks up rows of A. It merges into the weight: ``W + s·A·B``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
-from gradgraph.surgery.operated import numbers_of, value_named
+from gradgraph.surgery.operation import numbers_of, value_named
 
 Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two factors beside a layer."""
+    """Add the two factors to a layer."""
     writer = Writer(work, layer.node, wanted, layer.dtype)
     a, b = (
         writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
@@ -36,7 +36,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 def put_beside(
     writer: Writer, layer: Layer, wanted: Adapter, factors: tuple[ir.Value, ir.Value], wide: ir.Value
 ) -> Adapter:
-    """Write ``+ s·(x·A)·B`` behind a layer, with ``wide`` as A, which is made of the first factor."""
+    """Write ``+ s·(x·A)·B`` after a layer, with ``wide`` as A, computed from the first factor."""
     a, b = factors
     product = product_of(writer, layer, wanted, wide, masked(writer, wanted, b))
     product = writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
@@ -45,14 +45,14 @@ def put_beside(
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """The number s."""
+    """Return the number s."""
     added = value_named(work, adapter.output).producer()
     scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
 
 
 def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """``(x·A)·B``"""
+    """Return ``(x·A)·B``."""
     x = layer.data
     if wanted.dropout and layer.kind != "Gather":
         x = writer.node("Dropout", x, writer.constant(wanted.dropout))
@@ -66,7 +66,7 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
 
 
 def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
-    """B, of which nothing beside its blocks counts, so that no gradient reaches it there."""
+    """Return B with zeros outside its blocks, so that no gradient reaches it there."""
     if not wanted.blocks:
         return b
     outputs, ranks = (np.repeat(np.arange(len(wanted.blocks)), sizes) for sizes in zip(*wanted.blocks, strict=True))
@@ -74,7 +74,7 @@ def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
 
 
 def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
-    """Let all of B count, also what is beside the blocks of an adapter that has some."""
+    """Remove the block mask of B, if the adapter has one."""
     if not adapter.blocks:
         return
     value = value_named(work, adapter.weights[1])
@@ -89,7 +89,9 @@ def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
 
 
 def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:
-    """A, uniform in ±1/√(inputs), and B, zeros, as PEFT begins them; of an embedding the other way round, B normal."""
+    """Return the initial A, uniform in ±1/√(inputs), and B, zeros, as in PEFT; for an embedding A is zeros and B
+    normal.
+    """
     inputs, outputs = layer.sizes
     rank = rank_of(layer, wanted.rank)
     kernel = layer.kernel
@@ -103,17 +105,17 @@ def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Arra
 
 
 def rank_of(layer: Layer, wanted: int) -> int:
-    """The rank, of a Conv in groups the next multiple of their number."""
+    """Return the rank; for a grouped Conv rounded up to a multiple of the number of groups."""
     return -(-wanted // layer.groups) * layer.groups
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """``W + s·A·B``, with outputs first."""
+    """Return ``W + s·A·B``, with outputs first."""
     return np.asarray(weight + delta(adapter, factors))
 
 
 def delta(adapter: Adapter, factors: list[Array]) -> Array:
-    """``s·A·B``, with outputs first."""
+    """Return ``s·A·B``, with outputs first."""
     a, b = factors[:2]
     if adapter.operator != "Conv":
         return np.asarray(adapter.scale * adapter.weight * (a @ b).T)
@@ -127,7 +129,7 @@ def delta(adapter: Adapter, factors: list[Array]) -> Array:
 FACTORS = ("lora_A.weight", "lora_B.weight")
 LORA = KINDS.add(
     "lora",
-    Kind("two factors of low rank beside a weight", put, FACTORS, zeros, ((1, 0), (0, 1)), factor, merge, adds=True,
+    Kind("two low-rank factors added to a weight", put, FACTORS, zeros, ((1, 0), (0, 1)), factor, merge, adds=True,
          of_embeddings=("lora_embedding_A", "lora_embedding_B"), peft="LORA"),
 )  # fmt: skip
-KINDS.add("rslora", replace(LORA, about="the same as lora, counted alpha/√rank times", spread=math.sqrt))
+KINDS.add("rslora", replace(LORA, about="the same as lora, scaled by alpha/√rank", spread=math.sqrt))

@@ -1,17 +1,16 @@
-"""Prefix tuning (Li and Liang 2021, arXiv:2101.00190): every query sees ``rank`` more keys and values, which train.
+"""Prefix tuning (Li and Liang 2021, arXiv:2101.00190): ``rank`` trained keys and values precede those of the text.
 
-They stand before those of the text, in each layer. Attention is recognised in three forms:
+They are added in each layer. Attention is recognised in three forms:
 
-1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix is their past;
-2. Attention of ai.onnx, without a past, likewise;
-3. written out, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch, heads, tokens, size], where f scales and
-   masks. The scores of the prefix come before the others, and no mask hides them. Heads that several queries share,
-   repeated before the products, have one prefix.
+1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix is their past; 2. Attention
+of ai.onnx, without a past, likewise; 3. written out, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch,
+heads, tokens, size], where f scales and masks. The scores of the prefix come before the others, and no mask hides them.
+Heads that several queries share, repeated before the products, have one prefix.
 
-A model whose attention has a past (one that generates) takes the prefix as its first past, and needs no surgery.
+A model whose attention has a past (one that generates) gets the prefix as its first past, and needs no surgery.
 
-Where all attentions of a model get a prefix, its text stands behind it: positions that are fed count on from there, as
-those inside a GroupQueryAttention do. That is what PEFT computes.
+If all attentions of a model get a prefix, the text follows it: fed positions are offset by its length, as are those
+inside a GroupQueryAttention. This is what PEFT computes.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
-from gradgraph.surgery.operated import matched, numbers_of, value_named
+from gradgraph.surgery.operation import matched, numbers_of, value_named
 
-STD = 0.02  # of the numbers that a prefix begins with
-POSITIONS = "position_ids"  # what transformers, and with it optimum and genai's builder, call the input
+STD = 0.02  # standard deviation of the initial prefix
+POSITIONS = "position_ids"  # the name of the input in transformers, optimum and genai's builder
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention: the node that stands for it, and the sizes of its keys."""
+    """An attention: its node, and the sizes of its keys."""
 
     node: ir.Node
     name: str
@@ -54,12 +53,14 @@ class Attention:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern finds it."""
+        """The names by which a pattern matches it."""
         return [n for n in (self.name, self.node.name) if n]
 
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Attention], list[str]]:
-    """Attentions that names or globs match, by module or node; and why others that match cannot have a prefix."""
+    """Return the attentions that names or globs match, by module or node; and why other matches cannot have a
+    prefix.
+    """
     every = matched(target, ((names, what) for _, names, what in _named(work)))
     return [one for one in every if isinstance(one, Attention)], [one for one in every if isinstance(one, str)]
 
@@ -82,7 +83,7 @@ Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value], s
 
 
 def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write keys [heads, rank, size] and values before those of an attention."""
+    """Insert keys [heads, rank, size] and values before those of an attention."""
     kind = layer.node.outputs[0].dtype or ir.DataType.FLOAT
     writer = Writer(work, layer.node, wanted, kind)
     keys = writer.weight("prefix_key", rng.normal(0, STD, (layer.heads, wanted.rank, layer.size)))
@@ -91,18 +92,18 @@ def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Genera
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """A prefix of no length."""
+    """Return a prefix of length 0."""
     del work, adapter
     return [array[:, :0] for array in arrays]
 
 
 def _length(writer: Writer, keys: ir.Value) -> ir.Value:
-    """The length [1] of the prefix, which another prefix may have another of."""
+    """Return the length [1] of the prefix, which may differ between prefixes."""
     return writer.node("Slice", writer.node("Shape", keys), writer.whole(1), writer.whole(2))
 
 
 def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adapter]) -> list[Adapter]:
-    """Let positions of the text follow those of a prefix that all attentions have, where they can be counted on."""
+    """Offset the positions of the text by a prefix that all attentions have, where possible."""
     adapted = {layer.node for layer in layers}
     has_prefix = any(a.kind == "prefix" for a in adapters_in(work.metadata_props))
     if has_prefix or any(node not in adapted for node, _, _ in _named(work)):
@@ -123,7 +124,7 @@ def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adap
 
 
 def _counts_inside(node: ir.Node) -> bool:
-    """Does it turn queries by positions that it counts from its past on?"""
+    """Whether rotary positions start at the length of the cache."""
     rotates = node.op_type == "GroupQueryAttention" and node.attributes.get_int("do_rotary", 0) == 1
     return rotates and input_at(node, 9) is None
 
@@ -140,7 +141,7 @@ def _fused(
 ) -> Callable[[ir.Node], Sizes | str]:
     def read(node: ir.Node) -> Sizes | str:
         if any(input_at(node, i) is not None for i in places):
-            return "has a past already; feed the prefix as its first past, or train gg.surgery.language_model(model)"
+            return "already has a past; feed the prefix as its first past, or train gg.surgery.language_model(model)"
         query, value = input_at(node, 0), input_at(node, 2)
         count = node.attributes.get_int(heads, 0)
         of_keys = node.attributes.get_int(kv_heads, count)
@@ -154,7 +155,7 @@ def _fused(
         else:
             sizes = (None, None, None)
         if not all(isinstance(s, int) for s in sizes):
-            return "does not tell the number and size of its heads"
+            return "does not declare the number and size of its heads"
         return *sizes, functools.partial(_as_past, places, masks)
 
     return read
@@ -171,13 +172,13 @@ def _as_past(
     for place, weight, size in zip(places, (keys, values), (layer.size, layer.value_size), strict=True):
         shape = writer.node("Concat", batch, writer.whole(layer.heads), count, writer.whole(size), axis=0)
         writer.before(node, place, writer.node("Expand", weight, shape))
-    writer.declare(node, 3)  # onnxruntime reads no past where nobody asks what comes after it
+    writer.declare(node, 3)  # onnxruntime ignores the past unless the present is an output
     for place in masks:
         mask = input_at(node, place)
         if mask is not None:
             writer.before(node, place, _wider(writer, mask, count))
     if node.op_type == "GroupQueryAttention":
-        for place in (5, 6):  # how many tokens there are
+        for place in (5, 6):  # the number of tokens
             held = node.inputs[place]
             assert held is not None
             one = writer.node("Squeeze", count, writer.whole(0))
@@ -186,11 +187,11 @@ def _as_past(
 
 
 def _wider(writer: Writer, mask: ir.Value, count: ir.Value) -> ir.Value:
-    """A mask, or what is added to scores, with ``count`` columns in front that hide nothing."""
+    """Prepend ``count`` columns that hide nothing to a mask or an attention bias."""
     rank = len(shape_of(mask) or ())
     before = [writer.whole(*[0] * (rank - 1))] if rank > 1 else []
     pads = writer.node("Concat", *before, count, writer.whole(*[0] * rank), axis=0)
-    shows = mask.dtype is not None and not mask.dtype.is_floating_point()  # 1 or True: it is seen
+    shows = mask.dtype is not None and not mask.dtype.is_floating_point()  # 1 or True: visible
     return writer.node("Pad", mask, pads, writer.constant(1 if shows else 0, mask.dtype or ir.DataType.FLOAT))
 
 
@@ -200,7 +201,9 @@ _AROUND = ("Add", "Where", "Mul", "Div", "Sub", "Cast", "Clip", "Dropout", "Iden
 
 
 def _written_out(softmax: ir.Node) -> Sizes | str | None:
-    """The sizes of a Softmax's attention, or why that can have no prefix; None, if it belongs to none."""
+    """Return the sizes of the attention of a Softmax, or why it cannot have a prefix; None if it is not an
+    attention.
+    """
     scores = _product_before(softmax)
     mixed = _product_behind(softmax)
     if scores is None or mixed is None:
@@ -208,15 +211,15 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
     query, value = scores.inputs[0], mixed.inputs[1]
     shapes = [_shape(query), _shape(value)]
     if any(len(shape) != 4 for shape in shapes):
-        return "has its heads among the samples, [batch · heads, tokens, size], where they cannot be told apart"
+        return "merges its heads into the batch axis, [batch · heads, tokens, size], where they cannot be separated"
     heads, sizes = shapes[1][1], [shape[3] for shape in shapes]
     if not all(isinstance(s, int) for s in (heads, *sizes)):
-        return "does not tell the number and size of its heads"
+        return "does not declare the number and size of its heads"
     return _heads_before_repeating(value) or heads, sizes[0], sizes[1], _before_scores
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """The heads of values repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
+    """Return the heads of values repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
         value = node.inputs[0]
@@ -228,7 +231,7 @@ def _heads_before_repeating(value: ir.Value | None) -> int | None:
 
 
 def _product_before(softmax: ir.Node) -> ir.Node | None:
-    """The product of queries and keys that scores come from: two computed factors."""
+    """Return the product of queries and keys that the scores come from: two computed factors."""
     waiting = [softmax.inputs[0]]
     for _ in range(16):
         value = waiting.pop(0) if waiting else None
@@ -283,7 +286,7 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
 
 
 def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
-    """Keys or values of ``layer.heads`` heads, each as often as those of the text are repeated."""
+    """Repeat keys or values of ``layer.heads`` heads as often as those of the text."""
     if heads == layer.heads:
         return x
     size = _shape(x)[2]
@@ -293,7 +296,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Keys, multiplied by a number as those of the text are: PyTorch gives half of the scale to them."""
+    """Scale keys as those of the text: PyTorch applies half of the scale to them."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys
@@ -302,7 +305,7 @@ def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
-    """The factor of the scores between the product and the Softmax."""
+    """Return the factor of the scores between the product and the Softmax."""
     factor, value = 1.0, start
     for _ in range(8):
         if value is end:
@@ -335,6 +338,6 @@ _FORMS: dict[tuple[str, str], Callable[[ir.Node], Sizes | str | None]] = {
 
 KINDS.add(
     "prefix",
-    Kind("keys and values before those of the text, in an attention", put, ("key", "value"), rest, ((1, 1), (1, 1)),
-         layers=found, finish=count_positions),
+    Kind("trained keys and values before those of the text, in an attention", put, ("key", "value"), rest,
+         ((1, 1), (1, 1)), layers=found, finish=count_positions),
 )  # fmt: skip

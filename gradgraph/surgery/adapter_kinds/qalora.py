@@ -1,10 +1,10 @@
 """QA-LoRA (Xu et al. 2023, arXiv:2309.14717): low rank over the sums of the inputs of each block of a weight.
 
-``y = x·W + s·(P(x)·A)·B``, where P(x) sums up the inputs of a block, A is (blocks, rank) and B (rank, outputs). So what
-is added to W is one number for each block of each output, and a merged weight keeps its bits: the number goes into the
-block's zero point, ``z − s·A·B/scale``, which MatMulNBits takes as a float.
+``y = x·W + s·(P(x)·A)·B``, where P(x) sums the inputs of a block, A is (blocks, rank) and B (rank, outputs). So the
+update of W is one number for each block of each output, and a merged weight keeps its bits: the number goes into the
+block's zero point, ``z − s·A·B/scale``, which MatMulNBits accepts as a float.
 
-``P(x)·A`` is ``x`` times A with each row repeated for the inputs of its block, as it is written here.
+``P(x)·A`` is written here as ``x`` times A with each row repeated for the inputs of its block.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.stored_weights import quantiser_of
 
 Array = np.ndarray[Any, Any]
-FLOAT_POINTS = (2, 4)  # bits of which onnxruntime takes float zero points
+FLOAT_POINTS = (2, 4)  # bit widths for which onnxruntime supports float zero points
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two factors beside a layer.
+    """Add the two factors to a layer.
 
     Raises:
-        BuildError: it is no MatMulNBits, or of numbers that have no float zero points, or bfloat16; or its groups are
-            reordered.
+        BuildError: it is not a MatMulNBits, or has bits without float zero points, or bfloat16 scales; or its groups
+            are reordered.
     """
     packing = _packing_of(layer)
     writer = Writer(work, layer.node, wanted, layer.dtype)
@@ -50,27 +50,27 @@ def _packing_of(layer: Layer) -> Packing:
             "is dequantised by DequantizeLinear, whose zero points are whole numbers" if turned else "is not quantised"
         )
         raise BuildError(
-            f"the weight of '{shown(layer.name)}' ({layer.kind}) {why}, and an adapter of kind qalora becomes float "
-            "zero points of a MatMulNBits; choose kind lora, leave this layer out, or quantise the model by "
+            f"the weight of '{shown(layer.name)}' ({layer.kind}) {why}, but adapters of kind qalora merge into float "
+            "zero points of a MatMulNBits; use kind lora, exclude this layer, or quantise the model with "
             "onnxruntime's MatMulNBitsQuantizer"
         )
     packing = Packing.of(layer.node)
     if packing.bits not in FLOAT_POINTS:
         raise BuildError(
-            f"the weight of '{shown(layer.name)}' has {packing.bits} bits, and onnxruntime takes float zero points of "
-            "2 and 4 bits alone; choose kind lora, or leave this layer out"
+            f"the weight of '{shown(layer.name)}' has {packing.bits} bits, but onnxruntime supports float zero points "
+            "for 2 and 4 bits only; use kind lora, or exclude this layer"
         )
     if layer.dtype == ir.DataType.BFLOAT16:
         raise BuildError(
-            f"the weight of '{shown(layer.name)}' has scales of bfloat16, in whose 8 bits a zero point loses what is "
-            "trained; choose kind lora, or leave this layer out"
+            f"the weight of '{shown(layer.name)}' has scales of bfloat16, whose 8 bits are too few for trained zero "
+            "points; use kind lora, or exclude this layer"
         )
-    quantiser_of(layer.node)  # refuses groups that are reordered
+    quantiser_of(layer.node)  # raises for reordered groups
     return packing
 
 
 def _repeated(writer: Writer, a: ir.Value, packing: Packing) -> ir.Value:
-    """A with a row for each input: (inputs, rank), of any rank."""
+    """Return A with a row for each input: (inputs, rank), of any rank."""
     blocks, size = packing.blocks, packing.block_size
     rows = writer.node("Reshape", a, writer.whole(blocks, 1, -1))
     rows = writer.node("Expand", rows, writer.whole(1, size, 1))
@@ -81,19 +81,19 @@ def _repeated(writer: Writer, a: ir.Value, packing: Packing) -> ir.Value:
 
 
 def offsets(adapter: Adapter, factors: list[Array]) -> Array:
-    """``s·A·B``, the numbers that are added to the weights of each block: (outputs, blocks)."""
+    """Return ``s·A·B``, the numbers added to the weights of each block: (outputs, blocks)."""
     return low_rank.delta(adapter, factors)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """``W + s·A·B``, with outputs first, each number of ``A·B`` for a block of inputs."""
+    """Return ``W + s·A·B``, with outputs first, each number of ``A·B`` for a block of inputs."""
     found, inputs = offsets(adapter, factors), weight.shape[1]
-    size = 1 << (-(-inputs // found.shape[1]) - 1).bit_length()  # of a block, which is a power of two
+    size = 1 << (-(-inputs // found.shape[1]) - 1).bit_length()  # block size, a power of two
     return np.asarray(weight + np.repeat(found, size, 1)[:, :inputs])
 
 
 KINDS.add(
     "qalora",
-    Kind("low rank over blocks of a MatMulNBits of 2 or 4 bits, which merges without loss", put, low_rank.FACTORS,
+    Kind("low rank over blocks of a MatMulNBits of 2 or 4 bits, merged without loss", put, low_rank.FACTORS,
          zeros, ((1, 0), (0, 1)), low_rank.factor, merge, adds=True, offsets=offsets),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writing of nodes around a layer."""
+"""Writer of nodes around a layer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter
 from gradgraph.surgery.node_writer import NodeWriter
-from gradgraph.surgery.operated import add_weight, free_name
+from gradgraph.surgery.operation import add_weight, free_name
 
 
 class Writer(NodeWriter):
-    """Writes nodes for the adapter of one layer.
+    """A writer of nodes for the adapter of one layer.
 
     Attributes:
-        dtype: of the numbers that it computes with.
+        dtype: of its computation.
     """
 
     def __init__(self, work: ir.Model, node: ir.Node, adapter: Adapter, dtype: ir.DataType) -> None:
@@ -25,7 +25,7 @@ class Writer(NodeWriter):
         self.adapter, self.dtype = adapter, dtype
 
     def weight(self, part: str, numbers: np.ndarray) -> ir.Value:
-        """A trained tensor, called ``module.part``, or ``module.part.name`` of an adapter that has a name."""
+        """Return a trained tensor, called ``module.part``, or ``module.part.name`` for a named adapter."""
         suffix = "" if self.adapter.name == DEFAULT else f".{self.adapter.name}"
         return add_weight(self.work, f"{self.adapter.module}.{part}{suffix}", numbers.astype(self.dtype.numpy()))
 
@@ -33,7 +33,7 @@ class Writer(NodeWriter):
         return super().constant(numbers, dtype or self.dtype)
 
     def instead(self, old: ir.Value, write: Callable[[ir.Value], ir.Value]) -> str:
-        """Let what ``write`` makes of a result be read in its place; its name."""
+        """Replace a value, in all its uses, by the result of ``write``; return the new name."""
         readers = list(old.uses())
         new = write(old)
         new.type, new.shape = old.type, old.shape
@@ -49,14 +49,14 @@ class Writer(NodeWriter):
         return new.name or ""
 
     def before(self, node: ir.Node, position: int, new: ir.Value | None) -> None:
-        """Let ``node`` read ``new``, which has been written, as this input."""
+        """Replace this input of ``node`` by ``new``."""
         if len(node.inputs) <= position:
             node.resize_inputs(position + 1)
         node.replace_input_with(position, new)
         self.place_before(node)
 
     def declare(self, node: ir.Node, outputs: int) -> None:
-        """Let ``node`` give so many results, also if nobody reads the last ones."""
+        """Give ``node`` this number of outputs, even if the last ones are unused."""
         node.resize_outputs(max(outputs, len(node.outputs)))
         for i, value in enumerate(node.outputs):
             if not value.name:

@@ -1,8 +1,8 @@
-"""Positions that a model counts by itself, from the beginning of each row, where padding may stand.
+"""Position embeddings computed inside a model, counted from the start of each row, in the presence of padding.
 
-GPT-2 and GPT-Neo as older versions of optimum write them have no input ``position_ids``: they read rows of a table by
-0, 1, 2, … and add them to what the tokens say. With a mask, the tokens that it shows are counted instead. (Where
-positions turn queries and keys, as in Llama, their distances alone count, so that nothing is to be done.)
+GPT-2 and GPT-Neo exported by older versions of optimum have no input ``position_ids``: they look up 0, 1, 2, … in a
+table and add the result to the token embeddings. With a mask, only visible tokens are counted instead. (Rotary
+positions, as in Llama, need no change, as only their distances matter.)
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operation import numbers_of
 
-_OF_SIZES = frozenset({"Shape", "Size"})  # give nothing of what a tensor says
+_OF_SIZES = frozenset({"Shape", "Size"})  # outputs that do not depend on the values of a tensor
 _SAME_NUMBERS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Cast", "Expand", "Identity"})
-_ADAPTED = frozenset({"Add", "Mul", "MatMul", "Cast", "Identity"})  # between rows of a table and their sum with others
+_ADAPTED = frozenset({"Add", "Mul", "MatMul", "Cast", "Identity"})  # from a table to a sum with other values
 
 
 def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: Var) -> None:
-    """Let tables of positions be read by ``seen``, int64 [batch, length], in place of a count along each row.
+    """Look up position tables by ``seen``, int64 [batch, length], instead of a count along each row.
 
     Args:
-        fed: the inputs that say what stands in rows: tokens and mask.
+        fed: the inputs for rows: tokens and mask.
 
     Raises:
-        BuildError: a table is read by numbers that may be positions and are no count from 0.
+        BuildError: a table is indexed by possible positions that do not count from 0.
     """
     editor.place(editor.root[0])
     for node in _lookups(work.graph, fed):
@@ -40,8 +40,8 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
             continue
         if not _counts_from_0(origin):
             raise BuildError(
-                f"{describe(node)} adds positions that the model counts by itself, so that a mask cannot say where a "
-                "row begins; pad rows at their ends, and keep no mask"
+                f"{describe(node)} adds positions that the model counts itself, so a mask cannot mark the start of a "
+                "row; pad rows at their ends, and do not keep the mask"
             )
         node.replace_input_with(1, seen.value)
         width = (shape_of(node.outputs[0]) or [None])[-1]
@@ -49,7 +49,7 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
 
 
 def _lookups(graph: ir.Graph, fed: Collection[ir.Value]) -> list[ir.Node]:
-    """Each Gather of a table by numbers that depend on no input, whose rows are added to something that does."""
+    """Return each Gather of a table by indices that depend on no input, whose rows are added to a value that does."""
     told, found = set(fed), []
     for node in graph:
         if node.op_type not in _OF_SIZES and any(value in told for value in node.inputs if value is not None):
@@ -65,7 +65,7 @@ def _is_table(value: ir.Value | None) -> bool:
 
 
 def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
-    """Whether rows of a table are added to what depends on inputs, as they are or with an adapter on them."""
+    """Whether rows of a table are added to a value that depends on inputs, possibly through an adapter."""
     for node in (use.node for use in rows.uses()):
         if node.domain or any(value in told for value in node.inputs):
             if node.op_type == "Add" and not node.domain:
@@ -76,7 +76,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """The value of the same numbers before they were given another shape."""
+    """Return the value with the same numbers before reshaping."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:
@@ -86,7 +86,7 @@ def _origin(numbers: ir.Value | None) -> ir.Value | None:
 
 
 def _all_alike(value: ir.Value | None) -> bool:
-    """Whether all numbers are one, as of a kind of token: they say no position."""
+    """Whether all numbers are equal, as for token types: these are not positions."""
     node = None if value is None else value.producer()
     known = numbers_of(value)
     return (node is not None and node.op_type == "ConstantOfShape") or (

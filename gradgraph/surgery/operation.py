@@ -1,4 +1,6 @@
-"""Every operation opens a copy, changes it, learns the new sizes and hands it back as it came."""
+"""The frame of every operation: open a copy, change it, infer the new sizes and return the kind of model that was
+given.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ T = TypeVar("T")
 log = logging.getLogger("gradgraph")
 layers_log = logging.getLogger("gradgraph.surgery")
 
-_TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
+_TAKEN = "gradgraph.taken"  # Model.meta key: names in use
 
 
 def opened(model: Source, out: Path | None) -> ir.Model:
-    """A copy of ``model`` with what is known of its sizes; ``out`` can be written."""
+    """Return a copy of ``model`` with inferred sizes; checks that ``out`` can be written."""
     if out is not None:
         check_suffix(out, ".onnx")
         check_writable(out)
@@ -47,7 +49,7 @@ def opened(model: Source, out: Path | None) -> ir.Model:
 
 
 def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
-    """``work`` without what nobody reads any more, as the kind of model that ``given`` is; written to ``out``."""
+    """Clean up ``work`` and return it as the kind of model that ``given`` is; writes it to ``out``, if given."""
     clear_away(work)
     learn_sizes(work)
     if out is not None:
@@ -55,13 +57,13 @@ def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
     return work if out is not None or isinstance(given, ir.Model) else to_proto(work)
 
 
-def tell_where(what: str, layers: Sequence[str], kind: str = "layer") -> None:
-    """Log what a target takes: ``adapters at 2 layers: 'q_proj', 'v_proj'``; the shell shows it."""
+def log_matches(what: str, layers: Sequence[str], kind: str = "layer") -> None:
+    """Log the layers that a target matches: ``adapters at 2 layers: 'q_proj', 'v_proj'``; shown on the command line."""
     layers_log.info("%s %d %s%s: %s", what, len(layers), kind, "" if len(layers) == 1 else "s", listed(layers))
 
 
 def learn_sizes(work: ir.Model) -> None:
-    """Record types and shapes where there are none; nothing else changes."""
+    """Infer missing types and shapes; nothing else changes."""
     copy = work.clone()
     infer_shapes(copy)
     known = {v.name: v for v in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)) if v.name}
@@ -76,7 +78,7 @@ def learn_sizes(work: ir.Model) -> None:
 
 
 def forget_sizes_behind(*values: ir.Value) -> None:
-    """Forget the shapes of ``values`` and of all that is computed from them: they are to be learnt again."""
+    """Forget the shapes of ``values`` and of everything computed from them, to be inferred again."""
     stack, seen = [*values], {*values}
     while stack:
         changed = stack.pop()
@@ -88,8 +90,8 @@ def forget_sizes_behind(*values: ir.Value) -> None:
 
 
 def free_name(work: ir.Model, wanted: str) -> str:
-    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that nothing is called yet."""
-    if _TAKEN not in work.meta:  # found once: a walk for each name would take quadratic time
+    """Return ``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not in use."""
+    if _TAKEN not in work.meta:  # collected once: a walk for each name would take quadratic time
         work.meta[_TAKEN] = set(names_of(work))
     taken: set[str] = work.meta[_TAKEN]
     name = next_free(wanted, taken)
@@ -98,26 +100,26 @@ def free_name(work: ir.Model, wanted: str) -> str:
 
 
 def make_way(work: ir.Model, value: ir.Value, new: str) -> None:
-    """Give an inner value another name, so that its own is free."""
+    """Rename an inner value, so that its own name is free."""
     before, value.name = value.name, free_name(work, new)
     work.meta[_TAKEN].discard(before)
 
 
 def clear_away(work: ir.Model) -> None:
-    """Drop what nobody reads any more; its names are free again."""
+    """Remove everything unused; its names are free again."""
     prune(work)
     work.meta.pop(_TAKEN, None)
 
 
 def rename(weight: ir.Value, name: str) -> None:
-    """Give an initializer another name; its tensor, which onnx-ir renames with it, may be the caller's."""
+    """Rename an initializer without renaming its tensor, which may be the caller's."""
     if weight.const_value is not None:
         weight.const_value = own_tensor(weight.const_value, weight.name)
     weight.name = name
 
 
 def add_weight(work: ir.Model, name: str, data: np.ndarray) -> ir.Value:
-    """A new initializer under ``name``, or the next free name."""
+    """Add a new initializer under ``name``, or the next free name."""
     free = free_name(work, name)
     tensor = ir.tensor(data, name=free)
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape))
@@ -126,7 +128,7 @@ def add_weight(work: ir.Model, name: str, data: np.ndarray) -> ir.Value:
 
 
 def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node; None for what is computed or fed."""
+    """Return the tensor of an initializer or of a Constant node; None for computed and fed values."""
     if value is None:
         return None
     if value.is_initializer():
@@ -143,18 +145,18 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:
-    """The things that ``target``, names and globs, matches by one of their names, in their order."""
+    """Return the objects with a name that ``target``, names and globs, matches, in order."""
     patterns = as_names(target)
     return [thing for names, thing in named if any(matching(pattern, names) for pattern in patterns)]
 
 
 def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str, known: Iterable[str] = ()) -> None:
-    """Raise UnknownNameError for a name or glob that matches none of ``names``, which would have no effect.
+    """Raise UnknownNameError for a name or glob that matches none of ``names`` and would have no effect.
 
     Args:
-        names: the names of all that is changed.
-        what: what one of those is.
-        known: names to choose from, for the message; by default ``names``.
+        names: the names of everything that can be changed.
+        what: their kind, for the message.
+        known: names to suggest in the message; by default ``names``.
     """
     every = list(dict.fromkeys(names))
     for pattern in as_names(target):
@@ -164,20 +166,20 @@ def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str,
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
-    """The values that a target consists of, where a Concat makes it; else itself."""
+    """Return the parts of a target that a Concat assembles; otherwise the target itself."""
     node = None if target is None else target.producer()
     return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
 
 
 def array_named(work: ir.Model, name: str) -> np.ndarray:
-    """The numbers of the weight of this name."""
+    """Return the numbers of the weight of this name."""
     tensor = numbers_of(value_named(work, name))
     assert tensor is not None
     return tensor.numpy()
 
 
 def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:
-    """Give ``value``, an initializer or the output of a Constant node, other numbers; its shape is theirs."""
+    """Replace the numbers of ``value``, an initializer or the output of a Constant node; it takes their shape."""
     tensor = ir.tensor(data, name=value.name)
     node = value.producer()
     if node is not None:

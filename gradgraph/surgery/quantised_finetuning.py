@@ -1,13 +1,13 @@
-"""A model that is quantised already goes on training.
+"""Continued training of a quantised model.
 
-Integers that a DequantizeLinear reads become the float numbers that they stood for, under a QuantizeLinear with the
-file's scale and zero point (whole, by channel, in blocks), whose result has the name of the integers. Biases of 32 bits
-are rounded to multiples of their scale, likewise. So an exported model has the pairs that it came with; int8 weights
-within 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within them. The pairs on data stay as they are.
-Products of integers are written as such pairs before (``gradgraph.surgery.integer_products``).
+Integers read by a DequantizeLinear become the float numbers that they represent, followed by a QuantizeLinear with the
+file's scale and zero point (per tensor, channel or block), whose result has the name of the integers. Biases of 32 bits
+are rounded to multiples of their scale, likewise. So an exported model has its original pairs; int8 weights within 7
+bits (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within them. The pairs on data stay as they are. Integer products
+are converted to such pairs first (``gradgraph.surgery.integer_products``).
 
-With learned ranges each scale is trained from where it stands; that of a bias is the product of the two scales that its
-layer multiplies, as integer kernels take it to be.
+With learned ranges each scale is trained from its present value; that of a bias is the product of the two scales that
+its layer multiplies, as integer kernels assume.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gradgraph.graph.quantisers import limits_of
 from gradgraph.passes.normal.edit import attributes
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.linear_layers import DOMAINS, INTEGER
-from gradgraph.surgery.operated import add_weight, make_way, matched, numbers_of
+from gradgraph.surgery.operation import add_weight, make_way, matched, numbers_of
 from gradgraph.surgery.rounding_nodes import Writer
 from gradgraph.surgery.stored_weights import as_read
 
-_UNKNOWN = ("QLinear", "QEmbed", "QOrdered")  # what operators of onnxruntime that compute with integers begin with
+_UNKNOWN = ("QLinear", "QEmbed", "QOrdered")  # prefixes of onnxruntime's integer operators
 
 
 def is_quantised(work: ir.Model) -> bool:
@@ -34,27 +34,29 @@ def is_quantised(work: ir.Model) -> bool:
 
 
 def refuse_integer_products(work: ir.Model) -> None:
-    """Raise BuildError for a layer that still multiplies integers: what it stands for in floats is not known."""
+    """Raise BuildError for a layer that still multiplies integers: its float form is unknown."""
     node = next((n for n in work.graph if n.op_type in INTEGER or n.op_type.startswith(_UNKNOWN)), None)
     if node is not None:
         raise BuildError(
-            f"'{shown(node.name or node.op_type)}' is {node.op_type}, which counts in integers and has no gradient; "
-            "quantise the float model again in the QDQ format, or take the float model",
+            f"'{shown(node.name or node.op_type)}' is {node.op_type}, which computes in integers and has no gradient; "
+            "quantise the float model again in the QDQ format, or use the float model",
         )
 
 
 def names_of_quantised(work: ir.Model) -> list[str]:
-    """The names by which a pattern finds what is quantised."""
+    """Return the names by which a pattern matches quantised weights."""
     return [name for node in _with_integers(work) for name in _names(node)]
 
 
 def _with_integers(work: ir.Model) -> list[ir.Node]:
-    """The DequantizeLinear nodes that read stored integers."""
+    """Return the DequantizeLinear nodes that read stored integers."""
     return [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
 
 
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> list[str]:
-    """Let the layers that ``target`` names train, or all that are quantised; the names of their float tensors."""
+    """Make the layers that ``target`` names trainable, or all quantised ones; return the names of their float
+    tensors.
+    """
     found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
@@ -79,7 +81,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _named(nodes: Sequence[ir.Node], target: str | Sequence[str]) -> list[ir.Node]:
-    """Choose the nodes that a pattern matches by their integers, by a reader or by its module."""
+    """Return the nodes that a pattern matches by their integers, by a reader or by its module."""
     return matched(target, ((_names(node), node) for node in nodes))
 
 
@@ -90,17 +92,17 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _base(name: str) -> str:
-    """The name of a tensor before it was quantised, as far as its name tells."""
+    """Return the name of a tensor before it was quantised, if its name reveals it."""
     return name.removesuffix("_quantized")
 
 
 def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
-    """The float ``numbers`` that ``integers`` stood for, a new weight, rounded as they were."""
+    """Return a new weight with the float ``numbers`` that ``integers`` represent, rounded as before."""
     kind, result = numbers_of(integers), node.outputs[0]
     assert kind is not None
     if numbers.dtype != np.float32:
         raise BuildError(
-            f"'{shown(integers.name)}' stands for {numbers.dtype} numbers, and rounding is trained in float32"
+            f"'{shown(integers.name)}' represents {numbers.dtype} numbers, but rounding is trained in float32"
         )
     name = _base(integers.name or "weight")
     if result.name == name and not result.is_graph_output():
@@ -113,7 +115,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
         rounded = write.cast(write.node("Round", write.node("Div", weight, scale)), ir.DataType.INT32)
     else:
         zero = node.inputs[2] if len(node.inputs) > 2 else None
-        if zero is None:  # it says which integers they are
+        if zero is None:  # it determines which integers they are
             sizes = tuple(scale.shape.numpy()) if scale.shape is not None else ()
             zero = write.constant(np.zeros(sizes), kind.dtype)
             node.resize_inputs(3)
@@ -125,12 +127,12 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
 
 
 def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
-    """Let ``rounded`` have the name of the stored integers, which nobody trains any more."""
+    """Give ``rounded`` the name of the stored integers, which are no longer used."""
     name = integers.name
     integers.replace_all_uses_with(rounded)
     if integers.is_initializer():
         work.graph.initializers.pop(name or "")
-        integers.const_value = None  # whose name follows; it may be the caller's
+        integers.const_value = None  # whose name would follow; it may be the caller's
     integers.name, rounded.name = None, name
 
 
@@ -138,8 +140,8 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
 
 
 def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
-    """Train the scales of these weights, and of the pairs on what their layers multiply, or of all pairs."""
-    first = work.graph[0]  # scales are computed from weights alone, and before anybody reads them
+    """Train the scales of these weights, and of the pairs on the inputs of their layers, or of all pairs."""
+    first = work.graph[0]  # scales depend on weights only, and are computed before their readers
     biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]
     layers = {use.node for node in weights for use in node.outputs[0].uses()}
     pairs = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is None]
@@ -159,7 +161,7 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
-    """Let the scale of a bias be the product of those of its layer's data and weight, if they are known."""
+    """Make the scale of a bias the product of those of its layer's data and weight, if they are known."""
     layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
     dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
     found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]

@@ -1,4 +1,4 @@
-"""A model whose axes were opened is run: at its old sizes, and at others sample by sample."""
+"""Verification of a model with symbolic axes: it is run at its old sizes, and at others sample by sample."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gradgraph.files.models import save_model
 from gradgraph.runtime.execution.session import RuntimeOptions, explanation, results
 from gradgraph.verify.feeds import Feeds, candidates
 
-MORE = 1  # how many more rows than before are tried: the least divides nothing by chance
-TOLERANCE = 1e-4  # of the largest number of an output: other sizes are computed in another order
+MORE = 1  # rows added for the test: a divisor is unlikely to divide it by chance
+TOLERANCE = 1e-4  # relative to the largest number of an output: other sizes are computed in another order
 
 
 def check_opened(
     fixed: ir.Model, work: ir.Model, axes: Mapping[str, Mapping[int, str]], stood_for: Mapping[str, int | str | None]
 ) -> None:
-    """Raise ModelError unless ``work`` gives what ``fixed`` gave, and at larger sizes of its open axes something right.
+    """Raise ModelError unless ``work`` reproduces ``fixed`` at its old sizes, and runs correctly at larger ones.
 
-    The outputs are declared as they were seen to grow.
+    The outputs are declared with the axes that were seen to grow.
 
-    Where all inputs have the same open first axis, every output must grow with it, and its first rows must be what
-    ``fixed`` gives; of other open axes only that the model runs is seen.
+    If all inputs share the symbolic first axis, every output must grow with it, and its first rows must be those of
+    ``fixed``; for other symbolic axes, the model only has to run.
     """
     feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
     before = run_model(fixed, feeds, "as it was")
@@ -45,13 +45,13 @@ def check_opened(
 
 
 def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batch: int) -> None:
-    """Each output has as many more rows as the batch, and the first ones are those of the smaller batch."""
+    """Check that each output grows with the batch, and that its first rows are those of the smaller batch."""
     for name, y in found.items():
         old = before[name]
         if old.ndim == 0 or len(y) * batch != len(old) * (batch + MORE):
             raise ModelError(
-                f"the output '{shown(name)}' does not grow with '{shown(symbol)}': the model mixes samples or is fixed "
-                "to its size somewhere"
+                f"the output '{shown(name)}' does not grow with '{shown(symbol)}': the model mixes samples or depends "
+                "on its old size somewhere"
             )
         _compare(name, old, y[: len(old)], f"with more of '{symbol}'")
         output = next(v for v in work.graph.outputs if v.name == name)
@@ -59,7 +59,7 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
 
 
 def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
-    """More rows of its kind behind the others; floats are others, so that no mean stays what it was."""
+    """Append similar rows; floats differ, so that no mean stays the same."""
     for axis in axes:
         more = np.take(array, range(MORE), axis)
         array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)
@@ -67,7 +67,7 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
 
 
 def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
-    """The outputs of ``model``, in onnxruntime; from a file, as it may be larger than a message."""
+    """Run ``model`` in onnxruntime; from a file, as it may be too large for a message."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -82,6 +82,6 @@ def _compare(name: str, before: np.ndarray, after: np.ndarray, when: str) -> Non
     near = TOLERANCE * (np.abs(before).max(initial=1.0) if before.dtype.kind == "f" else 1.0)
     if before.shape != after.shape or not np.allclose(before, after, rtol=0, atol=near, equal_nan=True):
         raise ModelError(
-            f"with open axes, {when}, the output '{shown(name)}' is another one: the model is fixed to its size "
+            f"with symbolic axes, {when}, the output '{shown(name)}' is different: the model depends on its old size "
             "somewhere"
         )

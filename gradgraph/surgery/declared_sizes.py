@@ -1,4 +1,4 @@
-"""Wrong sizes of inner values are left out of a file."""
+"""Removal of declared sizes of inner values."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import onnx_ir as ir
 from gradgraph.arguments import PATH, checked
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
-from gradgraph.surgery.operated import Path, Result
+from gradgraph.surgery.operation import Path, Result
 
 
 @checked(out=PATH.or_none())
 def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
-    """The model without declared sizes of inner values; inputs, outputs and weights keep theirs, and all their types.
+    """Remove the declared sizes of inner values; inputs, outputs and weights keep theirs, and all values their types.
 
-    Runtimes infer them. Some exporters declare wrong ones, and onnxruntime then stops at "Shape mismatch attempting to
-    re-use buffer": float16 models for the CPU of onnxruntime-genai's builder 0.18 do so once a past is fed.
+    Runtimes infer them. Some exporters declare wrong ones, and onnxruntime then fails with "Shape mismatch attempting
+    to re-use buffer": float16 CPU models of onnxruntime-genai's builder 0.18 do so once a past is fed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         out: write the result to this path.
+
+    Returns:
+        The same kind of model.
 
     Raises:
         OutputError: ``out`` cannot be written.
