@@ -1,4 +1,4 @@
-"""Drop-ins for packages that are not developed any more: their calls, on this package and stock runtimes.
+"""Drop-in replacements for discontinued packages, built on this package and stock runtimes.
 
-They know the public faces of this package; nothing here knows them.
+They use the public interface of this package; nothing in it depends on them.
 """

@@ -1,4 +1,4 @@
-"""Proof: gradients against central differences in float64, the kit that tries rules, ``gradgraph check``.
+"""Verification: gradients against central differences in float64, the kit that tests rules, ``gradgraph check``.
 
-It draws numbers and runs sessions; cases lie with the rules, as data.
+It draws random numbers and runs sessions; test cases are stored with the rules, as data.
 """

@@ -1,4 +1,4 @@
-"""Turns a rule's inert cases into one-operator models and numbers, and runs them against central differences."""
+"""Conversion of a rule's cases to one-operator models and inputs, run against central differences."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle
 
 TOLERANCE = 1e-6
-Unknown = bool | Literal["even", "odd"]  # which axes of inputs are left open: all, none, every other one
+Unknown = bool | Literal["even", "odd"]  # which axes of inputs are symbolic: all, none, every other one
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A one-operator model, its feeds, and which of them are differentiated."""
+    """A one-operator model, its feeds, and the inputs to differentiate by."""
 
     model: onnx.ModelProto
     feeds: dict[str, np.ndarray]
@@ -56,14 +56,14 @@ def trial(
     dtype: type[np.floating[Any]] = np.float64,
     seed: int = 0,
 ) -> Trial:
-    """The model of one case.
+    """Return the model of one case.
 
     Args:
-        unknown: input shapes are left open (their ranks are known), or every other axis is: those of which the
-            number, and that of the input added, is even or odd.
-        fed: literals become run-time inputs rather than initializers.
+        unknown: make input shapes unknown (with known ranks), or every other axis: those whose index plus that of the
+            input is even or odd.
+        fed: make literals run-time inputs instead of initializers.
         dtype: of every floating tensor.
-        seed: of the numbers drawn.
+        seed: of the random numbers.
     """
     rng = np.random.default_rng([seed, zlib.crc32(rule.op_type.encode())])
     feeds, initializers, inputs, names, wrt = {}, [], [], [], []
@@ -74,7 +74,7 @@ def trial(
         name = f"x{i}"
         names.append(name)
         random = isinstance(spec, Draw)
-        # float32 whatever the others are: Resize's scales, but not the one input of Celu
+        # always float32: Resize's scales, but not the one input of Celu
         single = i > 0 and _type_of(rule, i) == "tensor(float)"
         array = np.asarray(draw(spec, rng) if isinstance(spec, Draw) else spec)
         if not random and array.size == 0 and "int" in _type_of(rule, i):  # an empty list has no type
@@ -104,12 +104,12 @@ def trial(
 
 
 def _type_of(rule: Rule, i: int) -> str:
-    """The type of input ``i`` in the words of the schema; a composite has none."""
+    """Return the schema's type of input ``i``; a composite has none."""
     return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
-    """The nodes of a case that is a graph; ``real`` stands for the floating type."""
+    """Parse the nodes of a case that is a graph; ``real`` stands for the floating type."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     if dtype is np.float16:  # which the text form writes by its bits
         text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)
@@ -146,7 +146,7 @@ def _assemble(
 
 
 def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
-    """⟨u, Jᵀc⟩ against the central difference of ⟨c, f⟩ for every differentiable input."""
+    """Compare ⟨u, Jᵀc⟩ with the central difference of ⟨c, f⟩ for every differentiable input."""
     rng = np.random.default_rng(seed)
     f, g = Oracle(t.model), Oracle(_vjp(t.model, t.read, t.wrt))
     cotangents = _cotangents(t, rng)
@@ -162,7 +162,7 @@ def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
 
 
 def second_order(t: Trial, seed: int = 0) -> Trial:
-    """The trial whose operator is the gradient of ``t``: inputs and cotangents in, gradients out."""
+    """Return the trial whose operator is the gradient of ``t``: inputs and cotangents in, gradients out."""
     rng = np.random.default_rng(seed)
     cotangents = _cotangents(t, rng)
     model = _vjp(t.model, t.read, t.wrt)
@@ -170,7 +170,7 @@ def second_order(t: Trial, seed: int = 0) -> Trial:
 
 
 def _cotangents(t: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """A random cotangent for each output that is read, by the name of its input."""
+    """Draw a cotangent for each output that is read, by the name of its input."""
     ys = Oracle(t.model)(t.feeds)
     return {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
 
@@ -184,13 +184,13 @@ def _vjp(model: onnx.ModelProto, outputs: list[str], wrt: list[str]) -> onnx.Mod
 def run_gradient(
     t: Trial, run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], Sequence[Any]], seed: int = 0
 ) -> list[np.ndarray]:
-    """The gradients that ``run(model, feeds)`` computes for one random cotangent, in the order of ``t.wrt``."""
+    """Return the gradients computed by ``run(model, feeds)`` for one random cotangent, in the order of ``t.wrt``."""
     cotangents = _cotangents(t, np.random.default_rng(seed))
     return [np.asarray(g) for g in run(_vjp(t.model, t.read, t.wrt), {**t.feeds, **cotangents})[-len(t.wrt) :]]
 
 
 def check_point(rule: Rule, p: Point) -> list[str]:
-    """The gradients at an exact point, with shapes known and open; returns one sentence per disagreement."""
+    """Check the gradients at an exact point, with shapes known and unknown; return one sentence per disagreement."""
     return [w for unknown in (False, True) for w in _check_point(trial(rule, p.case, fed=True, unknown=unknown), p)]
 
 
@@ -205,5 +205,5 @@ def _check_point(t: Trial, p: Point) -> list[str]:
             continue
         got = results[f"x{i}.grad"]
         if not np.allclose(got, np.asarray(expected, float), rtol=1e-9, atol=1e-12, equal_nan=True):
-            wrong.append(f"input {i}: {got} instead of {expected}")
+            wrong.append(f"input {i}: {got}; expected {expected}")
     return wrong

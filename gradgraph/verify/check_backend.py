@@ -1,4 +1,4 @@
-"""Would a runtime take a model, and compute it right? Node by node, from its table, before it is tried."""
+"""Whether a runtime supports a model and computes it correctly, looked up node by node in its table."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from gradgraph.step.step import Step
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """One node that is not known to be computed right.
+    """A node that is not known to be computed correctly.
 
     Attributes:
-        file: which of the models of a step; empty where there is one model.
-        node: how errors call it, such as ``node '/head/Gemm' (Gemm)``; ``the model`` for what concerns all of it.
-        operator: empty where it is no node.
-        verdict: ``"refused"``, ``"wrong"`` (it gives other numbers and says nothing), ``"falls back"`` (onnxruntime
-            computes it on the CPU) or ``"untried"``.
+        file: which model of a step; empty for a single model.
+        node: its description in errors, such as ``node '/head/Gemm' (Gemm)``; ``the model`` for the model as a whole.
+        operator: empty if it is not a node.
+        verdict: ``"refused"``, ``"wrong"`` (silently wrong numbers), ``"falls back"`` (onnxruntime computes it on the
+            CPU) or ``"untried"``.
         reason: a clause such as "it has no operator Loop".
     """
 
@@ -59,12 +59,12 @@ class BackendReport:
 
     Attributes:
         backend: its name.
-        runtime: what the table is of, with its version.
-        tested: whether the table was measured in that runtime, or taken from its documents.
-        source: where the table comes from.
-        nodes: how many nodes there are, in all models, functions written out.
-        notes: what was changed before nodes were looked up.
-        findings: those that are not known to be computed right.
+        runtime: the runtime of the table, with its version.
+        tested: whether the table was measured in that runtime, or taken from its documentation.
+        source: the origin of the table.
+        nodes: the number of nodes in all models, with functions inlined.
+        notes: changes made before nodes were looked up.
+        findings: nodes that are not known to be computed correctly.
     """
 
     backend: str
@@ -77,35 +77,35 @@ class BackendReport:
 
     @property
     def ok(self) -> bool:
-        """Is nothing refused, and nothing wrong?"""
+        """Whether nothing is refused or wrong."""
         return not any(f.verdict in ("refused", "wrong") for f in self.findings)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many findings there are of each verdict."""
+        """The number of findings of each verdict."""
         return dict(Counter(f.verdict for f in self.findings))
 
 
 @checked(backend=TEXT)
 def check_backend(model: Source | Step, backend: str) -> BackendReport:
-    """Find what the runtime of ``backend`` would refuse in a model or a step, compute elsewhere, or compute wrong.
+    """Find nodes of a model or a step that the runtime of ``backend`` would reject, run elsewhere, or compute wrongly.
 
-    Nothing is run: each node is looked up in the table of what that runtime can do. A model for another opset than 21
-    is judged as it would be written at 21, and calls of functions by what they consist of.
+    Nothing is run: each node is looked up in the table of that runtime. A model of another opset than 21 is converted
+    to 21 first, and functions are inlined.
 
     Args:
         model: a path (of a model or a step folder), an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a ``Step``.
         backend: one of ``gradgraph.backends.BACKENDS`` that has a table.
 
     Raises:
-        BuildError: there is no such backend, or no table of it.
+        BuildError: there is no such backend, or it has no table.
         ModelError: the model is damaged.
     """
     chosen = named(backend)
     table = chosen.table
     if table is None:
         known = ", ".join(checked_backends())
-        raise BuildError(f"there is no table of what the backend '{backend}' can do; use {known}")
+        raise BuildError(f"the backend '{backend}' has no table of supported operators; use {known}")
     count, notes, findings = 0, list[str](), list[NodeVerdict]()
     for name, source, folder in _models(model):
         work = load_model(source, folder)
@@ -119,7 +119,7 @@ def check_backend(model: Source | Step, backend: str) -> BackendReport:
 
 
 def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
-    """The name of each file, its model, and the folder of its external data; a step has several files."""
+    """Yield the name of each file, its model, and the folder of its external data; a step has several files."""
     if isinstance(source, str | os.PathLike) and _is_step_folder(Path(source)):
         source = Step.load(source)
     if not isinstance(source, Step):
@@ -132,35 +132,35 @@ def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
 
 
 def _is_step_folder(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # a path that no file can have is refused where files are read
+    with contextlib.suppress(OSError, ValueError):  # a path that no file can have is an error in the reader
         return (path / MANIFEST_FILE).is_file()
     return False
 
 
 def _refusals(model: ir.Model, table: Table) -> Iterator[str]:
-    """Give the reasons why the runtime would not open the file, whatever its nodes are."""
+    """Yield the reasons why the runtime would not open the file, apart from its nodes."""
     opset, (oldest, newest) = model.opset_imports.get("", OPSET), table.opsets
     if not oldest <= opset <= newest:
-        yield f"it is written at opset {opset}, and {table.title} takes {oldest} to {newest}"
+        yield f"it has opset {opset}, but {table.title} supports {oldest} to {newest}"
     (oldest, newest), version = table.ir_versions, model.ir_version
     if not oldest <= version <= newest:
-        yield f"it has IR version {version}, and {table.title} takes {oldest} to {newest}"
+        yield f"it has IR version {version}, but {table.title} supports {oldest} to {newest}"
     if model.functions and not table.functions:
-        yield f"it calls {len(model.functions)} functions, and {table.title} takes none"
+        yield f"it calls {len(model.functions)} functions, which {table.title} does not support"
 
 
 def _prepared(model: ir.Model) -> Iterator[str]:
-    """Rewrite ``model`` in place for the lookup of its nodes; give a note on each change."""
+    """Rewrite ``model`` in place for the lookup of its nodes; yield a note on each change."""
     write_one_domain(model)
     make_names_unique(model)
     functions = len(model.functions)
     if functions:
         inline_functions(model)
         make_names_unique(model)
-        yield f"{functions} functions are judged by what they consist of"
+        yield f"{functions} functions were inlined"
     infer_shapes(model)
     opset = model.opset_imports.get("", OPSET)
     if convert_to_opset(model):
         make_names_unique(model)
-        yield f"opset {opset} is judged as it would be written at {OPSET}"
+        yield f"opset {opset} was converted to {OPSET}"
     derive_facts(model)

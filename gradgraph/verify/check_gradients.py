@@ -1,8 +1,8 @@
-"""Are a model's gradients right? Every tensor against central differences along one random direction.
+"""Gradient check of a model: every tensor against central differences along one random direction.
 
-The outputs become one number by random weights: ``s = Σ ⟨wᵢ, yᵢ⟩``. The gradient model (``vjp`` with the weights as
+Random weights reduce the outputs to one number: ``s = Σ ⟨wᵢ, yᵢ⟩``. The gradient model (``vjp`` with the weights as
 cotangents) is compared with ``(s(x + εd) − s(x − εd)) / 2ε`` for one tensor ``x`` after the other. Both run in float64
-in the ReferenceEvaluator; a model that it cannot run is checked in onnxruntime in float32, where less can be seen.
+in the ReferenceEvaluator; a model that it cannot run is checked in onnxruntime in float32, with less precision.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ Array = np.ndarray[Any, Any]
 
 
 class Run(Protocol):
-    """Runs a model; weights among the feeds replace its own."""
+    """A function that runs a model; weights among the feeds replace its own."""
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """All outputs by name."""
+        """Return all outputs by name."""
         ...
 
     def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-        """Each output with its name; who does not keep one has it no longer in memory."""
+        """Yield each output with its name; outputs that are not kept are freed."""
         ...
 
 
-# kernels of the ReferenceEvaluator that take float64 and compute in float32 inside
+# kernels of the ReferenceEvaluator that accept float64 and compute in float32 inside
 SINGLE_INSIDE = frozenset({"AffineGrid", "DeformConv", "GridSample", "LinearAttention"})
 ROUNDING = 10  # units in the last place that a whole model is allowed to lose
-_POINTS = 2  # beside a kink, of those that lie on none
-_DRAWS = 20  # of directions, while the terms of few elements cancel: a wrong gradient would hide there
-_SIZES_FOR_GRADIENTS = 6  # of open dimensions, at which the gradient is tried where it does not run
-NUDGE = 16  # units in the last place by which cotangents are moved to see how far rounding errors reach
+_POINTS = 2  # points next to a kink, among those that are not on one
+_DRAWS = 20  # directions tried while few terms cancel, which would hide a wrong gradient
+_SIZES_FOR_GRADIENTS = 6  # sizes of symbolic dimensions to try
+NUDGE = 16  # units in the last place by which cotangents are perturbed, to measure rounding errors
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision of numbers, and the errors that can be seen with it.
+    """A precision, and the errors that it can resolve.
 
     Attributes:
         steps: of differences, relative to the size of the tensor.
-        beside: how far from a kink the gradient is looked at instead, likewise: at two of these distances, since a
-            fault may lie closer to the kink than one, and another kink closer than the other.
+        beside: distances from a kink at which the gradient is checked instead, likewise: two of them, since a fault may
+            be closer to the kink than one, and another kink closer than the other.
     """
 
     name: str
@@ -95,12 +95,12 @@ class TensorCheck:
     """One tensor: its directional derivative from the gradient and from differences.
 
     Attributes:
-        error: their distance relative to the terms of the sum; infinite where one of them is not finite, or the
-            gradient has another shape than the tensor.
+        error: their difference relative to the terms of the sum; infinite if one of them is not finite, or the gradient
+            has another shape than the tensor.
         resolved: whether the derivative is larger than the rounding errors of the difference.
-        kink: the slopes on both sides of the point differ, so the gradient was looked at beside it; where kinks lie
-            too close together there, too, ``resolved`` is false.
-        ok: ``error`` is within the tolerance, or the gradient lies between the slopes of a kink.
+        kink: the one-sided slopes at the point differ, so the gradient was checked next to it; if kinks are too dense
+            there, too, ``resolved`` is false.
+        ok: ``error`` is within the tolerance, or the gradient is between the slopes of a kink.
     """
 
     name: str
@@ -118,14 +118,14 @@ class Report:
     """The result of ``check_gradients``.
 
     Attributes:
-        precision: ``"float64"``, or ``"float32"`` where the reference implementation cannot run the model.
+        precision: ``"float64"``, or ``"float32"`` if the reference implementation cannot run the model.
         reason: why it is float32; empty otherwise.
         tolerance: the largest relative error that passes.
         outputs: the outputs that were differentiated.
         tensors: one entry per tensor.
-        findings: warnings about what is trained by default, and what was computed from it beforehand (see
-            ``gradgraph.autodiff.review``), none where ``wrt`` says what is differentiated; about outputs that are
-            probabilities; and, where a gradient is NaN, about nodes that discard values that are not finite.
+        findings: warnings about the default selection of weights, and values precomputed from them (see
+            ``gradgraph.autodiff.review``), unless ``wrt`` is given; about outputs that are probabilities; and, if a
+            gradient is NaN, about nodes that discard non-finite values.
     """
 
     precision: str
@@ -141,7 +141,7 @@ class Report:
 
 
 class _First(NamedTuple):
-    """The first feeds that do, what the model and its gradient are there, and the weights of the outputs."""
+    """The first valid feeds, the values of the model and its gradient there, and the weights of the outputs."""
 
     feeds: Feeds
     ys: Mapping[str, Array]
@@ -152,7 +152,7 @@ class _First(NamedTuple):
 
 
 class _CannotRunError(Exception):
-    """The model cannot be run in this precision; the message says why."""
+    """Raised if the model cannot be run in this precision; the message is the reason."""
 
 
 @checked(wrt=NAMES.or_none(), output=TEXT.or_none(), sizes=GIVEN, seed=WHOLE, progress=FUNCTION,
@@ -171,22 +171,22 @@ def check_gradients(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        feeds: an array for each input; drawn at random by default (see ``gradgraph.verify.feeds``).
+        feeds: an array for each input; random by default (see ``gradgraph.verify.feeds``).
         output: the floating output to differentiate, of any shape; all of them by default.
         wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
-        sizes: numbers for sizes that the model leaves open, such as ``{"batch": 2}``; or by the name of an input all
-            its sizes. By default small ones are tried, and larger ones where these do not run.
+        sizes: values of symbolic sizes, such as ``{"batch": 2}``; or, by the name of an input, all its sizes. By
+            default small ones are tried, and larger ones if these do not run.
         seed: of inputs, weights and directions.
         progress: called with the number of tensors done and their total.
 
     Raises:
-        ModelError: the model is damaged, or runs nowhere.
-        UnknownNameError, DifferentiationError, UnsupportedOperatorError: there is no such gradient.
+        ModelError: the model is damaged, or cannot be run.
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError: the gradient does not exist.
         DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
             random numbers or detaches values, so that its gradients are not its slopes.
     """
     if seed < 0:
-        raise DataError(f"the seed is {seed}; give a number from 0 on")
+        raise DataError(f"the seed is {seed}; it must not be negative")
     if sizes:
         model = load_model(model)
         fix_sizes(model, sizes)
@@ -209,18 +209,18 @@ def check_gradients(
 
 
 def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
-    """Warnings about outputs that losses of logits do not fit."""
+    """Warn about outputs that do not fit losses of logits."""
     for value in outputs:
         found = probabilities(value)
         if found is not None:
             name = None if found.logits is None else found.logits.name
             read = f"'{shown(name)}' holds the logits" if name else "cut the model before it for such a loss"
             yield Finding(f"output '{shown(value.name)}'", f"ends in a {found.kind}",
-                          "losses of logits compute one themselves", read, "warning")  # fmt: skip
+                          "losses of logits apply one themselves", read, "warning")  # fmt: skip
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
-    """Raise DataError if a value on the path is detached: differences go through it, and gradients do not."""
+    """Raise DataError if a value on the path is detached: differences pass through it, but gradients do not."""
     if not any(is_detached(node) for node in nodes_of(model)):
         return
     plain = model.clone()
@@ -232,7 +232,7 @@ def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequenc
     between = next((node for node in detached if path.is_on(node)), None)
     if between is not None:
         raise DataError(
-            f"{describe(between)} is detached: no gradient passes through it, and differences do; check outputs that "
+            f"{describe(between)} is detached: differences pass through it, but gradients do not; check outputs that "
             "do not read it, or the model without the mark"
         )
 
@@ -273,7 +273,7 @@ class _Subject:
     allow_unused: bool
 
     def engines(self, precision: Precision) -> tuple[ir.Model, Run, ir.Model, Run]:
-        """The model and its gradient, and what runs them."""
+        """Return the model and its gradient, and functions that run them."""
         model = model_in_float64(self.model) if precision is DOUBLE else self.model
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
@@ -285,11 +285,11 @@ def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
     unfit = sorted({n.op_type for n in model.graph} & SINGLE_INSIDE)
     if unfit:
         raise _CannotRunError(f"the reference implementation of {unfit[0]} computes in float32")
-    return oracle_of(model)  # takes weights among the feeds as it is
+    return oracle_of(model)  # accepts weights among the feeds
 
 
 class _Session:
-    """Runs a model in onnxruntime; the initializers in ``free`` become inputs, their values the defaults."""
+    """A model run in onnxruntime; the initializers in ``free`` become inputs with their values as defaults."""
 
     def __init__(self, model: ir.Model, free: Sequence[str]) -> None:
         own, outside = proto_and_weights(model)
@@ -335,10 +335,10 @@ class _Check:
             feeds, ys, weights, values, gradients, slopes = self._first_run(model, f, at, rng)
         except (GradgraphError, _CannotRunError):
             raise
-        except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
+        except Exception as error:  # the reference implementation's NumPy code may raise anything
             if precision is SINGLE:
                 raise
-            raise _CannotRunError(f"the reference evaluator says {type(error).__name__}: {shown(error)}") from error
+            raise _CannotRunError(f"the reference evaluator raised {type(error).__name__}: {shown(error)}") from error
         found = []
         for name in self.subject.names:
             point = _Point(f, feeds, weights, name, values[name], ys)
@@ -354,42 +354,42 @@ class _Check:
     def _first_run(
         self, model: ir.Model, f: Run, at: Callable[[Feeds, Mapping[str, Array]], _First], rng: np.random.Generator
     ) -> _First:
-        """Feeds at which the outputs are finite and the gradient runs, too, and what both are there."""
+        """Find feeds at which the outputs are finite and the gradient runs; return them with both results."""
         graph, left = model.graph, _SIZES_FOR_GRADIENTS
         tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
         failure: Exception | None = None
         for feeds in tries:
             try:
                 ys = f(feeds)
-            except Exception as error:  # another size may do
+            except Exception as error:  # another size may work
                 failure = error
                 continue
             if all(ys[y].size and np.isfinite(ys[y]).all() for y in self.subject.outputs):
                 self._check_deterministic(f, feeds, ys)
                 try:
                     return at(feeds, ys)
-                except GradgraphError as error:  # sizes at which the model itself runs may be too small for a gradient
+                except GradgraphError as error:  # sizes that work for the model may be too small for its gradient
                     failure, left = error, left - 1
                     if not left:
                         break
         if failure is not None:
             raise failure
-        where = "random inputs; give the check data of yours to run on"
+        where = "random inputs; pass your own check data"
         if self.feeds is not None:
-            where = "the data given; look for NaN and infinities in them"
+            where = "the given data; check them for NaN and infinities"
         raise DataError(f"the outputs are empty or not finite at {where}")
 
     def _check_deterministic(self, f: Run, feeds: Feeds, ys: Mapping[str, Array]) -> None:
         again = f(feeds)
         if any(not np.array_equal(ys[y], again[y]) for y in self.subject.outputs):
             raise DataError(
-                "the model draws random numbers, so differences cannot be taken; export it in evaluation mode, without "
-                "random nodes"
+                "the model draws random numbers, so differences are meaningless; export it in evaluation mode, "
+                "without random nodes"
             )
 
 
 class _Values:
-    """The numbers of inputs and weights, by name, read when they are asked for."""
+    """The values of inputs and weights, by name, read on access."""
 
     def __init__(self, model: ir.Model, feeds: Feeds) -> None:
         self._stored, self._feeds = model.graph.initializers, feeds
@@ -404,12 +404,12 @@ class _Values:
 
 @dataclass(frozen=True)
 class _Slope:
-    """A direction, and the gradient's derivative along it, with which differences are compared.
+    """A direction, and the gradient's derivative along it, to compare with differences.
 
     Attributes:
         shape: of the gradient.
         size: the sum of the magnitudes of the terms.
-        noise: how far rounding errors of the gradient may reach.
+        noise: bound of the rounding errors of the gradient.
     """
 
     shape: tuple[int, ...]
@@ -421,10 +421,10 @@ class _Slope:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradient model, run for weights of the outputs, and for these moved so little that only rounding changes.
+    """The gradient model, run for weights of the outputs, and for slightly perturbed ones, to measure rounding errors.
 
     Args:
-        names: the tensors, each by the name of the output that is its gradient.
+        names: the tensors, keyed by the output that is their gradient.
     """
 
     names: Mapping[str, str]
@@ -434,7 +434,7 @@ class _Gradients:
     seed: int
 
     def at(self, feeds: Feeds, values: Mapping[str, Array] | _Values) -> dict[str, _Slope]:
-        """The slope of each tensor in ``values``, whose gradients are forgotten once they are summed."""
+        """Return the slope of each tensor in ``values``; gradients are freed once they are summed."""
         found: dict[str, _Slope] = {}
         for name, gradient in self._stream(feeds, self.cotangents):
             if name not in values:
@@ -471,13 +471,13 @@ def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
 
 
 def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """The tensors by the outputs that ``vjp`` has added for them, behind those of the model."""
+    """Map the outputs that ``vjp`` added, after those of the model, to their tensors."""
     outputs = gradient.graph.outputs[-len(names) :]
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
-    """The weights under the names of the inputs that ``vjp`` has added, one per output; and the same, nudged."""
+    """Return the weights under the names of the inputs that ``vjp`` added, one per output; and the same, perturbed."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]
@@ -513,7 +513,7 @@ class _Point:
                       precision.tolerance, precision.steps)  # fmt: skip
 
     def beside(self, distance: float, rng: np.random.Generator) -> _Point | None:
-        """A point so far away, or None where the outputs are not finite there."""
+        """Return a point at this distance, or None if the outputs are not finite there."""
         x = Direction.drawn(self.x, None, rng).moved(self.x, distance)
         feeds = {**self.feeds, self.name: x}
         here = self.f(feeds)
@@ -523,9 +523,9 @@ class _Point:
     def _quotients(self, direction: Direction, noise: float, step: float) -> Quotients:
         up, down = (self._outputs(direction.moved(self.x, way)) for way in (step, -step))
         spread = math.sqrt(sum(float(np.sum(np.square(w * up[y]))) for y, w in self.weights.items()))
-        coarsest = max(rounding(array.dtype) for array in (self.x, *self.weights.values()))  # weights are as outputs
+        coarsest = max(rounding(array.dtype) for array in (self.x, *self.weights.values()))  # with outputs' dtypes
         rounded = ROUNDING * coarsest * spread / (2 * step)
-        # outputs are subtracted before they are summed: less is lost
+        # outputs are subtracted before they are summed, to lose fewer digits
         ahead = sum(float(np.sum(w * (up[y] - self.here[y]))) for y, w in self.weights.items()) / step
         behind = sum(float(np.sum(w * (self.here[y] - down[y]))) for y, w in self.weights.items()) / step
         return Quotients(ahead, behind, noise + rounded)
@@ -538,7 +538,7 @@ class _Point:
 def _checked(
     point: _Point, slope: _Slope, gradients: _Gradients, precision: Precision, rng: np.random.Generator
 ) -> TensorCheck:
-    """Compare the gradient at a point with differences; beside it where it lies on a kink."""
+    """Compare the gradient at a point with differences; at nearby points if it is on a kink."""
     name, shape = point.name, point.x.shape
     if slope.direction is None:
         return TensorCheck(name, shape, math.nan, math.nan, math.inf, resolved=True, ok=False)

@@ -1,7 +1,7 @@
-"""Everything that is wrong with a model, found in one run: what stops a pass is set aside, and the pass runs again.
+"""Diagnosis of all problems of a model in one run: whatever stops a pass is masked, and the pass runs again.
 
-A node set aside becomes one of a domain that nobody knows, without inputs and attributes: nothing is said of it twice,
-and what reads it reads something unknown.
+A masked node becomes one of an unknown domain, without inputs and attributes: nothing is reported about it twice, and
+its outputs are unknown to its consumers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _NODE = re.compile(r"(?:node|the node that gives) '[^']*' \([^)]*\)")
 
 
 def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
-    """Find all that keeps the gradients of ``model`` from being computed.
+    """Find everything that prevents the gradients of ``model`` from being computed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        wrt, output: what is to be differentiated, as for ``check_gradients``.
+        wrt, output: the gradient, as for ``check_gradients``.
 
     Raises:
-        ModelError: there is no file, or no message in it, at all.
+        ModelError: the file does not exist, or cannot be parsed.
     """
     work, base = _message(model)
     found = [*itertools.islice(message_findings(work), FINDINGS_LIMIT)]
     malformed = [*itertools.islice(node_findings(work), FINDINGS_LIMIT)]
     found += [finding for _, finding in malformed]
     if len(found) > len(malformed):
-        return found  # names or tensors are damaged: nothing can be told of what reads them
+        return found  # names or tensors are damaged: their consumers cannot be judged
     _name_nodes(work)
     for node in {id(n): n for n, _ in malformed}.values():
         _set_aside(work, node)
@@ -68,7 +68,7 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
 
 def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
-    """A copy of the model's message, and the folder of its external data."""
+    """Return a copy of the model's message, and the folder of its external data."""
     if isinstance(model, ir.Model):
         return ir.to_proto(model), None
     if not isinstance(model, onnx.ModelProto):
@@ -80,7 +80,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name nodes as the normal form will, so that its findings lead back to them; nameless nodes stay so."""
+    """Name nodes as the normal form will, so that its findings refer to them; nameless nodes stay so."""
     taken: set[str] = set()
     for node in proto_nodes(model.graph.node):
         name = stem = node.name or node.op_type
@@ -111,5 +111,5 @@ def _differentiable(model: ir.Model, wrt: str | Sequence[str] | None, output: st
         find_path(model, targets, chosen, allow_unused=True)
     except UnsupportedOperatorError:
         raise
-    except GradgraphError:  # what is asked for does not exist: not the model's fault
+    except GradgraphError:  # a wrong request: not the model's fault
         return

@@ -1,4 +1,4 @@
-"""Random directions in which a tensor moves, and sums along them; of neither is a whole array kept."""
+"""Random directions for tensors, and sums along them, without holding a whole array in memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-PIECE = 1 << 18  # numbers that are drawn at once
+PIECE = 1 << 18  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Random numbers for each element of a tensor, as large as it, which are drawn again wherever they are needed.
+    """Random numbers for each element of a tensor, scaled to its size, drawn again whenever they are needed.
 
     Args:
         shape: of the tensor.
-        scale: the root of the mean of its squares, or 1 where that is 0.
-        seed: of the sizes of the numbers.
-        negative: their signs, a bit each.
+        scale: its root mean square, or 1 if that is 0.
+        seed: of the magnitudes.
+        negative: the signs, a bit each.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,9 @@ class Direction:
 
     @classmethod
     def drawn(cls, x: Array, slope: Array | None, rng: np.random.Generator) -> Direction:
-        """One for ``x``; three quarters of it are along the gradient ``slope``, so that the terms do not cancel."""
+        """Draw a direction for ``x``; three quarters of it are along the gradient ``slope``, so that the terms do not
+        cancel.
+        """
         signs = []
         for part in parts(x.size):
             flipped = rng.integers(0, 4 if slope is not None else 2, part.stop - part.start) == 0
@@ -44,23 +46,23 @@ class Direction:
         return cls(x.shape, _size_of(x) or 1.0, int(rng.integers(1 << 62)), negative)
 
     def parts(self) -> Iterator[tuple[slice, Array]]:
-        """The numbers, one part of the flat tensor after the other."""
+        """Yield the numbers, part by part of the flat tensor."""
         rng = np.random.default_rng(self.seed)
         for part in parts(math.prod(self.shape)):
             numbers = rng.uniform(0.5 * self.scale, 1.5 * self.scale, part.stop - part.start)
-            # a part is a multiple of 8 numbers, but for the last
+            # a part has a multiple of 8 numbers, except the last
             bits = np.unpackbits(self.negative[part.start // 8 : -(-part.stop // 8)], count=len(numbers))
             yield part, np.where(bits, -numbers, numbers)
 
     def moved(self, x: Array, step: float) -> Array:
-        """``x``, so many steps in this direction, in its own type."""
+        """Return ``x`` moved by ``step`` in this direction, in its own type."""
         flat, found = x.reshape(-1), np.empty(x.shape, x.dtype)
         for part, numbers in self.parts():
             found.reshape(-1)[part] = flat[part].astype(np.float64) + step * numbers
         return found
 
     def sums(self, gradient: Array) -> tuple[float, float]:
-        """The sums of the products with ``gradient``, and of their magnitudes."""
+        """Return the sum of the products with ``gradient``, and of their magnitudes."""
         flat, total, size = gradient.reshape(-1), 0.0, 0.0
         for part, numbers in self.parts():
             terms = numbers * flat[part].astype(np.float64)
@@ -74,7 +76,7 @@ def parts(size: int) -> Iterator[slice]:
 
 
 def _size_of(x: Array) -> float:
-    """The root of the mean of the squares of ``x``; 0 where it is empty."""
+    """Return the root mean square of ``x``; 0 if it is empty."""
     flat = x.reshape(-1)
     squares = sum(float(np.sum(np.square(flat[part], dtype=np.float64))) for part in parts(x.size))
     return math.sqrt(squares / x.size) if x.size else 0.0

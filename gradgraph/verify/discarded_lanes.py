@@ -1,6 +1,6 @@
-"""Where a gradient is NaN: the Where nodes that throw away values that are not finite.
+"""Explanation of NaN gradients: Where nodes that discard non-finite values.
 
-What computed such a value gets a cotangent of 0, and 0 times an infinite or undefined slope is NaN.
+The operator that computed such a value gets a cotangent of 0, and 0 times an infinite or undefined slope is NaN.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gradgraph.graph.checks import describe
 
 Array = np.ndarray[Any, Any]
 _REMEDY = (
-    "feed the operator that computes them a harmless input there, by another Where before it: "
-    "Sqrt(Where(x > 0, x, 1)) in the place of Sqrt(x)"
+    "feed the operator that computes them a harmless input there, with another Where before it: Sqrt(Where(x > 0, x, "
+    "1)) in place of Sqrt(x)"
 )
 
 
 def discarded_lanes(
     model: ir.Model, feeds: Mapping[str, Array], start: Callable[[ir.Model], Callable[..., Mapping[str, Array]]]
 ) -> Iterator[Finding]:
-    """Findings about the Where nodes of the main graph that discard what is not finite.
+    """Yield findings about the Where nodes of the main graph that discard non-finite values.
 
     Args:
         model: in normal form; it is not changed.
         feeds: the inputs at which a gradient is NaN.
-        start: gives the function that runs a model.
+        start: returns the function that runs a model.
     """
     work = model.clone()
     wheres = [n for n in work.graph if n.domain == "" and n.op_type == "Where"]
@@ -46,5 +46,5 @@ def discarded_lanes(
         lost = np.where(condition, other, taken)
         if lost.dtype.kind == "f" and not np.isfinite(lost).all():
             count = int((~np.isfinite(lost)).sum())
-            words = f"discards {count} of {lost.size} values that are not finite: what computes them has a NaN slope"
+            words = f"discards {count} of {lost.size} non-finite values; computing them has a NaN slope"
             yield Finding(describe(node), words, "", _REMEDY, "warning")

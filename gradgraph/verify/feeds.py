@@ -1,4 +1,4 @@
-"""Inputs for a model that nobody has given any for: random floats, valid indices, sizes that the model accepts."""
+"""Random inputs for a model: floats, valid indices, sizes that the model accepts."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gradgraph.graph.shapes import sizes_or
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 
-BATCHES = (2, 1)  # where the file holds states of one row, no other batch fits
-# what open dimensions are tried at: small first, then what models of images need, and those of sounds
+BATCHES = (2, 1)  # a file with states for one row fits no other batch size
+# sizes to try for symbolic dimensions: small first, then larger ones for models of images, and of sounds
 SIZES = (4, 7, 16, 32, 64, 128, 224, 1024, 16_000)
 LARGEST = 4_000_000  # numbers in one input
-# operators that hand indices on: the bound lies behind them
+# operators that pass indices on; the bound is set by a later one
 _PASS_ON = frozenset(
     ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
 _INDEXED = {"Gather": "axis", "GatherElements": "axis", "ScatterElements": "axis"}
-# axes of inputs by place, where onnxruntime ends the process if a value whose shape is unknown has others
+# axes of inputs by position, where onnxruntime crashes if a value of unknown shape has others
 _RANKS = {"RoiAlign": {0: 4, 1: 2, 2: 1}, "MaxRoiPool": {0: 4, 1: 2}}
 MOST_DRAWN = 1 << 28  # elements of an input
 _LABELLED = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
-    """Feeds to try, one set after the other: normal numbers, then positive ones, at growing sizes of open dimensions.
+    """Yield feeds to try: normal numbers, then positive ones, at growing sizes of symbolic dimensions.
 
-    Integer inputs that are seen to index something get valid indices; others get ones, which are right for masks,
-    counts and axes. Booleans are true.
+    Integer inputs that are recognised as indices get valid ones; others get ones, which are right for masks, counts and
+    axes. Booleans are true.
 
     Raises:
         DataError: an input has more than MOST_DRAWN elements.
@@ -48,24 +48,24 @@ def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
             sizes = _sizes(inputs.values(), size, batch)
             shapes = {name: _shape(v, sizes, batch) for name, v in inputs.items()}
             if huge := [name for name, shape in shapes.items() if math.prod(shape) > MOST_DRAWN and size == SIZES[0]]:
-                raise DataError(f"the input '{shown(huge[0])}' of shape {shapes[huge[0]]} has more elements than can "
-                                "be drawn; give the check data of yours, or the model smaller sizes")  # fmt: skip
+                raise DataError(f"the input '{shown(huge[0])}' of shape {shapes[huge[0]]} has too many elements to be "
+                                "drawn at random; pass your own check data, or smaller sizes")  # fmt: skip
             if size == SIZES[0] or max(map(math.prod, shapes.values()), default=0) <= LARGEST:
                 yield {name: _draw(v, shapes[name], bounds[name], positive, rng) for name, v in inputs.items()}
 
 
 def given(graph: ir.Graph, feeds: Mapping[str, Any]) -> Feeds:
-    """The part of ``feeds`` that the model takes, in its element types.
+    """Return the part of ``feeds`` that the model reads, in its element types.
 
     Raises:
-        DataError: an input is missing, or has other axes or sizes than the model says.
+        DataError: an input is missing, or has other axes or sizes than the model declares.
     """
     inputs = _inputs(graph)
     missing = [name for name in inputs if name not in feeds]
     if missing:
         what = "an input" if len(missing) == 1 else "inputs"
         hint = suggestion(missing[0], [n for n in feeds if n not in inputs])
-        raise DataError(f"the data hold no array {listed(missing)}, {what} of the model{hint}")
+        raise DataError(f"the data have no array {listed(missing)}, {what} of the model{hint}")
     return {name: _fitting(name, value, feeds[name]) for name, value in inputs.items()}
 
 
@@ -78,12 +78,12 @@ def _fitting(name: str, value: ir.Value, given: Any) -> Array:
     wanted = array.dtype if value.dtype is None else value.dtype.numpy()
     number = array.dtype.kind in "fiubV" and array.dtype.names is None  # V: bfloat16 and smaller ones
     if array.dtype.kind != wanted.kind and not (number and wanted.kind != "O"):
-        raise DataError(f"'{shown(name)}' is {array.dtype}, but the model takes {value.dtype}")
+        raise DataError(f"'{shown(name)}' is {array.dtype}, but the model expects {value.dtype}")
     if value.shape is not None:
         dims = list(value.shape)
         pairs = zip(dims, array.shape, strict=False)
         if array.ndim != len(dims) or any(isinstance(d, int) and d != n for d, n in pairs):
-            raise DataError(f"'{shown(name)}' has shape {list(array.shape)}, but the model takes {_readable(dims)}")
+            raise DataError(f"'{shown(name)}' has shape {list(array.shape)}, but the model expects {_readable(dims)}")
     return array.astype(wanted, copy=False)
 
 
@@ -92,7 +92,7 @@ def _readable(dims: Sequence[int | ir.SymbolicDim]) -> str:
 
 
 def index_bound(value: ir.Value) -> int | None:
-    """The number of entries that the values of an integer input choose from; None where that cannot be seen."""
+    """Return the number of valid index values for an integer input; None if it is unknown."""
     if value.dtype is None or not value.dtype.is_integer():
         return None
     bounds: list[int] = []
@@ -108,7 +108,7 @@ def index_bound(value: ir.Value) -> int | None:
 
 
 def _bound(node: ir.Node, position: int) -> list[int]:
-    """The bound that ``node`` sets to the values it reads at ``position``: one at most (1 where a size is open)."""
+    """Return the bound that ``node`` sets for the values at ``position``: one at most (1 if a size is symbolic)."""
     if not node.domain and node.op_type in ("Equal", "OneHot"):
         return _compared(node, position)
     if node.domain or position != 1:
@@ -129,7 +129,7 @@ def _bound(node: ir.Node, position: int) -> list[int]:
 
 
 def _compared(node: ir.Node, position: int) -> list[int]:
-    """The number of classes that ``node`` tells apart, as a OneHot or by a comparison with 0, 1, 2 and so on."""
+    """Return the number of classes that ``node`` distinguishes, as a OneHot or by comparison with 0, 1, 2 and so on."""
     other = node.inputs[1 - position if node.op_type == "Equal" else 1]
     numbers = None if other is None or other.const_value is None else other.const_value.numpy()
     if numbers is None or (node.op_type == "OneHot" and position != 0):
@@ -140,7 +140,7 @@ def _compared(node: ir.Node, position: int) -> list[int]:
 
 
 def _sizes(inputs: Iterable[ir.Value], size: int, batch: int) -> dict[str | None, int]:
-    """The size of each named dimension: a batch if it leads an input, else ``size``."""
+    """Return the size of each named dimension: a batch if it is the first axis of an input, else ``size``."""
     sizes: dict[str | None, int] = {}
     for value in inputs:
         for axis, dim in enumerate(value.shape or ()):
@@ -158,7 +158,7 @@ def _shape(value: ir.Value, sizes: Mapping[str | None, int], batch: int) -> list
 
 
 def _is_state(dims: Sequence[int | ir.SymbolicDim]) -> bool:
-    """Are these sizes those of a recurrent layer's state, [layers, batch, features], with an unnamed batch?"""
+    """Whether these sizes are those of a recurrent layer's state, [layers, batch, features], with an unnamed batch."""
     sizes = [d if isinstance(d, int) else d.value for d in dims]
     return len(sizes) == 3 and [isinstance(d, int) for d in sizes] == [True, False, True] and sizes[1] is None
 

@@ -18,13 +18,13 @@ STEPS = (
     1e-9,
     1e-10,
     1e-11,
-)  # a smaller one crosses fewer kinks, and drowns sooner in rounding errors
-BENT = 0.25  # of the distance between gradient and difference: what a kink changes the slope by at least
+)  # smaller steps cross fewer kinks, but are lost in rounding errors sooner
+BENT = 0.25  # relative to the gap between gradient and difference: the least change of slope at a kink
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One tensor's check: the directional derivative from the gradient, and from central differences."""
+    """The check of one tensor: the directional derivative from the gradient, and from central differences."""
 
     name: str
     analytic: float
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def error(self) -> float:
-        """The difference relative to the size of the terms that were added up (0 when both are NaN-free and equal)."""
+        """The difference relative to the size of the summed terms (0 when both are NaN-free and equal)."""
         gap = abs(self.analytic - self.numeric)
         return gap / self.scale if np.isfinite(gap) else float("inf")
 
@@ -58,7 +58,7 @@ def _along(
 ) -> Finding:
     x = feeds[name]
     if g.shape != x.shape:
-        raise AssertionError(f"the gradient of '{name}' has shape {g.shape}, the tensor {x.shape}")
+        raise AssertionError(f"the gradient of '{name}' has shape {g.shape}; expected {x.shape}")
     u = rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape)
     up, down = (f({**feeds, name: x + sign * epsilon * u}) for sign in (1.0, -1.0))
     numeric = (up - down) / (2 * epsilon)
@@ -66,12 +66,12 @@ def _along(
     return Finding(name, float(np.sum(u * g)), numeric, 1.0 + float(terms.sum()) + abs(numeric))
 
 
-# --- a kink, or a fault? ---------------------------------------------------------------------------------
+# --- kinks and faults ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quotients:
-    """Difference quotients along a direction, ahead of a point and behind it, and how far rounding may move them."""
+    """Difference quotients along a direction, forward and backward, and a bound of their rounding errors."""
 
     ahead: float
     behind: float
@@ -88,15 +88,15 @@ class Quotients:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict of differences about a directional derivative.
+    """The result of comparing a directional derivative with differences.
 
     Attributes:
-        verdict: "kink" where the slopes on both sides differ, so that differences prove nothing about a gradient.
+        verdict: "kink" if the one-sided slopes differ, so that differences prove nothing about a gradient.
         analytic: the derivative from the gradient.
-        numeric: the central difference that it rests on.
-        error: the distance to it, relative to the terms that were added up; infinite where one is not finite.
+        numeric: the central difference that was used.
+        error: the gap, relative to the summed terms; infinite if one of them is not finite.
         resolved: whether the derivative is larger than the rounding errors of the difference.
-        in_between: at a kink, the gradient is no farther from the difference than the slopes of both sides are apart.
+        in_between: at a kink, the gap is at most the difference of the one-sided slopes.
     """
 
     verdict: Literal["right", "kink", "wrong"]
@@ -115,18 +115,18 @@ def judged(
     tolerance: float,
     steps: Sequence[float] = STEPS,
 ) -> Judgement:
-    """Compare a directional derivative with differences whose step shrinks until one agrees, or rounding hides it.
+    """Compare a directional derivative with differences of decreasing step, until one agrees or rounding dominates.
 
-    A difference that is off by its own curvature, or by a kink between the points that it takes, comes right as the
-    step shrinks; a wrong gradient stays wrong. Where the point itself lies on a kink, or kinks are denser than that,
-    the slopes ahead and behind differ at every step, in this direction or in another.
+    The error of a difference due to curvature, or to a kink between its points, vanishes as the step shrinks; that of a
+    wrong gradient does not. If the point itself is on a kink, or kinks are too dense, the one-sided slopes differ at
+    every step, in this direction or in another.
 
     Args:
         analytic: the derivative from the gradient.
-        size: the sum of the absolute terms that it is made of.
+        size: the sum of the absolute values of its terms.
         along: the quotients at a step, in its direction.
         elsewhere: those in other directions, which are only searched for kinks.
-        tolerance: the relative error that passes.
+        tolerance: the largest accepted relative error.
         steps: from large to small.
     """
     step, slopes = steps[0], along(steps[0])
@@ -136,7 +136,7 @@ def judged(
             break
         tried = along(smaller)
         found = _compared(analytic, size, tried, tolerance)
-        if not found[1] and np.isfinite(tried.central):  # where it is not, the step left the domain
+        if not found[1] and np.isfinite(tried.central):  # otherwise the step left the domain
             break
         step, slopes, (error, resolved) = smaller, tried, found
     gap = abs(analytic - slopes.central)
@@ -148,7 +148,7 @@ def judged(
 
 
 def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float) -> tuple[float, bool]:
-    """The relative error, and whether it would be seen."""
+    """Return the relative error, and whether it could be resolved."""
     largest = max(size, abs(slopes.central))
     gap = abs(analytic - slopes.central)
     error = 0.0 if gap == 0.0 else gap / (largest + slopes.noise / tolerance) if np.isfinite(gap) else float("inf")
@@ -177,5 +177,5 @@ def judged_at(
 
 
 def inner(weights: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:
-    """Σᵢ ⟨wᵢ, vᵢ⟩ in float64."""
+    """Return Σᵢ ⟨wᵢ, vᵢ⟩ in float64."""
     return float(sum(np.sum(np.asarray(w, np.float64) * v) for w, v in zip(weights, values, strict=True)))

@@ -1,4 +1,6 @@
-"""Kernels of the oracle: one class for each standard operator that onnx's ReferenceEvaluator computes otherwise."""
+"""Base class of the oracle's kernels: one class for each standard operator that differs in onnx's
+ReferenceEvaluator.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ KERNELS: list[type[OpRun]] = []
 
 
 class Kernel(OpRun):  # type: ignore[misc]
-    """A kernel of the standard operator that has the name of the class; a name with ``_`` is a base of others."""
+    """A kernel of the standard operator with the name of the class; names with ``_`` are base classes."""
 
     op_domain = ""
 

@@ -1,8 +1,8 @@
-"""Oracle kernels of control flow and containers: the ReferenceEvaluator's know axis 0 and one direction only.
+"""Oracle kernels of control flow and containers, where the ReferenceEvaluator supports only axis 0 and one direction.
 
-Its Loop joins scan outputs of matrices instead of stacking them and takes an absent condition for false; zero
+Its Loop concatenates scan outputs of matrices instead of stacking them and treats an absent condition as false; zero
 iterations fail; SequenceInsert at the end inserts in front; an optional is a list when made and none when read;
-SequenceMap sees no outer values.
+SequenceMap does not see outer values.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Arrays = list[Any]  # arrays, and lists of arrays for sequences
 
 
 class _WithBody(Kernel):
-    body: Any  # OpRun makes both of the node's attribute
+    body: Any  # OpRun sets both from the node's attribute
     _run_body: Any
 
     def need_context(self) -> bool:
         return True
 
     def _step(self, context: dict[str, Any], inputs: Arrays, attributes: Any) -> Arrays:
-        """The outputs of the body for one iteration."""
+        """Return the outputs of the body for one iteration."""
         feeds = {**context, **dict(zip(self.body.input_names, inputs, strict=True))}
         return list(self._run_body(feeds, attributes=attributes))
 
     def _stacked(self, rows: Arrays, position: int, axis: int = 0) -> np.ndarray:
-        """Scan output ``position`` (among all of the body's outputs); without rows, open dimensions are 0."""
+        """Stack scan output ``position`` (among all of the body's outputs); without rows, symbolic dimensions are 0."""
         if rows:
             return np.stack(rows, axis)
         kind = self.body.output_types[position]

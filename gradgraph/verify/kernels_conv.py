@@ -1,4 +1,4 @@
-"""Convolution and pooling for the oracle, in the precision of their input: strided views and matrix products.
+"""Convolution and pooling for the oracle, in the precision of the input: strided views and matrix products.
 
 onnx's own kernels loop in Python, and some disagree with onnxruntime and PyTorch: ConvTranspose with more than one
 output channel per group, AveragePool and MaxPool with ``ceil_mode`` (the overhang belongs to the end), LpPool with
@@ -23,7 +23,7 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie along each spatial axis; ``begins`` and ``ends`` are the padding."""
+    """The windows along each spatial axis; ``begins`` and ``ends`` are the padding."""
 
     kernel: Ints
     strides: Ints
@@ -36,7 +36,7 @@ class Windows:
         return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
 
     def counts(self, sizes: Ints, ceil: bool = False) -> list[int]:
-        """How many windows there are along each axis; with ``ceil``, the last one may hang over the end."""
+        """Return the number of windows along each axis; with ``ceil``, the last one may extend beyond the end."""
         rows = zip(sizes, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [self._count(*row, ceil) for row in rows]
 
@@ -46,12 +46,12 @@ class Windows:
         return count - 1 if ceil and (count - 1) * stride >= size + begin else count
 
     def overhang(self, sizes: Ints, counts: Ints) -> list[int]:
-        """How many elements the last window reads behind the padded input."""
+        """Return how many elements the last window reads beyond the padded input."""
         rows = zip(sizes, counts, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [max((n - 1) * s + e - x - b - c, 0) for x, n, e, s, b, c in rows]
 
     def of(self, x: np.ndarray, counts: Ints, fill: float = 0.0) -> np.ndarray:
-        """A view of the padded input with shape [N, C, *counts, *kernel]."""
+        """Return a view of the padded input with shape [N, C, *counts, *kernel]."""
         ends = np.add(self.ends, self.overhang(x.shape[2:], counts))
         padding = ((0, 0), (0, 0), *zip(self.begins, ends, strict=True))
         padded = np.pad(x, padding, constant_values=fill)
@@ -60,7 +60,7 @@ class Windows:
         return np.lib.stride_tricks.as_strided(padded, (*x.shape[:2], *counts, *self.kernel), strides, writeable=False)
 
     def taps(self, counts: Ints) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each place in the kernel, with the places of the padded input that it meets."""
+        """Yield each position in the kernel, with the positions of the padded input that it reads."""
         for tap in itertools.product(*map(range, self.kernel)):
             rows = zip(tap, self.dilations, self.strides, counts, strict=True)
             yield tap, tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in rows)
@@ -77,7 +77,7 @@ def _windows(x: np.ndarray, given: Ints | None, attrs: Mapping[str, Any]) -> Win
 
 
 def _same(totals: Ints, auto_pad: str) -> list[int]:
-    """The padding in two halves; the odd one out goes to the end (UPPER) or the beginning (LOWER)."""
+    """Split padding in two halves; the odd one goes to the end (UPPER) or the beginning (LOWER)."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     return [*small, *large] if auto_pad == "SAME_UPPER" else [*large, *small]
 
@@ -156,7 +156,7 @@ class AveragePool(Kernel):
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         taps = tuple(range(-len(counts), 0))
         counted = np.ones((1, 1, *x.shape[2:]))
-        if count_include_pad:  # the padding counts, the overhang of the last window does not
+        if count_include_pad:  # padding is counted, the overhang of the last window is not
             counted = np.ones((1, 1, *np.add(np.add(x.shape[2:], geometry.begins), geometry.ends)))
             whole = Windows(geometry.kernel, geometry.strides, geometry.dilations, *[[0] * len(counts)] * 2)
             divisor = whole.of(counted, counts).sum(taps)
@@ -195,5 +195,5 @@ class MaxUnpool(Kernel):
         rows = zip(x.shape[2:], geometry.kernel, geometry.strides, geometry.begins, geometry.ends, strict=True)
         shape = (*x.shape[:2], *[(n - 1) * s + k - b - e for n, k, s, b, e in rows])
         y = np.zeros(shape if output_shape is None else tuple(output_shape), x.dtype)
-        y.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)  # indices count in the output, as in onnxruntime
+        y.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)  # indices refer to the output, as in onnxruntime
         return (y,)

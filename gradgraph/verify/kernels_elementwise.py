@@ -1,4 +1,4 @@
-"""Oracle kernels of element-wise operators and reductions, in the precision of their input, 0-d tensors included."""
+"""Oracle kernels of element-wise operators and reductions, in the precision of the input, 0-d tensors included."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gradgraph.verify.kernel import Kernel
 
 
 class Mean(Kernel):
-    """The reference adds into its first operand, so it refuses a first operand that broadcasts."""
+    """Mean with broadcasting of any operand: the reference adds into its first operand."""
 
     def _run(self, *xs: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(functools.reduce(np.add, xs) / len(xs), xs[0].dtype),)
 
 
 class Celu(Kernel):
-    """The schema knows float32 only, so the reference refuses float64."""
+    """Celu in float64: the schema allows float32 only."""
 
     def _run(self, x: np.ndarray, alpha: float) -> tuple[np.ndarray]:
         return (np.asarray(np.maximum(x, 0) + np.minimum(alpha * np.expm1(x / alpha), 0), x.dtype),)

@@ -1,4 +1,4 @@
-"""Oracle kernels of indexing operators where the ReferenceEvaluator's refuse what the specification allows."""
+"""Oracle kernels of indexing operators whose ReferenceEvaluator kernels reject valid inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.verify.kernel import Kernel
 
 
 class Pad(Kernel):
-    """With negative pads, which crop (after what is positive has been padded)."""
+    """Pad with negative pads, which crop (after positive padding)."""
 
     def _run(
         self,
@@ -31,7 +31,7 @@ class Pad(Kernel):
 
 
 class OneHot(Kernel):
-    """With ``depth`` of shape [1]; an index out of [-depth, depth) gives a row of ``off``."""
+    """OneHot with ``depth`` of shape [1]; an index out of [-depth, depth) gives a row of ``off``."""
 
     def _run(self, indices: np.ndarray, depth: np.ndarray, values: np.ndarray, axis: int = -1) -> tuple[np.ndarray]:
         count = int(np.asarray(depth).item())
@@ -42,7 +42,7 @@ class OneHot(Kernel):
 
 
 class GatherElements(Kernel):
-    """With indices that are smaller than the data along other axes."""
+    """GatherElements with indices that are smaller than the data along other axes."""
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
         place: list[Any] = list(np.indices(indices.shape))
@@ -51,7 +51,7 @@ class GatherElements(Kernel):
 
 
 class Slice(Kernel):
-    """With starts clamped as specified: going backwards, a start before the axis is its first element."""
+    """Slice with starts clamped as specified: backwards, a start before the axis is its first element."""
 
     def _run(
         self,

@@ -1,7 +1,7 @@
-"""Sampling and Fourier kernels for the oracle, in the precision of their input.
+"""Sampling and Fourier kernels for the oracle, in the precision of the input.
 
-onnx's own GridSample, AffineGrid and DeformConv compute in float32 inside whatever they are given; there is none for
-MaxRoiPool; those of RoiAlign and Col2Im loop in Python over every element.
+onnx's own GridSample, AffineGrid and DeformConv compute in float32 inside; MaxRoiPool is missing; RoiAlign and Col2Im
+loop in Python over every element.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUBIC = -0.75  # Keys' coefficient
 
 
 def _reflected(u: np.ndarray, low: float, high: float) -> np.ndarray:
-    """``u`` mirrored at ``low`` and ``high`` until it lies between them."""
+    """Reflect ``u`` at ``low`` and ``high`` until it is between them."""
     span = high - low
     if span == 0:
         return np.full_like(u, low)
@@ -39,7 +39,7 @@ def _kernel(distance: np.ndarray) -> np.ndarray:
 
 
 def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The integer positions that a coordinate reads, and the weight of each."""
+    """Return the integer positions read for a coordinate, and the weight of each."""
     if mode == "nearest":
         return [(np.rint(u), np.ones_like(u))]
     base = np.floor(u)
@@ -51,9 +51,9 @@ def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
 def sample(
     x: np.ndarray, u: np.ndarray, mode: str = "linear", padding: str = "zeros", aligned: bool = True
 ) -> np.ndarray:
-    """``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]: [N, C, *outputs].
+    """Sample ``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]: [N, C, *outputs].
 
-    It is the pixels read that are clamped or mirrored, not the coordinate: so do onnxruntime and PyTorch.
+    Clamping and mirroring apply to the pixels read, not the coordinate, as in onnxruntime and PyTorch.
     """
     columns = []
     for axis, size in enumerate(x.shape[2:]):
@@ -68,7 +68,7 @@ def sample(
 
 
 def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Valid positions, and whether they count."""
+    """Return valid positions, and whether they are inside."""
     valid = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     if padding == "reflection":
         i = _reflected(i, low, high)
@@ -98,7 +98,7 @@ class AffineGrid(Kernel):
 
 
 def _ticks(n: int, aligned: bool) -> np.ndarray:
-    # one tick alone lies at 1, as in onnxruntime (ONNX divides by zero there)
+    # a single tick is at 1, as in onnxruntime (ONNX divides by zero there)
     return np.linspace(1, -1, n)[::-1] if aligned else (2 * np.arange(n) + 1) / n - 1
 
 
@@ -136,7 +136,7 @@ class DeformConv(Kernel):
 
 
 class RoiAlign(Kernel):
-    """With the maximum over single weighted pixels, as onnx's kernel and onnxruntime have it."""
+    """RoiAlign with the maximum over single weighted pixels, as in onnx's kernel and onnxruntime."""
 
     def _run(
         self,
@@ -168,7 +168,7 @@ class RoiAlign(Kernel):
 
 
 def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: bool) -> np.ndarray:
-    """How much each sample of each bin takes of each pixel along one axis: [bins, samples, size]."""
+    """Return the weight of each pixel for each sample of each bin along one axis: [bins, samples, size]."""
     length = end - start if half else max(end - start, 1.0)
     samples = ratio or max(math.ceil(length / bins), 0)
     inner = (np.arange(samples) + 0.5) / max(samples, 1)
@@ -178,7 +178,9 @@ def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: b
 
 
 def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The maximum over the four pixels about each sample, each times its weight: 0 on the far side of a pixel hit."""
+    """Return the maximum over the four pixels around each sample, each times its weight: 0 on the far side of a pixel
+    hit.
+    """
     near = [np.sort(np.argsort(w, -1, kind="stable")[..., -2:], -1) for w in (rows, columns)]
     u, v = (np.take_along_axis(w, i, -1) for w, i in zip((rows, columns), near, strict=True))
     (i, u), (j, v) = ((n.reshape(len(n), -1), w.reshape(len(w), -1)) for n, w in zip(near, (u, v), strict=True))

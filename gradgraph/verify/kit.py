@@ -1,4 +1,4 @@
-"""The rule kit: every case of a rule in six ways, and its exact points. Problems are returned, not raised."""
+"""The rule kit: tests every case of a rule in six ways, and its exact points. Problems are returned, not raised."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gradgraph.verify.reference import Oracle
 
 @dataclass(frozen=True)
 class Way:
-    """One way to try a case."""
+    """One way to test a case."""
 
     disagreements: Callable[[Rule, Case], list[str]]
-    reason_to_skip: Callable[[Case], str]  # the case's own words, "" if it is to be tried
+    reason_to_skip: Callable[[Case], str]  # the case's reason to skip this way, or ""
 
 
 def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> list[str]:
-    """Problems of ``rule``, one sentence each; an empty list means that every case and point is right.
+    """Return the problems of ``rule``, one sentence each; an empty list means that every case and point is right.
 
     Args:
         rule: the rule and its cases.
-        session_options: how onnxruntime is to run the rule's operator (with its custom-op library registered);
-            operators outside ONNX's own domain are not run there without it, or a library that is known to all.
+        session_options: for running the rule's operator in onnxruntime (with its custom-op library registered);
+            operators outside ONNX's own domain are skipped there without it, or a globally registered library.
     """
     ways = {name: way.disagreements for name, way in WAYS.items()}
     ways["onnxruntime"] = lambda r, c: in_onnxruntime(r, c, session_options)
@@ -49,7 +49,7 @@ def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> l
 def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> list[str]:
     try:
         return run(rule, trial)
-    except Exception as error:  # whatever a wrong rule provokes, in whichever library, is a finding
+    except Exception as error:  # any exception that a wrong rule causes, in any library, is a finding
         return [f"{type(error).__name__}: {error}"]
 
 
@@ -57,23 +57,24 @@ def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> lis
 
 
 def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: bool = False) -> list[str]:
-    """Problems with shapes known or ``unknown``, and literals constant or ``fed`` at run time."""
+    """Return problems with shapes known or ``unknown``, and literals constant or ``fed`` at run time."""
     return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Problems with every other axis known, and then the others: operands may differ in what is known."""
+    """Return problems with every other axis known, and then the others: operands may differ in what is known."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
-    """Problems of the gradient's own gradient."""
+    """Return problems of the gradient's own gradient."""
     return _differences(cases.second_order(cases.trial(rule, case)))
 
 
 def _differences(trial: cases.Trial) -> list[str]:
     return [
-        f"along a random direction of {f.name} the gradient gives {f.analytic:.9g}, central differences {f.numeric:.9g}"
+        f"along a random direction of {f.name} the gradient is {f.analytic:.9g}, but central differences "
+        f"are {f.numeric:.9g}"
         for f in cases.check_first_order(trial)
         if not f.error < cases.TOLERANCE
     ]
@@ -83,7 +84,7 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """Problems of the gradient in onnxruntime, with shapes unknown; the judge is the rule written in float64."""
+    """Return problems of the gradient in onnxruntime, with shapes unknown, compared with the rule in float64."""
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )
@@ -92,7 +93,7 @@ def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = 
     expected = cases.run_gradient(exact, lambda m, feeds: list(Oracle(m)(feeds).values()))
     got = cases.run_gradient(trial, lambda m, feeds: _session(m, options).run(None, feeds))
     rows = zip(trial.wrt, expected, got, strict=True)
-    return [f"the gradient of {name} is {g}, not {e}" for name, e, g in rows if not _close(g, e)]
+    return [f"the gradient of {name} is {g}; expected {e}" for name, e, g in rows if not _close(g, e)]
 
 
 def _close(got: np.ndarray, expected: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""Every operator and the state of its gradient, read off the tables: for ``gradgraph ops`` and its page."""
+"""Gradient support of every operator, read from the tables: for ``gradgraph ops`` and its page."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gradgraph.passes.normal.opsets import downgrade
 from gradgraph.rules import families, registry
 from gradgraph.rules.registry import Draw, Key, Rule
 
-assert families  # importing them fills the registry
+assert families  # the imports fill the registry
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview")
 STATUSES = {
-    "rule": "it has a gradient rule of its own, tried in so many cases",
-    "body": "the function body that ONNX defines for it is differentiated",
-    "lowered": "it is written with other operators before differentiation, by its body or better",
-    "no gradient": "its derivative is zero or does not exist; gradients stop there",
-    "none": "an error, unless it lies on no path from a weight to the loss",
+    "rule": "it has a gradient rule of its own, with this number of test cases",
+    "body": "its ONNX function body is differentiated",
+    "lowered": "it is rewritten with other operators before differentiation",
+    "no gradient": "its derivative is zero or undefined; gradients stop there",
+    "none": "an error, unless it is on no path from a weight to the loss",
 }
 
-# floating inputs that only an element type or a length is taken from
+# floating inputs of which only an element type or a length is used
 _SETTINGS = {"CastLike": {1}}
 
 
 def operators() -> list[dict[str, Any]]:
-    """One row per operator: those of ONNX itself, and those that have a rule or a form in other domains.
+    """Return one row per operator: those of ONNX itself, and those in other domains that have a rule or a form.
 
     Each has ``operator``, ``domain``, ``since`` (opset), ``status`` (see ``STATUSES``), ``differentiable``, ``inputs``
     (names of those that have gradients), ``order`` (``"all"``, ``"1"`` or empty), ``cases`` (of the rule kit),
@@ -61,7 +61,7 @@ def _row(key: Key, schema: Schema | None) -> dict[str, Any]:
 
 
 def status(key: Key) -> str:
-    """One of ``STATUSES``."""
+    """Return one of ``STATUSES``."""
     if key in registry.RULES:
         return "rule"
     known = onnx.defs.has(key[1], domain=key[0])
@@ -75,7 +75,7 @@ def status(key: Key) -> str:
 
 
 def _reason(key: Key) -> str:
-    """The reason why it has no gradient, if there is one; a fused operator shares that of its standard namesake."""
+    """Return the reason why it has no gradient, if any; a fused operator shares that of its standard namesake."""
     return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
 
 
@@ -83,7 +83,7 @@ def qualified(key: Key) -> str:
     return f"{key[0]}.{key[1]}" if key[0] else key[1]
 
 
-# --- what the schema tells ------------------------------------------------------------------------------
+# --- from the schema ------------------------------------------------------------------------------------
 
 
 def _remark(key: Key, schema: Schema | None) -> str:
@@ -98,21 +98,21 @@ def _any_floating(parameters: Any) -> bool:
 
 
 def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Can a parameter hold floating numbers, in a tensor, a sequence or an optional?"""
+    """Whether a parameter can hold floating numbers, in a tensor, a sequence or an optional."""
     return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
 
 
 def _reads(schema: Schema) -> bool:
-    """Does it take floating numbers, by inputs or from around its subgraphs?"""
+    """Whether it reads floating numbers, by inputs or captured by its subgraphs."""
     graphs = any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
     return graphs or _any_floating(schema.inputs)
 
 
-# --- what the rule tells --------------------------------------------------------------------------------
+# --- from the rule ---------------------------------------------------------------------------------------
 
 
 def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
-    """The names of the inputs that have gradients: of those that may be floating, the ones that cases differentiate."""
+    """Yield the names of the inputs that have gradients: the floating ones that cases differentiate."""
     settings = rule.settings if rule is not None else _SETTINGS.get(schema.name, set())
     tried = _tried(rule) if rule is not None else set()
     last = len(schema.inputs) - 1
@@ -126,12 +126,12 @@ def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
 
 
 def _tried(rule: Rule) -> set[int]:
-    """Positions of the inputs that some case differentiates; none if the cases are graphs."""
+    """Return the indices of the inputs that some case differentiates; empty if the cases are graphs."""
     cases = [c for c in rule.cases if not c.graph]
     return {i for c in cases for i, x in enumerate(c.inputs) if isinstance(x, Draw) and x.differentiable}
 
 
 def _first_order_only(rule: Rule) -> str:
-    """The reason why second order is tried in no case, if there is none in which it is."""
+    """Return the reason why no case is tested at second order, if so."""
     reasons = Counter(c.first_order_only for c in rule.cases)
     return "" if reasons[""] or not reasons else reasons.most_common(1)[0][0]

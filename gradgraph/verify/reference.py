@@ -1,7 +1,7 @@
 """The float64 oracle: onnx's ReferenceEvaluator, with its single-precision kernels replaced.
 
-onnxruntime has no float64 kernel for convolution, pooling, Erf and many more, so central differences are taken here.
-Some reference kernels compute in float32 inside and return float64 without a word; those that matter are repaired.
+onnxruntime has no float64 kernel for convolution, pooling, Erf and many more, so central differences are computed here.
+Some reference kernels silently compute in float32 inside and return float64; the relevant ones are replaced.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _ADDED: dict[tuple[str, str], type[OpRun]] = {}
 
 
 def use_kernel(kernel: type[OpRun]) -> None:
-    """Let the oracle compute an operator, that of the kernel's name and ``op_domain``, with ``kernel``."""
+    """Use ``kernel`` in the oracle for the operator of its name and ``op_domain``."""
     _ADDED[kernel.op_domain, kernel.__name__] = kernel
 
 
 class Oracle:
-    """Runs a model in the ReferenceEvaluator; ``oracle({"x": ..., "y": ...})`` returns its outputs by name.
+    """A model run in the ReferenceEvaluator; ``oracle({"x": ..., "y": ...})`` returns its outputs by name.
 
-    Tensors are arrays; a sequence is a list of arrays, an optional that is empty ``None``.
+    Tensors are arrays; a sequence is a list of arrays, an empty optional ``None``.
 
     Args:
         model: the model.
-        weights: initializers that it reads and does not hold. They are read when a node needs them, and forgotten
-            again, but for the first KEPT bytes.
+        weights: initializers that are not stored in the model. They are read when a node needs them, and freed again,
+            except for the first KEPT bytes.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:
@@ -78,7 +78,7 @@ class Oracle:
         return {name: found[name] for name in self.outputs}
 
     def stream(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Each output with its name, as soon as it is known; what nobody reads any more is forgotten meanwhile."""
+        """Yield each output with its name, as soon as it is computed; unused values are freed on the way."""
         known = {"": None, **self._evaluator.rt_inits_, **feeds}
         wanted = set(self.outputs)
         for name in wanted & {*known, *self._weights.names}:
@@ -93,7 +93,7 @@ class Oracle:
                     known.pop(name, None)
 
     def _compute(self, node: OpRun, names: Iterable[str], known: dict[str, Any]) -> None:
-        """Add the outputs of ``node``, which reads values of these names, to what is known."""
+        """Compute the outputs of ``node``, which reads values of these names, and add them to ``known``."""
         seen = known
         if weights := {name for name in names if name not in known and name in self._weights.names}:
             seen = known | {name: self._weights[name] for name in weights}
@@ -107,14 +107,14 @@ def _as_array(value: Any) -> Any:
     return value if value is None or isinstance(value, list) else np.asarray(value)
 
 
-KEPT = 1 << 24  # bytes of weights that stay in memory: those of small models are read once
+KEPT = 1 << 24  # bytes of weights that stay in memory, so that those of small models are read once
 
 
 class _Weights:
-    """The numbers of weights, read when they are asked for.
+    """The values of weights, read on access.
 
     Attributes:
-        names: what can be asked for.
+        names: the available weights.
     """
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
@@ -133,9 +133,9 @@ class _Weights:
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy in which outputs that are left out have names.
+    """Return ``model``, or a copy in which omitted outputs have names.
 
-    The ReferenceEvaluator keeps them under the name "", and gives them to the next node that leaves out an input.
+    The ReferenceEvaluator stores them under the name "", and passes them to the next node that omits an input.
     """
     if not any("" in node.output for node in _nodes(model)):
         return model
@@ -148,7 +148,7 @@ def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, also those of bodies and functions."""
+    """Yield all nodes, including those of subgraphs and functions."""
     waiting = [*model.graph.node, *(n for function in model.functions for n in function.node)]
     while waiting:
         node = waiting.pop()
@@ -167,17 +167,19 @@ _FLOATS = frozenset(
 
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose float16, bfloat16 and float32 tensors, inputs, outputs, casts and constants are float64."""
+    """Return a copy whose float16, bfloat16 and float32 tensors, inputs, outputs, casts and constants are float64."""
     return in_precision(model, onnx.TensorProto.DOUBLE)
 
 
 def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose float16, bfloat16 and float64 tensors, inputs, outputs, casts and constants are float32."""
+    """Return a copy whose float16, bfloat16 and float64 tensors, inputs, outputs, casts and constants are float32."""
     return in_precision(model, onnx.TensorProto.FLOAT)
 
 
 def in_precision(model: onnx.ModelProto, precision: int) -> onnx.ModelProto:
-    """A copy in which every floating tensor has the element type ``precision``; 8-bit floats and smaller ones stay."""
+    """Return a copy in which every floating tensor has the element type ``precision``; 8-bit floats and smaller ones
+    stay.
+    """
     converted = onnx.ModelProto()
     converted.CopyFrom(model)
     _convert_graph(converted.graph, precision)
@@ -216,7 +218,7 @@ def _convert_nodes(nodes: Any, precision: int) -> None:
 
 
 def _write_as_tensor(node: onnx.NodeProto, precision: int) -> None:
-    """Constant's value_float and value_floats are float32 by definition: written as a tensor instead."""
+    """Rewrite Constant's value_float and value_floats, which are float32 by definition, as a tensor."""
     for attribute in list(node.attribute):
         if attribute.name in ("value_float", "value_floats"):
             data = np.array(onnx.helper.get_attribute_value(attribute), np.float64)
@@ -229,7 +231,7 @@ def _write_as_tensor(node: onnx.NodeProto, precision: int) -> None:
 def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
     if tensor.data_type not in _FLOATS or tensor.data_type == precision:
         return
-    if is_external(tensor):  # the data are converted by whoever reads them
+    if is_external(tensor):  # the data are converted on access
         tensor.data_type = precision
     else:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(precision)
@@ -238,7 +240,7 @@ def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
 
 
 def model_in_float64(model: ir.Model) -> ir.Model:
-    """As ``in_float64``; the numbers of large weights are converted whenever they are read, and not before."""
+    """Convert as ``in_float64``; large weights are converted whenever they are read, and not before."""
     proto, weights = without_weights(model)
     double: ir.Model = ir.from_proto(in_float64(proto))
     for name, tensor in weights.items():
@@ -264,7 +266,7 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def oracle_of(model: ir.Model) -> Oracle:
-    """The oracle of ``model``, which leaves large weights where they are until a node reads them."""
+    """Return the oracle of ``model``, with large weights left in their files until a node reads them."""
     proto, weights = without_weights(model)
     inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
     del proto.graph.initializer[:]

@@ -173,21 +173,21 @@ def test_what_concerns_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: TOY)
     step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1))
     said = [f.reason for f in gg.check_backend(step.train, "openvino").findings if f.node == "the model"]
-    assert said == [f"it calls {len(step.train.functions)} functions, and Toy 1.0 takes none"]
+    assert said == [f"it calls {len(step.train.functions)} functions, which Toy 1.0 does not support"]
     old = onnx.parser.parse_model(
         '<ir_version: 14, opset_import: ["": 11]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
     )
     report = gg.check_backend(old, "openvino")
     assert [f.reason for f in report.findings] == [
-        "it is written at opset 11, and Toy 1.0 takes 13 to 21",
+        "it has opset 11, but Toy 1.0 supports 13 to 21",
         "it has IR version 14, and Toy 1.0 takes 3 to 10",
     ]
-    assert report.notes == ("opset 11 is judged as it would be written at 21",)
+    assert report.notes == ("opset 11 was converted to 21",)
     assert not report.ok
 
 
 def test_a_backend_without_a_table_is_refused() -> None:
-    with pytest.raises(BuildError, match="there is no table of what the backend 'auto' can do; use coreml"):
+    with pytest.raises(BuildError, match="the backend 'auto' has no table of supported operators; use coreml"):
         gg.check_backend(convolutions("batch"), "auto")
 
 

@@ -154,14 +154,14 @@ def test_impossible_shapes_are_refused(dims: list[int], tmp_path: Path) -> None:
     values = {"version": 2, "module_state": {"requires_grad_params": [tensor], "frozen_params": []}}
     content = flatbuffer.write(values, checkpoint_file._SCHEMA, "Checkpoint", checkpoint_file.IDENTIFIER)
     (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no checkpoint of onnxruntime-training"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint of onnxruntime-training"):
         read_checkpoint(tmp_path / "bad")
 
 
 def test_a_folder_or_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(CheckpointError, match="is no file; give the path of a checkpoint"):
+        with pytest.raises(CheckpointError, match="is not a file; pass the path of a checkpoint"):
             read_checkpoint(path)
     with pytest.raises(CheckpointError, match="No such file or directory; check its path"):
         read_checkpoint(tmp_path / "none")
@@ -170,7 +170,7 @@ def test_a_folder_or_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
 def test_missing_data_beside_a_checkpoint_is_named(tmp_path: Path, recorded: Path) -> None:
     write_checkpoint(read_checkpoint(recorded / "offline_example" / "checkpoint"), tmp_path / "large", 0)
     (tmp_path / "large.data").unlink()
-    with pytest.raises(CheckpointError, match=r"'.*large\.data', which cannot be read; put it beside"):
+    with pytest.raises(CheckpointError, match=r"'.*large\.data', which cannot be read; put it in the same folder"):
         read_checkpoint(tmp_path / "large")
 
 
@@ -265,7 +265,7 @@ def test_properties_are_numbers_and_words(files: Path, tmp_path: Path) -> None:
     again = api.CheckpointState.load_checkpoint(tmp_path / "saved").properties
     assert dict(again) == {**given, "d": 1, "i": np.inf}
     assert "a" in again
-    with pytest.raises(TypeError, match="an int, a float or a str, and list is given"):
+    with pytest.raises(TypeError, match="an int, a float or a str, not list"):
         again["a"] = [1]
 
 
@@ -273,9 +273,9 @@ def test_a_nominal_state_is_filled_first(files: Path) -> None:
     state, module, optimizer = opened(files, "nominal_checkpoint")
     _, whole, _ = opened(files)
     for call in (lambda: module(*BATCH), optimizer.step, module.get_contiguous_parameters):
-        with pytest.raises(CompatibilityError, match="holds no numbers; fill it first"):
+        with pytest.raises(CompatibilityError, match="has no values; fill it first"):
             call()
-    with pytest.raises(CompatibilityError, match="all parameters are to be given"):
+    with pytest.raises(CompatibilityError, match="all parameters are required"):
         module.copy_buffer_to_parameters(whole.get_contiguous_parameters(True))
     module.copy_buffer_to_parameters(whole.get_contiguous_parameters(), trainable_only=False)
     assert module(*BATCH)[0] == whole(*BATCH)[0]
@@ -329,7 +329,7 @@ def test_a_file_for_reduced_runtimes_is_refused(tmp_path: Path, files: Path) -> 
     assert (tmp_path / "eval_model.ort").read_bytes()[4:8] == b"ORTM"
     assert "Gemm" in (tmp_path / "required_operators.config").read_text()
     state = api.CheckpointState.load_checkpoint(files / "checkpoint")
-    with pytest.raises(CompatibilityError, match=r"give the \.onnx file that generate_artifacts has written beside it"):
+    with pytest.raises(CompatibilityError, match=r"use the \.onnx file that generate_artifacts wrote next to it"):
         api.Module(tmp_path / "training_model.ort", state)
 
 
@@ -461,27 +461,27 @@ CALLS: dict[str, Callable[[Asked], object]] = {
     "no reader": lambda it: it.generate(requires_grad=["lonely"], loss=artifacts.LossType.MSELoss),
 }
 REFUSALS = {
-    "inputs": r"the model takes 2 inputs, 'input', 'labels', and 1 are given",
-    "list": r"the input 'input' is list; give an array or an OrtValue",
+    "inputs": r"the model has 2 inputs, 'input', 'labels', but got 1",
+    "list": r"the input 'input' is list; pass an array or an OrtValue",
     "type": r"running the model failed",
     "no eval model": r"has no eval model; pass eval_model_uri",
     "nothing to export": r"has no eval model; pass eval_model_uri",
-    "no output": r"no output is named; give a list of names",
+    "no output": r"no output is named; pass a list of names",
     "other output": r"the eval model has no value 'outptu'; did you mean 'output'\?",
-    "shape": r"'fc1.bias' is float32 of shape \[8\], and float32 of shape \[6, 12\] is given",
-    "buffer": r"the buffer holds 72 numbers of float32, and 149 of float32 are expected",
-    "axes": r"'input' has rank 1, and the model takes \('batch', 12\); reshape it",
-    "other checkpoint": r"are not of one model: only one of them trains 'fc1.bias'",
-    "no optimizer": r"no optimizer model for 'fc1.bias'; give the optimizer_model.onnx",
+    "shape": r"'fc1.bias' is float32 of shape \[8\], but got float32 of shape \[6, 12\]",
+    "buffer": r"the buffer has 72 numbers of float32; expected 149 of float32",
+    "axes": r"'input' has rank 1, but the model expects \('batch', 12\); reshape it",
+    "other checkpoint": r"do not belong together: only one of them trains 'fc1.bias'",
+    "no optimizer": r"not an optimizer model for 'fc1.bias'; use the optimizer_model.onnx",
     "device": r"there is no device 'npu'; use cpu, cuda or cuda:0",
-    "both": r"trained or frozen, and both lists name 'fc1.bias'",
-    "nothing to train": r"no parameter is to be trained; name some in requires_grad",
+    "both": r"trained or frozen, but both lists name 'fc1.bias'",
+    "nothing to train": r"no parameters to train; name some in requires_grad",
     "unknown parameter": r"no parameter 'fc1.weigth'; did you mean 'fc1.weight'\?",
-    "loss": r"the loss is a LossType or an onnxblock.Block .* and str is given",
-    "reduction": r"training minimises one; take 'mean'",
+    "loss": r"the loss must be a LossType or an onnxblock.Block .* not str",
+    "reduction": r"training minimises one; use 'mean'",
     "outside": r"within `with onnxblock.base\(model\):`",
-    "no reader": r"does not depend on 'lonely': nothing reads it; take it out of requires_grad",
-    "optimizer": r"a node Neg \('extra'\) cannot be written in standard nodes",
+    "no reader": r"does not depend on 'lonely': nothing reads it; remove it from requires_grad",
+    "optimizer": r"a node Neg \('extra'\) cannot be converted to standard nodes",
 }
 
 

@@ -206,7 +206,7 @@ def test_a_weight_that_others_read_stays_for_them() -> None:
         (lambda: gg.lora(LAYERS["MatMul"], "w", rank=0), ArgumentError, "whole number above zero"),
         (lambda: gg.lora(LAYERS["MatMul"], "w", dropout=1), ArgumentError, "from 0 to below 1"),
         (lambda: gg.lora(LAYERS["MatMul"], "w", kind="dora2"), BuildError, "did you mean 'dora'"),
-        (lambda: gg.lora(gg.lora(LAYERS["MatMul"], "w"), "w"), BuildError, "has adapters already"),
+        (lambda: gg.lora(gg.lora(LAYERS["MatMul"], "w"), "w"), BuildError, "already has adapters"),
         (lambda: surgery.merge_adapters(LAYERS["MatMul"]), BuildError, "no adapters to merge"),
         (
             lambda: gg.lora(LAYERS["Conv in groups"], "w", kind="dora"),

@@ -9,7 +9,7 @@ import pytest
 import gradgraph as gg
 from tests.kit.small_models import parsed
 
-WORDS = "values that are not finite"
+WORDS = "non-finite values"
 
 
 def where(computed: str, discarded_first: bool = False) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Sessions that take and give tensors where they lie."""
+"""Sessions with bound inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.runtime.execution.session import Placement, RuntimeOptions, creat
 
 @dataclass(frozen=True)
 class GivenOptions(RuntimeOptions):
-    """The options of sessions, or onnxruntime's own that a user has made."""
+    """Session options of ours, or an ``onnxruntime.SessionOptions`` of the user."""
 
     given: ort.SessionOptions | None = None
 
@@ -28,11 +28,11 @@ def options_of(given: ort.SessionOptions | None) -> GivenOptions:
 
 
 def placement_of(device: str) -> Placement:
-    """Where sessions run for a device such as ``"cpu"`` or ``"cuda:1"``.
+    """Return where sessions run for a device such as ``"cpu"`` or ``"cuda:1"``.
 
     Raises:
         CompatibilityError: there is no such device.
-        RuntimeUnavailableError: this onnxruntime cannot use it.
+        RuntimeUnavailableError: this onnxruntime does not support it.
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
@@ -45,11 +45,11 @@ def placement_of(device: str) -> Placement:
 
 
 class BoundRun:
-    """A session of ``model``; calling it with all tensors by name gives all outputs by name.
+    """A session of ``model``, called with all tensors by name; returns all outputs by name.
 
     Args:
-        sizes: those of symbolic dimensions that are known.
-        lower: write it in the forms that are fastest here; a model that is not in normal form stays as it is.
+        sizes: known symbolic dimensions.
+        lower: use the fastest forms for this machine; a model that is not in normal form stays as it is.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class BoundRun:
         self._outputs = [o.name for o in self._session.get_outputs()]
 
     def release(self) -> None:
-        """Keep no memory alive that was given up."""
+        """Release buffers that are no longer referenced."""
         self._spare = {}
 
     def __call__(self, feeds: Mapping[str, ort.OrtValue], next_of: Mapping[str, str]) -> dict[str, ort.OrtValue]:
         """Run once.
 
         Args:
-            next_of: inputs whose memory the caller gives up, with the output that is the next value of each: the run
-                after this one writes into it.
+            next_of: inputs whose buffers may be reused, with the output that is the next value of each: the next run
+                writes into it.
         """
         binding = self._session.io_binding()
         for name in self._inputs:

@@ -1,4 +1,4 @@
-"""The state of training: parameters, gradients, the optimizer's moments, and properties of the user's own."""
+"""The training state: parameters, gradients, optimizer moments, and user-defined properties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import FLAG, PATH, checked
-from gradgraph.compat.onnxruntime_training.api.held import Array, Held, TrainingState
+from gradgraph.compat.onnxruntime_training.api.training_state import Array, Held, TrainingState
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import Property, read_checkpoint, write_checkpoint
 from gradgraph.errors import shown
 from gradgraph.runtime.execution.ort_values import fetched
@@ -18,7 +18,7 @@ _WIDEST = 2**63
 
 
 class Parameter:
-    """A parameter of a ``CheckpointState``, which makes these."""
+    """A parameter of a ``CheckpointState``."""
 
     def __init__(self, parameter: Held, state: TrainingState) -> None:
         self._parameter = parameter
@@ -31,7 +31,7 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """A copy of its numbers; what is assigned must have the same shape and element type."""
+        """A copy of its numbers; an assigned array must have the same shape and element type."""
         return self._state.read(self._parameter)
 
     @data.setter
@@ -40,7 +40,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """A copy of its gradient; None before there is a module, and where it is frozen."""
+        """A copy of its gradient; None before a module is created, and for frozen parameters."""
         gradient = self._parameter.gradient
         return None if gradient is None else fetched(gradient, self._parameter.dtype)
 
@@ -54,7 +54,7 @@ class Parameter:
 
 
 class _ByName:
-    """Things of a state by name."""
+    """Objects of a state by name."""
 
     _kind: str
 
@@ -79,7 +79,7 @@ class Parameters(_ByName):
     _kind = "Parameter"
 
     def __getitem__(self, name: str) -> Parameter:
-        """The parameter of this name.
+        """Return the parameter of this name.
 
         Raises:
             KeyError: there is none.
@@ -98,12 +98,12 @@ class Parameters(_ByName):
 
 
 class Properties(_ByName):
-    """Numbers and words of the user's own, which a checkpoint keeps; iterating gives pairs, sorted by name."""
+    """User-defined properties, stored in checkpoints; iterating gives pairs, sorted by name."""
 
     _kind = "Property"
 
     def __getitem__(self, name: str) -> Property:
-        """The property of this name.
+        """Return the property of this name.
 
         Raises:
             KeyError: there is none.
@@ -112,10 +112,10 @@ class Properties(_ByName):
         return found
 
     def __setitem__(self, name: str, value: Property) -> None:
-        """Add or replace a property: an int of 64 bits, a float, which is kept in 32, or a str.
+        """Add or replace a property: a 64-bit int, a float, which is stored in 32 bits, or a str.
 
         Raises:
-            TypeError: it is none of these.
+            TypeError: any other type.
         """
         self._state.properties[name] = _kept(value)
 
@@ -127,7 +127,7 @@ class Properties(_ByName):
 
 
 def _kept(value: Any) -> Property:
-    """The property as the file has it."""
+    """Return the property as stored in the file."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | np.integer) and -_WIDEST <= int(value) < _WIDEST:
@@ -135,14 +135,14 @@ def _kept(value: Any) -> Property:
     if isinstance(value, int | float | np.number) and not isinstance(value, np.complexfloating):
         with np.errstate(over="ignore"):
             return float(np.float32(value))
-    raise TypeError(f"a property is an int, a float or a str, and {type(value).__name__} is given")
+    raise TypeError(f"a property must be an int, a float or a str, not {type(value).__name__}")
 
 
 class CheckpointState:
-    """The state of training. ``CheckpointState.load_checkpoint`` makes one.
+    """The training state. Use ``CheckpointState.load_checkpoint`` to create one.
 
     Args:
-        state: what a checkpoint file held.
+        state: the contents of a checkpoint file.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -155,10 +155,10 @@ class CheckpointState:
     @classmethod
     @checked(checkpoint_uri=PATH)
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
-        """Read a checkpoint file: of this package, or of onnxruntime-training; complete or nominal.
+        """Load a checkpoint file written by this package or onnxruntime-training; complete or nominal.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: it does not exist, or is damaged.
         """
         return cls(TrainingState.of(read_checkpoint(checkpoint_uri)))
 
@@ -167,10 +167,10 @@ class CheckpointState:
     def save_checkpoint(
         cls, state: CheckpointState, checkpoint_uri: str | os.PathLike[str], include_optimizer_state: bool = False
     ) -> None:
-        """Write a checkpoint file, which onnxruntime-training reads, too: the old one or the new one is there, whole.
+        """Write a checkpoint file, atomically, in the format of onnxruntime-training.
 
         Args:
-            include_optimizer_state: with the number of updates and the moments.
+            include_optimizer_state: include the number of updates and the moments.
 
         Raises:
             CompatibilityError: the state is nominal.
@@ -185,5 +185,5 @@ class CheckpointState:
 
     @property
     def properties(self) -> Properties:
-        """The user's own numbers and words."""
+        """The user-defined properties."""
         return self._properties

@@ -1,4 +1,4 @@
-"""A learning rate that rises linearly, then falls linearly."""
+"""A learning rate with linear warm-up and linear decay."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from gradgraph.compat.onnxruntime_training.api.stepping_optimizer import Optimiz
 
 
 class LinearLRScheduler:
-    """The learning rate rises from 0 to ``initial_lr``, then falls to 0; it is set at once, and at each ``step()``.
+    """Linear warm-up from 0 to ``initial_lr``, then linear decay to 0; the rate is set now, and at each ``step()``.
 
-    (onnxruntime-training 1.19.2 takes ``warmup_step_count`` for ``total_step_count`` and the other way round; who
-    wants its rates exchanges them.)
+    (onnxruntime-training 1.19.2 swaps ``warmup_step_count`` and ``total_step_count``; to reproduce its rates, swap
+    them.)
 
     Args:
-        optimizer: whose updates are counted.
+        optimizer: its updates are counted.
         warmup_step_count: updates until ``initial_lr`` is reached.
         total_step_count: updates until the rate is 0 again.
         initial_lr: the highest rate.
@@ -25,7 +25,7 @@ class LinearLRScheduler:
         self.step()
 
     def step(self) -> None:
-        """Set the rate for the number of updates so far: call it behind each ``optimizer.step()``."""
+        """Set the rate for the current number of updates: call it after each ``optimizer.step()``."""
         group = self._optimizer._group
         rising = group.step / max(1, self._warmup)
         falling = max(0.0, (self._total - group.step) / max(1, self._total - self._warmup))

@@ -1,4 +1,4 @@
-"""The optimizer: moves parameters by the gradients that a module has added up."""
+"""The optimizer: updates parameters by the accumulated gradients of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
 from gradgraph.compat.onnxruntime_training.api.bound_run import BoundRun
-from gradgraph.compat.onnxruntime_training.api.held import Held, HeldGroup, placed, zeros
+from gradgraph.compat.onnxruntime_training.api.training_state import Held, HeldGroup, placed, zeros
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.compat.onnxruntime_training.graphs.optimizer_graph import (
     ParameterSpec,
@@ -31,15 +31,15 @@ _FIRST_RATE = float(np.float32(1e-3))
 
 
 class Optimizer:
-    """Moves the parameters of a module.
+    """The optimizer of a module's parameters.
 
     Args:
         optimizer_uri: the optimizer model, ``optimizer_model.onnx``: of this package or of onnxruntime-training.
-        module: whose parameters it moves. Moments are those of its state, where a checkpoint had some.
+        module: with the parameters. Moments are those of its state, if its checkpoint had some.
 
     Raises:
         ModelError: it cannot be read.
-        CompatibilityError: it is no optimizer model, or has nodes that have no standard form.
+        CompatibilityError: it is not an optimizer model, or has nodes without a standard form.
         CheckpointError: the state has moments of other parameters.
     """
 
@@ -65,7 +65,7 @@ class Optimizer:
         return self._state.groups.setdefault(GROUP, HeldGroup(first.step, first.initial_lr, {}))
 
     def _fill(self, trained: list[Held]) -> None:
-        """Let moments that the state does not have be zeros."""
+        """Initialise missing moments to zero."""
         moments = self._group.moments
         if not moments:
             for held in trained:
@@ -74,17 +74,17 @@ class Optimizer:
             row = moments.get(held.name, {})
             if any(slot not in row or tuple(row[slot].shape()) != held.shape for slot in self._slots):
                 raise CheckpointError(
-                    f"the checkpoint has no moments of '{shown(held.name)}' that fit this optimizer; load one that was "
-                    "saved without the optimizer's state to begin anew"
+                    f"the checkpoint has no moments of '{shown(held.name)}' that fit this optimizer; to start afresh, "
+                    "load one saved without optimizer state"
                 )
             if self._state.placement.memory != "cpu":
                 moments[held.name] = {s: placed(v.numpy(), self._state.placement) for s, v in row.items()}
 
     def step(self) -> None:
-        """Move the parameters by one update with the gradients that have been added up.
+        """Update the parameters once with the accumulated gradients.
 
         Raises:
-            CompatibilityError: the state is nominal, and holds no numbers yet.
+            CompatibilityError: the state is nominal, and has no values yet.
         """
         state, group = self._state, self._group
         trained = state.trained()
@@ -109,11 +109,11 @@ class Optimizer:
         group.step += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate of the next updates; it is 0.001 at first, also behind a checkpoint."""
+        """Set the rate of the next updates; initially 0.001, also after loading a checkpoint."""
         if isinstance(learning_rate, str | bytes):
-            raise TypeError(f"the learning rate is a number, and {learning_rate!r} is given")
+            raise TypeError(f"the learning rate must be a number, not {learning_rate!r}")
         self._learning_rate = float(np.float32(learning_rate))
 
     def get_learning_rate(self) -> float:
-        """The rate of the next update."""
+        """Return the rate of the next update."""
         return self._learning_rate

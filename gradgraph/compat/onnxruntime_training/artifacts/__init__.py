@@ -1,4 +1,4 @@
-"""Training, eval and optimizer models and a checkpoint, with the arguments and files of onnxruntime-training."""
+"""Training, eval and optimizer models and a checkpoint, with the arguments and file names of onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradgraph.files.models import load_model, save_model, to_proto
 
 
 class LossType(Enum):
-    """The losses that ``generate_artifacts`` knows by name."""
+    """The losses that ``generate_artifacts`` accepts by name."""
 
     MSELoss = 1
     CrossEntropyLoss = 2
@@ -28,7 +28,7 @@ class LossType(Enum):
 
 
 class OptimType(Enum):
-    """The optimizers that ``generate_artifacts`` knows by name."""
+    """The optimizers that ``generate_artifacts`` accepts by name."""
 
     AdamW = 1
     SGD = 2
@@ -55,19 +55,19 @@ def generate_artifacts(
     Args:
         model: an ``onnx.ModelProto``, or a path; it is not changed.
         requires_grad: names of the parameters to train.
-        frozen_params: names of parameters that stay as they are. One in neither list is a constant of the model.
+        frozen_params: names of frozen parameters. One in neither list is a constant of the model.
         loss: a ``LossType``, or a block. ``None``: the first output of the model is the loss.
         optimizer: an ``OptimType``, or an optimizer of ``onnxblock.optim``. ``None``: no optimizer model is written.
         artifact_directory: where to write; the working directory by default.
-        prefix: what file names begin with.
-        ort_format: write each model as ``.ort``, too, with ``required_operators.config`` for a build that runs them.
+        prefix: prefix of file names.
+        ort_format: also write each model as ``.ort``, with ``required_operators.config`` for a reduced build.
         custom_op_library: of the model's own operators; see ``onnxblock.custom_op_library``.
-        additional_output_names: outputs that the models have behind the loss.
-        nominal_checkpoint: write ``nominal_checkpoint``, too, which has the names of the parameters only.
-        loss_input_names: what the loss reads; all outputs of the model by default.
+        additional_output_names: outputs of the models after the loss.
+        nominal_checkpoint: also write ``nominal_checkpoint``, with only the names of the parameters.
+        loss_input_names: inputs of the loss; all outputs of the model by default.
 
     Raises:
-        CompatibilityError: loss, optimizer or names are not what they should be.
+        CompatibilityError: loss, optimizer or names are invalid.
         ModelError, UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``gradgraph.build``.
         OutputError: a file cannot be written.
     """
@@ -75,9 +75,9 @@ def generate_artifacts(
     loaded = _loaded(model)
     both = sorted({*(requires_grad or ())} & {*(frozen_params or ())})
     if both:
-        raise CompatibilityError(f"a parameter is trained or frozen, and both lists name {listed(both)}")
+        raise CompatibilityError(f"a parameter is either trained or frozen, but both lists name {listed(both)}")
     if additional_output_names and not isinstance(additional_output_names, list):
-        raise CompatibilityError("additional_output_names is a list of names")
+        raise CompatibilityError("additional_output_names must be a list of names")
     block = LossBlock(_loss_block(loss), loss_input_names or [], additional_output_names or [])
     for names, trains in ((requires_grad, True), (frozen_params, False)):
         for name in names or ():
@@ -106,7 +106,7 @@ def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
     if not isinstance(model, str):
-        raise CompatibilityError(f"the model is an onnx.ModelProto or a path, and {type(model).__name__} is given")
+        raise CompatibilityError(f"the model must be an onnx.ModelProto or a path, not {type(model).__name__}")
     return to_proto(load_model(model))
 
 
@@ -119,8 +119,8 @@ def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:
     if isinstance(loss, onnxblock.Block):
         return loss
     raise CompatibilityError(
-        f"the loss is a LossType or an onnxblock.Block of gradgraph.compat.onnxruntime_training, and "
-        f"{type(loss).__name__} is given"
+        "the loss must be a LossType or an onnxblock.Block of gradgraph.compat.onnxruntime_training, "
+        f"not {type(loss).__name__}"
     )
 
 
@@ -131,7 +131,9 @@ def _optimizer_model(
 ) -> onnx.ModelProto:
     block = getattr(onnxblock.optim, optimizer.name)() if isinstance(optimizer, OptimType) else optimizer
     if not isinstance(block, onnxblock.ForwardBlock):
-        raise TypeError(f"the optimizer is an OptimType or a block of onnxblock.optim, not {type(optimizer).__name__}")
+        raise TypeError(
+            f"the optimizer must be an OptimType or a block of onnxblock.optim, not {type(optimizer).__name__}"
+        )
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     with onnxblock.empty_base(opset_version=opset):
         block(parameters)

@@ -1,1 +1,1 @@
-"""The graphs: what training, eval and optimizer models hold, here and in onnxruntime-training."""
+"""Contents of training, eval and optimizer models, here and in onnxruntime-training."""

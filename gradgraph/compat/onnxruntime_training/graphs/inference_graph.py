@@ -1,4 +1,4 @@
-"""The eval model, which is the model with its loss in evaluation form, and what of it is used for inference."""
+"""The eval model (the model with its loss, in evaluation mode), and its part for inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 
 def eval_graph(model: onnx.ModelProto, parameters: Collection[str]) -> onnx.ModelProto:
-    """``model`` with its parameters as inputs, and Dropout and BatchNormalization in evaluation form."""
+    """Return ``model`` with its parameters as inputs, and Dropout and BatchNormalization in evaluation mode."""
     work: ir.Model = ir.from_proto(model)
     for node in work.graph:
         if node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
@@ -39,13 +39,13 @@ def eval_graph(model: onnx.ModelProto, parameters: Collection[str]) -> onnx.Mode
 def inference_graph(
     model: onnx.ModelProto, outputs: Sequence[str], parameters: Mapping[str, np.ndarray[Any, Any]]
 ) -> ir.Model:
-    """The part of an eval model that computes ``outputs``, with the parameters inside.
+    """Return the part of an eval model that computes ``outputs``, with the parameters inside.
 
     Raises:
-        CompatibilityError: no output is named, or one that it does not have.
+        CompatibilityError: no output is named, or one does not exist.
     """
     if not outputs or isinstance(outputs, str):
-        raise CompatibilityError("no output is named; give a list of names in graph_output_names")
+        raise CompatibilityError("no output is named; pass a list of names in graph_output_names")
     work: ir.Model = ir.from_proto(model)
     graph = work.graph
     known = {v.name: v for v in graph.inputs} | {v.name: v for n in graph for v in n.outputs if v.name}

@@ -1,7 +1,7 @@
-"""The optimizer model in standard nodes, from one that calls the operators of onnxruntime-training.
+"""The optimizer model in standard nodes, converted from the operators of onnxruntime-training.
 
-Those operators (of the domain com.microsoft) take all parameters, gradients and moments as sequences and write over
-them. Stock onnxruntime has none of them. Here each parameter has inputs and outputs of its own, by its name.
+Those operators (of the domain com.microsoft) read all parameters, gradients and moments as sequences and update them in
+place. Stock onnxruntime lacks them. Here each parameter has its own inputs and outputs, by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter that is trained."""
+    """A trained parameter."""
 
     name: str
     dtype: ir.DataType
@@ -40,11 +40,11 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """How an operator moves a parameter.
+    """The update rule of an operator.
 
     Attributes:
         slots: names of the moments in checkpoints.
-        prepare: what all parameters share, from the learning rate, the step and the attributes.
+        prepare: values shared by all parameters, from the learning rate, the step and the attributes.
         move: the new parameter and moments.
     """
 
@@ -54,10 +54,10 @@ class _Algorithm:
 
 
 def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
-    """Minus the rate, the floor of the divisor, and what is kept of what a weight has become.
+    """Return minus the rate, the floor of the divisor, and the decay factor of the updated weight.
 
-    Corrections are those of the step, in float32 behind a power in float64. Decay comes after the update, as in the
-    first AdamW of Hugging Face (adam_mode 1); PyTorch's comes before it (0), and corrects the moments themselves.
+    Bias corrections use the step, in float32 after a power in float64. Decay comes after the update, as in the first
+    AdamW of Hugging Face (adam_mode 1); PyTorch's comes before it (0), and corrects the moments themselves.
     """
     mode, epsilon = int(attributes.get("adam_mode", 0)), float(attributes.get("epsilon", 1e-8))
     decay = float(attributes.get("weight_decay", 1e-2 if mode == 0 else 0.0))
@@ -91,7 +91,7 @@ def _move_adamw(
 _ALGORITHMS = {
     "AdamWOptimizer": _Algorithm(("momentum0", "momentum1"), _prepare_adamw, _move_adamw),
     "SGDOptimizerV2": _Algorithm(
-        ("momentum0",),  # which checkpoints have, and nothing reads
+        ("momentum0",),  # present in checkpoints, but never read
         lambda op, rate, step, attributes: rate,
         lambda op, rate, attributes, p, g, moments: (p - g * rate, []),
     ),
@@ -99,26 +99,26 @@ _ALGORITHMS = {
 
 
 def is_of_sequences(model: onnx.ModelProto) -> bool:
-    """Does it call the operators of onnxruntime-training?"""
+    """Whether it calls the operators of onnxruntime-training."""
     return any(n.domain == DOMAIN for n in model.graph.node)
 
 
 def slots_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The moments that an optimizer of onnxruntime-training keeps of each parameter."""
+    """Return the moments that an optimizer of onnxruntime-training keeps for each parameter."""
     return _ALGORITHMS[_optimizer_node(model).op_type].slots
 
 
 def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ...]:
-    """The moments that an optimizer model in standard nodes keeps of these parameters.
+    """Return the moments that an optimizer model in standard nodes keeps for these parameters.
 
     Raises:
-        CompatibilityError: it is for others.
+        CompatibilityError: it is for other parameters.
     """
     known = {v.name for v in model.graph.input}
     lost = next((p for p in parameters if not {p, names.buffer(p)} <= known), None)
     if lost is not None or names.LEARNING_RATE not in known:
         raise CompatibilityError(
-            f"this is no optimizer model for '{shown(lost)}'; give the optimizer_model.onnx that was made with the "
+            f"this is not an optimizer model for '{shown(lost)}'; use the optimizer_model.onnx generated with the "
             "training model and the checkpoint"
         )
     slots = {s: None for a in _ALGORITHMS.values() for s in a.slots}
@@ -127,14 +127,14 @@ def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ..
 
 
 def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec]) -> onnx.ModelProto:
-    """``model``, which calls an optimizer on sequences, for these parameters, in standard nodes.
+    """Convert ``model``, which calls an optimizer on sequences, to standard nodes for these parameters.
 
     Inputs are the learning rate, the number of the update, then for each parameter itself, its gradient and its
-    moments; outputs are whether there was an update, and the next value of all that moves: parameters, moments, and
-    gradients where they are clipped, as onnxruntime-training writes over them.
+    moments; outputs are whether there was an update, and the next values of parameters, moments, and clipped gradients,
+    which onnxruntime-training overwrites.
 
     Raises:
-        CompatibilityError: it is no such model, or has nodes of another kind.
+        CompatibilityError: it is not such a model, or has other nodes.
     """
     node = _optimizer_node(model)
     algorithm, attributes = _ALGORITHMS[node.op_type], _attributes(node)
@@ -174,20 +174,20 @@ def _optimizer_node(model: onnx.ModelProto) -> onnx.NodeProto:
     found = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type in _ALGORITHMS]
     if len(found) != 1:
         raise CompatibilityError(
-            f"an optimizer model has one AdamWOptimizer or SGDOptimizerV2, and this one has {len(found)}; write it "
-            "with onnxblock.optim.AdamW or SGD, or take an optimizer of gradgraph.optim with gradgraph.build"
+            f"an optimizer model must have one AdamWOptimizer or SGDOptimizerV2, but this one has {len(found)}; write "
+            "it with onnxblock.optim.AdamW or SGD, or use an optimizer of gradgraph.optim with gradgraph.build"
         )
     return found[0]
 
 
 def _clipping(model: onnx.ModelProto, optimizer: onnx.NodeProto) -> list[float]:
-    """The norms to which gradients are clipped, one after the other."""
+    """Return the norms to which gradients are clipped, in order."""
     others = [n for n in model.graph.node if n.name != optimizer.name or n.op_type != optimizer.op_type]
     strange = next((n for n in others if (n.domain, n.op_type) != (DOMAIN, _CLIP)), None)
     if strange is not None:
         raise CompatibilityError(
-            f"an optimizer model with a node {shown(strange.op_type)} ('{shown(strange.name)}') cannot be written in "
-            "standard nodes, only AdamW and SGD with ClipGradNorm; take an optimizer of gradgraph.optim with "
+            f"an optimizer model with a node {shown(strange.op_type)} ('{shown(strange.name)}') cannot be converted "
+            "to standard nodes, only AdamW and SGD with ClipGradNorm; use an optimizer of gradgraph.optim with "
             "gradgraph.build"
         )
     return [float(_attributes(n).get("max_norm", 1.0)) for n in others]

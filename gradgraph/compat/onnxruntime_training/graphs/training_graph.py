@@ -1,4 +1,4 @@
-"""The training model: a model with its loss, the gradients of its parameters, and the buffers that these add up in."""
+"""The training model: a model with its loss, the gradients of its parameters, and their accumulation buffers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ log = logging.getLogger("gradgraph")
 def training_graph(
     model: onnx.ModelProto, outputs: Sequence[str], trained: Collection[str], frozen: Collection[str]
 ) -> onnx.ModelProto:
-    """The training model of ``model``, whose parameters are its initializers; it is not changed.
+    """Return the training model of ``model``, whose parameters are its initializers; it is not changed.
 
-    Inputs are those of the model, the parameters (of the frozen ones those that are read, and no numbers in formulas),
-    a buffer for each gradient, and whether to begin anew. Outputs are ``outputs``, the loss first, then the gradients,
-    added to the buffers, and running statistics where BatchNormalization is in training mode.
+    Inputs are those of the model, the parameters (frozen ones only if they are used, and no constants of formulas), a
+    buffer for each gradient, and whether to reset. Outputs are ``outputs``, the loss first, then the gradients, added
+    to the buffers, and running statistics if BatchNormalization is in training mode.
 
     Raises:
         UnknownNameError: the model has no such parameter.
@@ -43,8 +43,8 @@ def training_graph(
     """
     if not trained:
         raise CompatibilityError(
-            "no parameter is to be trained",
-            remedy="name some in requires_grad: [t.name for t in model.graph.initializer] has the candidates",
+            "no parameters to train",
+            remedy="name some in requires_grad; candidates: [t.name for t in model.graph.initializer]",
         )
     with blaming(model):
         work = normalise(model, parameters=trained)
@@ -58,7 +58,7 @@ def training_graph(
         for value in chosen:
             if value not in path.active:
                 raise DifferentiationError(
-                    f"the loss does not depend on '{shown(value.name)}': {path.where_it_ends(value)}; take it out of "
+                    f"the loss does not depend on '{shown(value.name)}': {path.where_it_ends(value)}; remove it from "
                     "requires_grad"
                 )
         (target,) = path.targets
@@ -74,7 +74,7 @@ def training_graph(
 
 
 def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[str]) -> list[ir.Value]:
-    """The trained parameters; frozen ones become inputs, but for numbers of formulas."""
+    """Return the trained parameters; frozen ones become inputs, except for constants of formulas."""
     known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     for name in trained:
         if name not in known:
@@ -87,7 +87,7 @@ def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[st
 
 
 def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto) -> list[ir.Value]:
-    """The inputs of the model, then parameters in its order."""
+    """Return the inputs of the model, then parameters in its order."""
     for value in trained:
         if value.name in graph.initializers:
             as_input(graph, value.name or "")
@@ -96,7 +96,7 @@ def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto
 
 
 def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
-    """The next values of running statistics that are parameters, from BatchNormalization in training mode."""
+    """Return the next values of running statistics that are parameters, from BatchNormalization in training mode."""
     found: list[ir.Value] = []
     still: list[str] = []
     for node in graph:
@@ -113,20 +113,20 @@ def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
                 found.append(moved)
     if still:
         log.warning(
-            "BatchNormalization in evaluation form (%s) trains with its running statistics; export the model in "
-            "training mode to train with those of the batch, as onnxruntime-training does in any case",
+            "BatchNormalization in evaluation mode (%s) trains with its running statistics; export the model in "
+            "training mode to use those of the batch, as onnxruntime-training always does",
             listed(still, 3),
         )
     return found
 
 
 def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins: Var) -> tuple[ir.Value, ir.Value]:
-    """The buffer of a parameter, and its sum with the gradient."""
+    """Return the buffer of a parameter, and its sum with the gradient."""
     name = parameter.name or ""
     if gradient is None:
         raise DifferentiationError(
-            f"no gradient reaches '{shown(name)}': it is read only through inputs that have no derivative; take it out "
-            "of requires_grad"
+            f"no gradient reaches '{shown(name)}': it is read only through inputs that have no derivative; remove it "
+            "from requires_grad"
         )
     buffer = ir.Value(name=op.fresh(names.buffer(name)), type=parameter.type, shape=parameter.shape)
     total = op.Where(begins, gradient, op.wrap(buffer) + gradient, name=names.accumulated(name)).value
@@ -135,7 +135,7 @@ def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins:
 
 
 def specialised(model: onnx.ModelProto, resets: bool) -> onnx.ModelProto:
-    """``model`` where buffers always begin anew, and are not read, or never do."""
+    """Return ``model`` with buffers that are always reset, and not read, or never reset."""
     work: ir.Model = ir.from_proto(model)
     graph = work.graph
     kept = 1 if resets else 2

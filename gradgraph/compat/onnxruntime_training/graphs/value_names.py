@@ -1,4 +1,4 @@
-"""The names of values in the artifacts, which are those of onnxruntime-training."""
+"""Names of values in the artifacts, as in onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NEXT = ".next"
 
 
 def buffer(parameter: str) -> str:
-    """The gradients so far, as an input."""
+    """Name of the accumulated gradients, as an input."""
     return parameter + _BUFFER
 
 
 def accumulated(parameter: str) -> str:
-    """The gradients with those of this batch, as an output: the next buffer."""
+    """Name of the accumulated gradients including this batch, as an output: the next buffer."""
     return parameter + _OUT
 
 
@@ -34,5 +34,5 @@ def moment(parameter: str, slot: str) -> str:
 
 
 def following(name: str) -> str:
-    """The output that is the next value of a state tensor."""
+    """Name of the output that is the next value of a state tensor."""
     return name + _NEXT

@@ -1,4 +1,4 @@
-"""Names and values of the graph that blocks write; users' own blocks import these, too."""
+"""Names and values of the graph that blocks write into; also imported by users' own blocks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import onnx
 
-_LARGE = 1024  # numbers of an initializer that no shape depends on
+_LARGE = 1024  # elements of an initializer that affects no shape
 _tokens = itertools.count(1)
 
 
 def get_output_from_output_name(onnx_model: onnx.ModelProto, output_name: str) -> onnx.ValueInfoProto:
-    """The output of this name.
+    """Return the output of this name.
 
     Raises:
         LookupError: there is none.
@@ -21,7 +21,7 @@ def get_output_from_output_name(onnx_model: onnx.ModelProto, output_name: str) -
 
 
 def get_input_from_input_name(onnx_model: onnx.ModelProto, input_name: str) -> onnx.ValueInfoProto:
-    """The input of this name.
+    """Return the input of this name.
 
     Raises:
         LookupError: there is none.
@@ -37,7 +37,7 @@ def _named(values: Iterable[onnx.ValueInfoProto], name: str, kind: str) -> onnx.
 
 
 def generate_graph_name(token: str) -> str:
-    """A name that no other call gives, with ``token`` in it."""
+    """Return a unique name that contains ``token``."""
     return f"onnx::{token}::{next(_tokens)}"
 
 
@@ -47,10 +47,10 @@ def node_arg_exists(model: onnx.ModelProto, node_arg_name: str) -> bool:
 
 
 def register_graph_outputs(model: onnx.ModelProto, output_names: Iterable[str] | str) -> None:
-    """Make these values the outputs, and no others.
+    """Set the outputs to these values.
 
     Raises:
-        LookupError: the type of one is not known.
+        LookupError: the type of one is unknown.
     """
     names = [output_names] if isinstance(output_names, str) else list(output_names)
     known = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
@@ -63,7 +63,7 @@ def register_graph_outputs(model: onnx.ModelProto, output_names: Iterable[str] |
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``model`` with the types and shapes that ONNX infers."""
+    """Return a copy of ``model`` with types and shapes inferred by ONNX."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     found = onnx.shape_inference.infer_shapes(without_large(model)).graph
@@ -74,7 +74,7 @@ def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def without_large(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` with large initializers as inputs: it can be checked and inferred whatever its size."""
+    """Return ``model`` with large initializers as inputs, so that it can be checked and inferred whatever its size."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     light.graph.name = graph.name or "graph"

@@ -1,4 +1,4 @@
-"""Parameters of a model written to a checkpoint file, and of a checkpoint file to a model."""
+"""Copying parameters of a model to a checkpoint file, and back."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ def save_checkpoint(
     path_to_checkpoint: str | os.PathLike[str],
     nominal_checkpoint: bool = False,
 ) -> None:
-    """Write the parameters that ``TrainingBlock.parameters()`` gives to a checkpoint file.
+    """Write the parameters from ``TrainingBlock.parameters()`` to a checkpoint file.
 
     Args:
         parameters: the trained and the frozen ones.
-        nominal_checkpoint: only their names.
+        nominal_checkpoint: write only their names.
 
     Raises:
         CompatibilityError: there are none.
         OutputError: the file cannot be written.
     """
     if parameters is None:
-        raise CompatibilityError("no parameters are given; pass what TrainingBlock.parameters() gives")
+        raise CompatibilityError("there are no parameters; pass the result of TrainingBlock.parameters()")
     trained, frozen = ({t.name: onnx.numpy_helper.to_array(t) for t in part} for part in parameters)
     write_checkpoint(Checkpoint(trained, frozen, nominal=nominal_checkpoint), path_to_checkpoint)
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Replace those initializers of ``model``, in place, that the checkpoint has.
+    """Replace initializers of ``model``, in place, by those of the checkpoint.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged.
+        CheckpointError: the file does not exist, or is damaged.
         CompatibilityError: it is nominal.
     """
     checkpoint = read_checkpoint(path_to_checkpoint)
     if checkpoint.nominal:
-        raise CompatibilityError("the checkpoint is nominal and holds no numbers; give the complete one")
+        raise CompatibilityError("the checkpoint is nominal and has no values; use the complete one")
     arrays = checkpoint.trained | checkpoint.frozen
     for tensor in model.graph.initializer:
         if tensor.name in arrays:

@@ -1,4 +1,4 @@
-"""The model that blocks write into."""
+"""The current model of blocks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gradgraph.errors import CompatibilityError, shown
 
 
 class ModelAccessor:
-    """Holds the model that blocks write into.
+    """A holder of the model that blocks write into.
 
     Args:
-        model: an own copy.
-        model_path: where it comes from, if from a file.
+        model: its own copy.
+        model_path: its origin, if it was loaded from a file.
     """
 
     def __init__(self, model: onnx.ModelProto, model_path: str | None = None) -> None:
@@ -25,29 +25,29 @@ class ModelAccessor:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model as it is now."""
+        """The current model."""
         return self._model
 
     @property
     def path(self) -> str:
-        """Where the base model comes from."""
+        """The path of the base model."""
         if self._path is None:
-            raise CompatibilityError("the base model comes from no file; pass its path to onnxblock.base")
+            raise CompatibilityError("the base model was not loaded from a file; pass its path to onnxblock.base")
         return self._path
 
     @property
     def has_path(self) -> bool:
-        """Whether the base model comes from a file."""
+        """Whether the base model has a path."""
         return self._path is not None
 
 
-# set by base, empty_base and custom_op_library, and read by blocks, also those that users write
+# set by base, empty_base and custom_op_library, and read by blocks, including users' own
 _GLOBAL_ACCESSOR: ModelAccessor | None = None
 _GLOBAL_CUSTOM_OP_LIBRARY: str | os.PathLike[str] | None = None
 
 
 def current_model() -> onnx.ModelProto:
-    """The model that blocks write into.
+    """Return the model that blocks write into.
 
     Raises:
         CompatibilityError: there is none.
@@ -59,17 +59,17 @@ def current_model() -> onnx.ModelProto:
 
 @contextmanager
 def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks write into a copy of ``model`` meanwhile.
+    """Set a copy of ``model`` as the current model of blocks within a ``with`` statement.
 
     Args:
         model: it is not changed.
-        model_path: where it comes from, if from a file.
+        model_path: its origin, if it was loaded from a file.
 
     Raises:
-        CompatibilityError: there is such a model already, or none is given.
+        CompatibilityError: there is a current model already, or ``model`` is not one.
     """
     if not isinstance(model, onnx.ModelProto):
-        raise CompatibilityError("onnxblock.base takes an onnx.ModelProto; use empty_base to begin without one")
+        raise CompatibilityError("onnxblock.base requires an onnx.ModelProto; use empty_base to start without one")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with _accessing(ModelAccessor(copy, model_path)) as accessor:
@@ -78,13 +78,13 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks write into an empty model meanwhile.
+    """Set an empty model as the current model of blocks within a ``with`` statement.
 
     Args:
         opset_version: the newest by default.
 
     Raises:
-        CompatibilityError: there is a model to write into already.
+        CompatibilityError: there is a current model already.
     """
     opsets = [
         onnx.helper.make_opsetid("com.microsoft", 1),
@@ -100,7 +100,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 def _accessing(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     global _GLOBAL_ACCESSOR
     if _GLOBAL_ACCESSOR is not None:
-        raise CompatibilityError("there is a model to write into already; leave its `with` first")
+        raise CompatibilityError("there is already a model to write into; leave its `with` statement first")
     _GLOBAL_ACCESSOR = accessor
     try:
         yield accessor
@@ -110,18 +110,18 @@ def _accessing(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
-    """Name the library of a model's own operators meanwhile.
+    """Set the custom-op library of the model within a ``with`` statement.
 
-    Graphs are written without it: an operator on the way to a trained parameter needs a rule
+    Graphs are generated without it: an operator on the way to a trained parameter needs a rule
     (``gradgraph.extend.vjp``). Sessions need it: ``gradgraph.extend.library(path)``, or a ``Module`` with
     ``SessionOptions`` that have registered it.
 
     Raises:
-        CompatibilityError: there is one already, or no such file.
+        CompatibilityError: one is set already, or the file does not exist.
     """
     global _GLOBAL_CUSTOM_OP_LIBRARY
     if _GLOBAL_CUSTOM_OP_LIBRARY is not None:
-        raise CompatibilityError("a library of custom operators is named already; leave its `with` first")
+        raise CompatibilityError("a custom-op library is already set; leave its `with` statement first")
     if not Path(custom_op_library_path).exists():
         raise CompatibilityError(f"there is no library '{shown(custom_op_library_path)}'; check its path")
     _GLOBAL_CUSTOM_OP_LIBRARY = custom_op_library_path

@@ -1,4 +1,4 @@
-"""Blocks that are whole models: a forward model, or a training and an eval model."""
+"""Blocks for whole models: a forward model, or a training and an eval model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _built(made: T | None, kind: str) -> T:
 
 
 class ForwardBlock(blocks.Block):
-    """A block whose outputs become those of the model. ``build`` gives their names."""
+    """A block whose outputs become those of the model; ``build`` returns their names."""
 
     def __init__(self) -> None:
         super().__init__()
         self._model: onnx.ModelProto | None = None
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """The model.
+        """Return the model.
 
         Raises:
             CompatibilityError: the block has not been called.
@@ -45,7 +45,7 @@ class ForwardBlock(blocks.Block):
 
 
 def _grown(block: blocks.Block, *args: Any, **kwargs: Any) -> tuple[Any, onnx.ModelProto]:
-    """Build a block into the model at hand; the names of its outputs, and the model with these as outputs."""
+    """Build a block into the current model; return the names of its outputs, and the model with these as outputs."""
     block.base = model_accessor.current_model()
     output = block.build(*args, **kwargs)
     model = block.infer_shapes_on_base()
@@ -54,7 +54,7 @@ def _grown(block: blocks.Block, *args: Any, **kwargs: Any) -> tuple[Any, onnx.Mo
 
 
 class TrainingBlock(blocks.Block):
-    """A block behind which gradients are written. ``build`` gives the name of the loss, then those of other outputs."""
+    """A block with gradients. ``build`` returns the name of the loss, then those of other outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class TrainingBlock(blocks.Block):
         self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Train a parameter, or (``False``) keep it as it is; one that is not named is a constant of the model."""
+        """Train a parameter, or (``False``) freeze it; others are constants of the model."""
         chosen, other = (self._trained, self._frozen) if value is True else (self._frozen, self._trained)
         other.pop(argument_name, None)
         chosen[argument_name] = None
 
     def parameters(self) -> Parameters:
-        """The trained parameters, and the frozen ones.
+        """Return the trained parameters, and the frozen ones.
 
         Raises:
             CompatibilityError: the block has not been called.
@@ -78,7 +78,7 @@ class TrainingBlock(blocks.Block):
         return _built(self._parameters, "training")
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-        """The training model and the eval model.
+        """Return the training model and the eval model.
 
         Raises:
             CompatibilityError: the block has not been called.
@@ -86,7 +86,7 @@ class TrainingBlock(blocks.Block):
         return _built(self._models, "training")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block within ``with onnxblock.base(model):``, and write gradients behind it.
+        """Build the block within ``with onnxblock.base(model):``, and append gradients.
 
         Raises:
             DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
@@ -103,9 +103,9 @@ class TrainingBlock(blocks.Block):
 
 
 class LossBlock(TrainingBlock):
-    """A training block of ``loss`` on the values ``inputs``, which also gives ``others``.
+    """A training block of ``loss`` on the values ``inputs``, which also returns ``others``.
 
-    Without ``inputs`` the loss is of all outputs of the model.
+    By default the loss reads all outputs of the model.
     """
 
     def __init__(self, loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""The checkpoint file: parameters, optimizer state and properties, as onnxruntime-training 1.19 writes and reads them.
+"""The checkpoint file: parameters, optimizer state and properties, in the format of onnxruntime-training 1.19.
 
-A nominal checkpoint has the names of the parameters without their numbers. One of more than EXTERNAL bytes keeps its
+A nominal checkpoint has the names of the parameters without their values. One of more than EXTERNAL bytes keeps its
 tensors in ``<file>.data``.
 """
 
@@ -23,7 +23,7 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 EXTERNAL = 1_800 << 20  # bytes of tensors: offsets in a flatbuffer have 31 bits
 SMALLEST_OUTSIDE = 64  # bytes of a tensor
-GROUP = "group0"  # all parameters are in one
+GROUP = "group0"  # one group for all parameters
 
 Array = np.ndarray[Any, Any]
 Property = int | float | str
@@ -66,12 +66,12 @@ _SCHEMA: flatbuffer.Schema = {
 
 @dataclass
 class OptimizerGroup:
-    """Where an optimizer stands.
+    """The state of an optimizer.
 
     Attributes:
         step: updates so far.
-        initial_lr: what a schedule begins from.
-        moments: of each parameter, by their names ("momentum0", …).
+        initial_lr: the initial rate of a schedule.
+        moments: of each parameter, by name ("momentum0", …).
     """
 
     step: int = 0
@@ -84,9 +84,9 @@ class Checkpoint:
     """The contents of a checkpoint file.
 
     Attributes:
-        trained, frozen: parameters by name; empty arrays where the checkpoint is nominal.
+        trained, frozen: parameters by name; empty arrays if the checkpoint is nominal.
         groups: of the optimizer.
-        nominal: there are names only.
+        nominal: it has only names.
     """
 
     trained: dict[str, Array] = field(default_factory=dict)
@@ -103,14 +103,14 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint file.
 
     Raises:
-        CheckpointError: there is none, or it is no whole checkpoint file of onnxruntime-training.
+        CheckpointError: it does not exist, or is not a complete checkpoint file of onnxruntime-training.
     """
     file = Path(path)
     what = f"'{shown(file)}'"
     if file.exists() and not file.is_file():
         raise CheckpointError(
-            f"{what} is no file; give the path of a checkpoint (one of an early version, a folder, is to be saved anew "
-            "with onnxruntime-training 1.19)"
+            f"{what} is not a file; pass the path of a checkpoint (early versions, which are folders, must be saved "
+            "again with onnxruntime-training 1.19)"
         )
     try:
         content = file.read_bytes()
@@ -120,9 +120,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         values = flatbuffer.read(content, _SCHEMA, "Checkpoint", IDENTIFIER)
         return _Loading(file).checkpoint(values)
-    except (ValueError, KeyError) as error:  # what the bytes say, or what NumPy says of shapes in them
+    except (ValueError, KeyError) as error:  # malformed bytes, or shapes that NumPy rejects
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{what} is no checkpoint of onnxruntime-training: {why}; save it again") from error
+        raise CheckpointError(f"{what} is not a checkpoint of onnxruntime-training: {why}; save it again") from error
 
 
 class _Loading:
@@ -134,7 +134,7 @@ class _Loading:
         version = values.get("version", 0)
         if not 1 <= version <= VERSION:
             raise CheckpointError(
-                f"'{shown(self._path)}' is a checkpoint of version {version}, and 1 to {VERSION} are known; save it "
+                f"'{shown(self._path)}' is a checkpoint of version {version}; supported are 1 to {VERSION}; save it "
                 "with onnxruntime-training 1.19"
             )
         module = values.get("module_state", {})
@@ -159,7 +159,7 @@ class _Loading:
         try:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.get("data_type", 0)))
         except KeyError:
-            raise flatbuffer.DamagedError(f"'{name}' has an element type that is not known") from None
+            raise flatbuffer.DamagedError(f"'{name}' has an unknown element type") from None
         if nominal:
             return np.empty(0, dtype)
         count = 1
@@ -169,7 +169,7 @@ class _Loading:
         offset = tensor.get("external_data_offset", -1)
         raw = tensor.get("raw_data", b"") if offset < 0 else self._external(offset, size)
         if dtype.hasobject or any(d < 0 for d in dims) or len(raw) != size:
-            raise flatbuffer.DamagedError(f"'{name}' holds {len(raw)} bytes, and {dims} of {dtype} are expected")
+            raise flatbuffer.DamagedError(f"'{name}' has {len(raw)} bytes; expected {dims} of {dtype}")
         return np.frombuffer(raw, dtype).reshape(dims)
 
     def _external(self, offset: int, size: int) -> Array:
@@ -180,7 +180,7 @@ class _Loading:
             except (OSError, ValueError) as error:
                 raise CheckpointError(
                     f"the checkpoint '{shown(self._path)}' keeps its tensors in '{shown(data)}', which cannot be "
-                    "read; put it beside the checkpoint"
+                    "read; put it in the same folder"
                 ) from error
         return self._outside[offset : offset + max(size, 0)]
 
@@ -193,7 +193,7 @@ def external_path(path: Path) -> Path:
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | os.PathLike[str], external: int = EXTERNAL) -> None:
-    """Write the file, the old one or the new one being there, whole; what ``external`` bytes exceed lies beside it.
+    """Write the file atomically; tensors beyond ``external`` bytes go to a second file.
 
     Raises:
         OutputError: it cannot be written.

@@ -1,8 +1,8 @@
-"""Flatbuffers by a table of fields: bytes to dicts, and dicts to bytes.
+"""Flatbuffers described by a schema: bytes to dicts, and dicts to bytes.
 
-A table begins with the distance back to its vtable, which has the distance of each field from the table, 0 where there
-is none. Strings, vectors and tables lie elsewhere; a field has the distance forward to them. All numbers are
-little-endian. What a file says is believed only within its bounds.
+A table begins with the distance back to its vtable, which has the offset of each field in the table, or 0 if it is
+absent. Strings, vectors and tables are stored elsewhere; a field has the distance forward to them. All numbers are
+little-endian. Offsets are checked against the bounds of the file.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ Fields = Sequence[tuple[str, str]]
 Schema = Mapping[str, Fields]  # fields of each table, in order: a name, and a scalar, "string", "[kind]" or a table
 
 _SCALARS = {"bool": "<?", "u8": "<B", "i32": "<i", "i64": "<q", "f32": "<f"}
-_DATA_ALIGNMENT = 16  # of vectors of bytes, which hold the numbers of tensors
-_MAGIC = 4  # bytes of the distance to the root, and of the identifier behind it
+_DATA_ALIGNMENT = 16  # alignment of byte vectors, which have the numbers of tensors
+_MAGIC = 4  # bytes of the offset of the root, and of the identifier after it
 
 
 class DamagedError(ValueError):
-    """The bytes are no such flatbuffer."""
+    """Raised if the bytes are not such a flatbuffer."""
 
 
 def read(content: bytes | memoryview, schema: Schema, root: str, identifier: bytes) -> dict[str, Any]:
-    """The root table as a dict, with dicts and lists within; vectors of bytes are views of ``content``.
+    """Return the root table as a dict of dicts and lists; byte vectors are views of ``content``.
 
     Raises:
-        DamagedError: it is not of this kind, or points out of itself.
+        DamagedError: it is of another kind, or has offsets out of bounds.
     """
     buffer = memoryview(content)
     if bytes(buffer[_MAGIC : 2 * _MAGIC]) != identifier:
-        raise DamagedError(f"it does not begin as a file of this kind does ('{identifier.decode()}')")
+        raise DamagedError(f"it does not start with the identifier '{identifier.decode()}'")
     try:
         return _Reader(buffer, schema).table(_follow(buffer, 0), root)
     except (struct.error, UnicodeDecodeError) as error:
-        raise DamagedError("it is cut, or points out of itself") from error
+        raise DamagedError("it is truncated, or has offsets out of bounds") from error
 
 
 def _follow(buffer: memoryview, at: int) -> int:
@@ -46,12 +46,12 @@ def _follow(buffer: memoryview, at: int) -> int:
 class _Reader:
     def __init__(self, buffer: memoryview, schema: Schema) -> None:
         self._buffer, self._schema = buffer, schema
-        self._left = len(buffer)  # tables and elements that may still be read: no more than there are bytes
+        self._left = len(buffer)  # tables and elements that may still be read: at most as many as there are bytes
 
     def table(self, at: int, name: str) -> dict[str, Any]:
         vtable = at - struct.unpack_from("<i", self._buffer, at)[0]
         if not 0 <= vtable < len(self._buffer):
-            raise DamagedError("it points out of itself")
+            raise DamagedError("it has offsets out of bounds")
         count = (struct.unpack_from("<H", self._buffer, vtable)[0] - 4) // 2
         found: dict[str, Any] = {}
         for i, (field, kind) in enumerate(self._schema[name]):
@@ -75,25 +75,27 @@ class _Reader:
         count = struct.unpack_from("<I", self._buffer, there)[0]
         size = struct.calcsize(_SCALARS.get(inner, "<I"))
         if there + 4 + count * size > len(self._buffer):
-            raise DamagedError("it points out of itself")
+            raise DamagedError("it has offsets out of bounds")
         self._spend(count)
         return [self._value(there + 4 + size * i, inner) for i in range(count)]
 
     def _bytes(self, at: int) -> memoryview:
         count = struct.unpack_from("<I", self._buffer, at)[0]
         if at + 4 + count > len(self._buffer):
-            raise DamagedError("it points out of itself")
+            raise DamagedError("it has offsets out of bounds")
         return self._buffer[at + 4 : at + 4 + count]
 
     def _spend(self, count: int) -> None:
-        """Tables may be shared, but a file that says more than it has bytes was made to exhaust its reader."""
+        """Limit the amount of data: tables may be shared, but reading more than the file's size means it is
+        malicious.
+        """
         self._left -= count
         if self._left < 0:
-            raise DamagedError("it says more than its bytes can hold")
+            raise DamagedError("it has more elements than bytes")
 
 
 def write(values: Mapping[str, Any], schema: Schema, root: str, identifier: bytes) -> bytearray:
-    """The bytes of a root table; absent fields and None are left out."""
+    """Return the bytes of a root table; absent fields and None are omitted."""
     buffer = bytearray(2 * _MAGIC)
     buffer[_MAGIC:] = identifier
     _Writer(buffer, schema).refer(0, root, values)
@@ -105,7 +107,7 @@ class _Writer:
         self._buffer, self._schema = buffer, schema
 
     def refer(self, at: int, kind: str, value: Any) -> None:
-        """Write ``value`` behind everything else, and at ``at`` how far away it is."""
+        """Append ``value``, and write its distance at ``at``."""
         there = self._write(kind, value)
         struct.pack_into("<I", self._buffer, at, there - at)
 
@@ -126,7 +128,7 @@ class _Writer:
         return there
 
     def _vector(self, content: bytes | memoryview, count: int, alignment: int) -> int:
-        """The elements lie at a multiple of ``alignment``, behind their number."""
+        """Append elements at a multiple of ``alignment``, after their count."""
         self._pad(max(alignment, 4), 4)
         there = len(self._buffer)
         self._buffer += struct.pack("<I", count)
@@ -135,7 +137,7 @@ class _Writer:
 
     def _table(self, name: str, values: Mapping[str, Any]) -> int:
         present = [(i, f, kind) for i, (f, kind) in enumerate(self._schema[name]) if values.get(f) is not None]
-        # widest first, as each field lies at a multiple of its size
+        # widest first, as each field is aligned to its size
         present.sort(key=lambda row: -_size(row[2]))
         distances, end = [0] * len(self._schema[name]), 8 if present and _size(present[0][2]) == 8 else 4
         for i, _, kind in present:
@@ -156,7 +158,7 @@ class _Writer:
         return there
 
     def _pad(self, alignment: int, ahead: int = 0) -> None:
-        """Zeros, until what comes ``ahead`` bytes later lies at a multiple of ``alignment``."""
+        """Append zeros until the position ``ahead`` bytes later is a multiple of ``alignment``."""
         self._buffer += bytes(-(len(self._buffer) + ahead) % alignment)
 
 

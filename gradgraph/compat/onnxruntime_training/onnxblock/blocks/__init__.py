@@ -1,4 +1,4 @@
-"""Building blocks: each appends nodes to the model at hand, and gives the name of what they compute."""
+"""Building blocks: each appends nodes to the current model, and returns the names of their outputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gradgraph.errors import CompatibilityError
 
 
 class Block(ABC):
-    """A part of a model. A subclass's ``build`` appends nodes to ``self.base`` and gives the names of its outputs.
+    """A part of a model. A subclass's ``build`` appends nodes to ``self.base`` and returns the names of its outputs.
 
     Args:
-        temp_file_name: has no effect; nothing is written beside the model.
+        temp_file_name: has no effect; no temporary files are written.
 
     Attributes:
-        base: the model at hand, an ``onnx.ModelProto``.
+        base: the current model, an ``onnx.ModelProto``.
     """
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
@@ -28,13 +28,13 @@ class Block(ABC):
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Append nodes to ``self.base``; give the name of the output, or a tuple of names."""
+        """Append nodes to ``self.base``; return the name of the output, or a tuple of names."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block within ``with onnxblock.base(model):``, and check the model.
 
         Raises:
-            onnx.checker.ValidationError: the model is not valid any more.
+            onnx.checker.ValidationError: the model is no longer valid.
         """
         self.base = model_accessor.current_model()
         output = self.build(*args, **kwargs)
@@ -42,13 +42,13 @@ class Block(ABC):
         return output
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """A copy of the model at hand with types and shapes."""
+        """Return a copy of the current model with types and shapes."""
         return _graph_utils.inferred(model_accessor.current_model())
 
-    # for the blocks here
+    # for the blocks in this package
 
     def _node(self, op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """Append one node; returns the name of its output, in which ``output`` stands."""
+        """Append one node; return the name of its output, which contains ``output``."""
         domain = attributes.pop("domain", None)
         result = _graph_utils.generate_graph_name(output or f"{op_type.lower()}_output")
         name = _graph_utils.generate_graph_name(op_type)
@@ -62,7 +62,7 @@ class Block(ABC):
         return self._initializer(np.array([value], np.float32), name)
 
     def _initializer(self, numbers: np.ndarray[Any, Any], name: str) -> str:
-        """Add an initializer, in whose name ``name`` stands."""
+        """Add an initializer, whose name contains ``name``."""
         tensor = onnx.numpy_helper.from_array(numbers, _graph_utils.generate_graph_name(name))
         self.base.graph.initializer.append(tensor)
         return str(tensor.name)
@@ -153,7 +153,7 @@ class Log(_UnaryOp):
 
 
 class Neg(_UnaryOp):
-    """The value with the other sign."""
+    """The negated value."""
 
     _operator = "Neg"
 
@@ -187,7 +187,7 @@ class ReduceAllL2(Block):
 
     def build(self, *reduce_node_input_names: str) -> str:
         if not reduce_node_input_names:
-            raise CompatibilityError("ReduceAllL2 takes at least one value")
+            raise CompatibilityError("ReduceAllL2 requires at least one value")
         squares = [self._node("ReduceSumSquare", [name], keepdims=0) for name in reduce_node_input_names]
         total = squares[0] if len(squares) == 1 else self._node("Sum", squares)
         shape = self._initializer(np.array([1], np.int64), "reducealll2_shape")
@@ -195,7 +195,7 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """A value between two bounds, of which either may be left out."""
+    """A value clipped between two bounds, each optional."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The four losses. Each adds an input for what it compares with, unless the model has a value of that name."""
+"""The four losses. Each adds an input for its target, unless the model has a value of that name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.errors import CompatibilityError, shown
 
 
 class _Reduced(blocks.Block):
-    """A loss of each element, of which the mean or the sum is taken."""
+    """An element-wise loss with a reduction."""
 
     def __init__(self, reduction: str) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Reduced(blocks.Block):
 def _reduction(name: str) -> blocks.Block:
     if name == "none":
         raise CompatibilityError(
-            "a loss without a reduction gives many numbers, and training minimises one; take 'mean'"
+            "a loss without a reduction returns many numbers, and training minimises one; use 'mean'"
         )
     if name not in ("mean", "sum"):
         raise CompatibilityError(f"there is no reduction '{shown(name)}'; use mean or sum")
@@ -35,7 +35,7 @@ def _reduction(name: str) -> blocks.Block:
 
 
 class _OfDifferences(_Reduced):
-    """A loss of the differences between output and target."""
+    """A loss on the difference between output and target."""
 
     def __init__(self, reduction: str, of_each: blocks.Block) -> None:
         super().__init__(reduction)
@@ -69,12 +69,12 @@ class L1Loss(_OfDifferences):
 
 
 class CrossEntropyLoss(blocks.Block):
-    """Softmax and cross entropy with class numbers; the scores' last axis is that of the classes.
+    """Cross entropy of logits with class indices; the last axis of the logits is that of the classes.
 
     Args:
         weight: of each class, an array.
         reduction: "mean" or "sum".
-        ignore_index: a class number that does not count.
+        ignore_index: a class index that is ignored.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class CrossEntropyLoss(blocks.Block):
         return loss
 
     def _add_labels(self, scores: str, name: str) -> None:
-        """Add an input of class numbers: of the scores' shape, without its last axis."""
+        """Add an input of class indices: of the shape of the logits, without the last axis."""
         labels = onnx.ValueInfoProto()
         labels.CopyFrom(_graph_utils.get_output_from_output_name(self.base, scores))
         labels.name, kind = name, labels.type.tensor_type
         kind.elem_type = onnx.TensorProto.INT64
         if not kind.shape.dim:
-            raise CompatibilityError(f"the scores '{shown(scores)}' have no axis of classes; name another output")
+            raise CompatibilityError(f"the logits '{shown(scores)}' have no axis of classes; name another output")
         del kind.shape.dim[-1]
         self.base.graph.input.append(labels)
 
 
 class BCEWithLogitsLoss(_Reduced):
-    """``−reduce(weight · (pos_weight · target · log σ(x) + (1 − target) · log(1 − σ(x))))``, written just so.
+    """``−reduce(weight · (pos_weight · target · log σ(x) + (1 − target) · log(1 − σ(x))))``, computed in this form.
 
     Args:
         weight: of each element, an array.

@@ -1,4 +1,6 @@
-"""AdamW and SGD, with clipping: blocks write the operators of onnxruntime-training, the model has standard nodes."""
+"""AdamW and SGD, with clipping, as blocks of onnxruntime-training's operators; the resulting model has standard
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
 
 class ClipGradNorm(blocks.Block):
-    """Gradients scaled down where their L2 norm, over all of them, exceeds a bound.
+    """Clipping of gradients to a bound on their joint L2 norm.
 
     Args:
         max_norm: the bound.
@@ -62,7 +64,7 @@ class AdamWOptimizer(blocks.Block):
             "epsilon": eps,
             "weight_decay": weight_decay,
             "correct_bias": int(bool(bias_correction)),
-            "adam_mode": 1,  # weights decay behind the update
+            "adam_mode": 1,  # weight decay after the update
         }
 
     def build(self, *input_names: str) -> str:
@@ -82,7 +84,7 @@ class _Optimizer(ForwardBlock):
     def build(self, parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]) -> str:
         trained, _ = parameters
         if not trained:
-            raise CompatibilityError("no parameter is to be trained; name some in requires_grad")
+            raise CompatibilityError("no parameters to train; name some in requires_grad")
         self._trained = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trained]
         graph, kind = self.base.graph, trained[0].data_type
         graph.input.extend(
@@ -104,20 +106,20 @@ class _Optimizer(ForwardBlock):
         raise NotImplementedError
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """The optimizer model in standard nodes.
+        """Return the optimizer model in standard nodes.
 
         Raises:
-            CompatibilityError: the block has not been called, or has nodes that have no standard form.
+            CompatibilityError: the block has not been called, or has nodes without a standard form.
         """
         return optimizer_graph(super().to_model_proto(), self._trained)
 
 
 class AdamW(_Optimizer):
-    """AdamW, with weight decay behind the update.
+    """AdamW, with weight decay after the update.
 
     Args:
         bias_correction: of both moments.
-        betas, eps, weight_decay: its numbers; eps is added to the root of the second moment as it is.
+        betas, eps, weight_decay: hyperparameters; eps is added to the uncorrected root of the second moment.
         clip_grad: such as ``ClipGradNorm(1.0)``.
     """
 

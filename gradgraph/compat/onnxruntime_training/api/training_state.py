@@ -1,4 +1,4 @@
-"""Parameters with their gradients, moments and properties, in the memory of a device."""
+"""Parameters with their gradients, moments and properties, in device memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Held:
 
     Attributes:
         value: None while the state is nominal.
-        gradient: None before there is a module, and of frozen parameters.
-        is_constant: the training model has its number inside.
+        gradient: None before a module is created, and for frozen parameters.
+        is_constant: its value is part of the training model.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Held:
 
 @dataclass
 class HeldGroup:
-    """An optimizer; the moments of each parameter by their names."""
+    """An optimizer; the moments of each parameter by name."""
 
     step: int
     initial_lr: float
@@ -54,7 +54,7 @@ class HeldGroup:
 
 @dataclass
 class TrainingState:
-    """The state that a module and an optimizer share."""
+    """The state shared by a module and an optimizer."""
 
     parameters: dict[str, Held]
     groups: dict[str, HeldGroup]
@@ -77,7 +77,7 @@ class TrainingState:
         return cls(dict(sorted(held.items())), groups, dict(checkpoint.properties), checkpoint.nominal)
 
     def checkpoint(self, with_optimizer: bool) -> Checkpoint:
-        """The contents of a checkpoint file.
+        """Return the contents of a checkpoint file.
 
         Raises:
             CompatibilityError: the state is nominal.
@@ -93,18 +93,18 @@ class TrainingState:
         return Checkpoint(trained, frozen, groups, dict(self.properties))
 
     def read(self, held: Held) -> Array:
-        """A copy of a parameter."""
+        """Return a copy of a parameter."""
         return fetched(self.filled(held), held.dtype)
 
     def filled(self, held: Held) -> ort.OrtValue:
-        """The numbers of a parameter.
+        """Return the value of a parameter.
 
         Raises:
             CompatibilityError: the state is nominal.
         """
         if self.nominal or held.value is None:
             raise CompatibilityError(
-                "the checkpoint is nominal and holds no numbers; fill it first: "
+                "the checkpoint is nominal and has no values; fill it first: "
                 "module.copy_buffer_to_parameters(buffer, trainable_only=False)"
             )
         return held.value
@@ -113,24 +113,24 @@ class TrainingState:
         """Set a parameter.
 
         Raises:
-            CompatibilityError: it has another shape or element type, or the training model has its number inside.
+            CompatibilityError: it has another shape or element type, or its value is part of the training model.
         """
         self.filled(held)
         given = np.asarray(array)
         if given.shape != held.shape or given.dtype != held.dtype:
             raise CompatibilityError(
-                f"parameter '{shown(held.name)}' is {held.dtype} of shape {list(held.shape)}, and {given.dtype} of "
-                f"shape {list(given.shape)} is given; convert it"
+                f"parameter '{shown(held.name)}' is {held.dtype} of shape {list(held.shape)}, but got {given.dtype} "
+                f"of shape {list(given.shape)}; convert it"
             )
         if held.is_constant and not np.array_equal(given, self.read(held), equal_nan=True):
             raise CompatibilityError(
-                f"the training model has the number of '{shown(held.name)}' inside, as that of a formula; make the "
-                "artifacts again from a model that has the new one"
+                f"the value of '{shown(held.name)}' is a constant of the training model; generate the artifacts again "
+                "from a model with the new one"
             )
         held.value = placed(given, self.placement)
 
     def move_to(self, placement: Placement) -> None:
-        """Bring all tensors into the memory of a device."""
+        """Move all tensors to a device."""
         self.placement = placement
         if placement.memory == "cpu":
             return
@@ -147,7 +147,7 @@ def _mapped(moments: Mapping[str, Mapping[str, A]], change: Callable[[str, A], B
 
 
 def placed(array: Array, placement: Placement) -> ort.OrtValue:
-    """A copy of ``array`` in the memory of a device, which onnxruntime owns: views of it stay valid."""
+    """Return a copy of ``array`` in device memory, owned by onnxruntime: views of it stay valid."""
     value = on_device(array.shape, array.dtype, placement.memory, placement.device_id)
     fill(value, array)
     return value
